@@ -1,0 +1,211 @@
+"""The command line: simulate, jobs, report, doctor. Every command says what it wrote and where."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedvlp.presets import Experiment
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+jobs_app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
+app.add_typer(jobs_app, name="jobs")
+
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+
+
+
+def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
+    """The preset with the command line's choices. Raises ValueError."""
+    from dataclasses import replace
+
+    from fedvlp import presets
+    from fedvlp.config import override
+    from fedvlp.data.sources.table import TableSource
+
+    experiment = presets.get(preset)
+    kind, _, rest = (data or "synthetic").partition(":")
+    if kind == "table" and rest:
+        margin = experiment.model.image_size * 9 // 8
+        experiment = replace(experiment, data=TableSource(path=str(Path(rest).absolute()), image_size=margin))
+    elif data not in (None, "synthetic"):
+        raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv")
+    if sites is not None:
+        experiment = override(experiment, "partition.sites", str(sites))
+        if kind == "synthetic":
+            experiment = override(experiment, "data.sites", str(sites))
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
+        experiment = override(experiment, key, value)
+    return experiment
+
+
+@app.command()
+def simulate(
+    preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ...")],
+    data: Annotated[str | None, typer.Option(help="synthetic (default) or table:PATH.csv.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
+    settings: Setting = None,
+    runs: Runs = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
+) -> None:
+    """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
+    import os
+
+    from rich.console import Console
+
+    from fedvlp.runs import RunFolder, summary
+    from fedvlp.runs import simulate as run
+
+    console = Console()
+    if resume is not None:
+        folder = RunFolder(resume)
+        experiment = folder.experiment()
+        if settings or data or sites:
+            raise ValueError("--resume goes on with the run's own configuration; leave --set, --data and --sites out")
+    else:
+        experiment = configured(preset, data, sites, settings)
+        folder = RunFolder.create(runs, experiment)
+    console.print(f"run {folder.path} ({experiment.name})", highlight=False)
+    count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
+    history = run(experiment, folder, workers=count, report=lambda record: print(progress_line(record), flush=True))
+    if summary(history):
+        console.print(summary_table(experiment.name, summary(history)))
+    print(f"model {folder.model}\nreport {write_report(folder)}")
+
+
+def progress_line(record: dict[str, Any]) -> str:
+    """One line per phase: loss, recall of the model it started from, seconds, who was dropped."""
+    from fedvlp.runs import by_site, overall
+
+    losses = [sum(v for n, v in metrics.items() if n.startswith("loss/")) for metrics in by_site(record).values()]
+    parts = [f"round {record['round']:>3} {record['phase']:<9} {record['seconds']:6.1f} s"]
+    if any(losses):
+        parts.append(f"loss {sum(losses) / len(losses):.3f}")
+    measured = overall(record)
+    if "average/val/mean/r1" in measured:
+        parts.append(f"val R@1 {measured['average/val/mean/r1']:.1f} (worst {measured['worst/val/mean/r1']:.1f})")
+    if record["dropped"]:
+        parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
+    return "  ".join(parts)
+
+
+def summary_table(name: str, figures: dict[str, dict[str, float]]) -> Any:
+    """Held-out retrieval of the initial and the trained model: in-batch where every site has a batch."""
+    from rich.table import Table
+
+    keys = figures["trained"]
+    split = "test" if any("/test/" in key for key in keys) else "val"
+    middle = "mean" if f"average/{split}/mean/r1" in keys else "all/mean"
+    scope = "in batches of 32" if middle == "mean" else "whole set"
+    table = Table(title=f"{name}: retrieval on the {split} split, {scope}, both directions, %")
+    for column in ("model", "R@1 average", "R@1 worst site", "R@5 average", "R@5 worst site"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for label, key in (("initial", "initial"), (name, "trained")):
+        cells = [figures[key].get(f"{kind}/{split}/{middle}/r{k}") for k in (1, 5) for kind in ("average", "worst")]
+        table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
+    return table
+
+
+def write_report(folder: Any) -> Path:
+    """The run's report page."""
+    from fedvlp.evaluation.report import write
+
+    return write(folder)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Writes one page with the curves, the sites and the weights of a run."""
+    from rich.console import Console
+
+    from fedvlp.runs import RunFolder, summary
+
+    folder = RunFolder(run)
+    experiment = folder.experiment()
+    figures = summary(folder.history())
+    if figures:
+        Console().print(summary_table(experiment.name, figures))
+    print(f"report {write_report(folder)}")
+
+
+@jobs_app.command("build")
+def jobs_build(
+    folder: Annotated[Path, typer.Option(help="Where the job folders are.")] = Path("jobs"),
+    check: Annotated[bool, typer.Option("--check", help="Only tell whether they are up to date.")] = False,
+) -> None:
+    """Writes the committed job folders from the presets."""
+    from fedvlp import presets
+    from fedvlp.flare.jobs import COMMITTED, job_files, write_job
+
+    stale = []
+    for name in COMMITTED:
+        experiment = presets.get(name)
+        if check:
+            for path, text in job_files(experiment).items():
+                file = folder / name / path
+                if not file.exists() or file.read_text(encoding="utf-8") != text:
+                    stale.append(f"{name}/{path}")
+        else:
+            print(write_job(experiment, folder / name))
+    if stale:
+        raise ValueError(f"not what the presets say: {', '.join(stale)}; run `fedvlp jobs build`")
+
+
+@jobs_app.command("export")
+def jobs_export(
+    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
+    data: Annotated[str | None, typer.Option(help="synthetic or table:PATH.csv.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
+    settings: Setting = None,
+    bundled: Annotated[bool, typer.Option("--bundled", help="Put the package into the job (sites need BYOC).")] = False,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
+    ] = False,
+) -> None:
+    """Writes a FLARE job with your settings, to simulate or to submit."""
+    from fedvlp.flare.jobs import write_job
+
+    if bundled and installed:
+        raise ValueError("--bundled and --installed exclude each other")
+    experiment = configured(preset, data, sites, settings)
+    print(write_job(experiment, out, custom=not installed, bundled=bundled))
+
+
+@app.command()
+def doctor() -> None:
+    """Checks that this machine can run fedvlp."""
+    from fedvlp.doctor import checks
+
+    failed = False
+    for check in checks():
+        failed |= check.ok is False
+        print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point: mistakes are one line and exit code 2, Ctrl-C is 130, a stopped run is 2 and can be resumed."""
+    from fedvlp.core.checkpoint import CheckpointError
+    from fedvlp.core.server import QuorumLostError
+
+    try:
+        app()
+    except (ValueError, FileExistsError, CheckpointError, QuorumLostError) as error:
+        print(f"fedvlp: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("fedvlp: stopped; go on with --resume and the run's folder", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,129 @@
+"""What the server does with updates: check each one, then average them as they stream in.
+
+One update is resident at a time beside the accumulator. Updates are folded in site-name order, so the result does
+not depend on the order of arrival: in float64 for models up to ``EXACT_NUMEL`` values, in float32 beyond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.types import State, Update
+
+EXACT_NUMEL = 16_000_000
+"""Up to this many values the mean is accumulated in float64 (128 MB); beyond, in float32 in a fixed order."""
+
+
+def check(
+    update: Update, *, site: str, round: int, phase: str, reference: Mapping[str, Tensor], max_samples: int
+) -> str | None:
+    """Why this reply must be dropped, or None. ``reference`` holds exactly the tensors that this phase shares.
+
+    FLARE itself lets NaN through, broadcasts a (1,) tensor into (3,) and counts 0 or negative samples as 1.
+    """
+    if update.site != site:
+        return f"it names another site than the channel it came through (expected {site})"
+    if (update.round, update.phase) != (round, phase):
+        return f"it is for round {update.round} phase {update.phase!r}, expected round {round} phase {phase!r}"
+    samples = update.num_samples
+    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= max_samples:
+        return f"num_samples is {samples!r}, expected a whole number from 0 to {max_samples:,}"
+    for name, value in update.metrics.items():
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            return f"metric {name!r} is {value!r}, expected a finite number"
+    return check_tensors(update.state, reference) or check_finite(update.aux)
+
+
+def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
+    """Why ``state`` does not have exactly the names, shapes and dtypes of ``reference`` with finite values, or None."""
+    for label, names in (("missing", reference.keys() - state.keys()), ("unexpected", state.keys() - reference.keys())):
+        if names:
+            listed = ", ".join(sorted(map(str, names))[:3])
+            return f"{len(names)} {label} tensor(s), e.g. {listed}"
+    for name, expected in reference.items():
+        seen = state[name]
+        if not isinstance(seen, Tensor):
+            return f"{name} is a {type(seen).__name__}, expected a tensor"
+        if seen.shape != expected.shape or seen.dtype != expected.dtype:
+            return (
+                f"{name} is {tuple(seen.shape)} {seen.dtype}, "
+                f"expected {tuple(expected.shape)} {expected.dtype}"
+            )
+    return check_finite(state)
+
+
+def check_finite(state: Mapping[str, Tensor]) -> str | None:
+    """Names the first tensor with NaN or infinite values and counts them, or None."""
+    for name, tensor in state.items():
+        # A finite sum proves every value finite in one read; only an infinite sum needs the exact count.
+        if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            if bad:
+                return f"{name} has {bad} value(s) that are NaN or infinite"
+    return None
+
+
+class StreamingMean:
+    """A weighted mean of states, folded one update at a time.
+
+    ``expected_total`` is the weight the whole cohort is thought to have: when it is right, no second pass over the
+    accumulator is needed. ``spare`` lends tensors of an earlier round to accumulate in (large models only).
+    """
+
+    def __init__(self, reference: State, expected_total: float = 1.0, spare: State | None = None) -> None:
+        self._reference = {name: t for name, t in reference.items() if t.is_floating_point()}
+        self._exact = sum(t.numel() for t in self._reference.values()) <= EXACT_NUMEL
+        self._scale = 1.0 / expected_total if expected_total > 0 else 1.0
+        self._spare = spare or {}
+        self._sum: State = {}
+        self.total = 0.0
+
+    @torch.no_grad()
+    def add(self, state: Mapping[str, Tensor], weight: float) -> None:
+        """Adds ``weight * state``; a weight of 0 adds nothing."""
+        if weight == 0:
+            return
+        factor = weight * self._scale
+        if self._sum:
+            for name, accumulator in self._sum.items():
+                accumulator.add_(state[name], alpha=factor)
+        elif self._exact:
+            self._sum = {name: state[name].double().mul_(factor) for name in self._reference}
+        else:
+            self._sum = {name: torch.mul(state[name], factor, out=self._buffer(name)) for name in self._reference}
+        self.total += weight
+
+    def _buffer(self, name: str) -> Tensor:
+        spare, like = self._spare.get(name), self._reference[name]
+        usable = spare is not None and spare.shape == like.shape and spare.dtype == like.dtype
+        return spare if usable and spare is not None else torch.empty_like(like)
+
+    @torch.no_grad()
+    def result(self) -> State:
+        """The mean, in the dtypes of the reference; empty when the total weight is 0 (keep what you have)."""
+        if self.total == 0:
+            return {}
+        correction = 1.0 / (self.total * self._scale)
+        if correction != 1.0:
+            for accumulator in self._sum.values():
+                accumulator.mul_(correction)
+        return {name: total.to(self._reference[name].dtype) for name, total in self._sum.items()}
+
+
+def in_site_order(replies: Iterable[tuple[str, object]], sites: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait."""
+    waiting: dict[str, object] = {}
+    order = iter(sites)
+    awaited = next(order, None)
+    for site, reply in replies:
+        waiting[site] = reply
+        while awaited is not None and awaited in waiting:
+            yield awaited, waiting.pop(awaited)
+            awaited = next(order, None)
+    for site in sites:
+        if site in waiting:
+            yield site, waiting.pop(site)

@@ -1,0 +1,83 @@
+"""Files that survive a kill: named tensors with a JSON header (safetensors), written to a temporary name, synced, renamed.
+
+Nothing is ever unpickled. A file is either the old one or the new one, whole.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedvlp.core.types import State
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read; the message says which file, why, and what to do."""
+
+
+def replace_durably(temporary: Path, path: Path) -> None:
+    """Syncs ``temporary`` to disk and renames it to ``path``; the directory entry is synced too."""
+    with open(temporary, "rb+") as handle:
+        os.fsync(handle.fileno())
+    os.replace(temporary, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = None) -> None:
+    """Writes ``tensors`` and a JSON ``header`` atomically. Raises CheckpointError, the old file untouched."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    try:
+        contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, temporary, metadata={"fedvlp": json.dumps(header or {})})
+        replace_durably(temporary, path)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        why = "the disk is full" if full else f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
+            "The previous file is intact: free space (or make the folder writable) and resume."
+        ) from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads what :func:`save_tensors` wrote: tensors and header. Raises CheckpointError naming a damaged file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise CheckpointError(
+            f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
+            "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."
+        ) from error
+
+
+def save_json(path: Path, value: Any) -> None:
+    """Writes ``value`` as indented JSON, atomically."""
+    save_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def save_text(path: Path, text: str) -> None:
+    """Writes ``text`` atomically. Raises CheckpointError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        replace_durably(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"cannot write {path.name} in {path.parent}: {error.strerror}") from error

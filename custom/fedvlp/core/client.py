@@ -1,0 +1,120 @@
+"""What a method's site half works on: the model, the objective, the data and the declared memory of one site."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fedvlp.core.types import Batch, State
+
+OBJECTIVE = "objective."
+
+
+class Data(Protocol):
+    """One site's records, decoded and tokenised (data/loader.py)."""
+
+    @property
+    def num_train(self) -> int: ...
+
+    def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]: ...
+
+    def batches(
+        self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
+    ) -> Iterator[Batch]: ...
+
+
+class StateMismatchError(ValueError):
+    """A state does not have the tensors that this model has."""
+
+
+@dataclass
+class Client:
+    """One site's trainee. The modules may be shared by several sites of one process: every task loads its state first.
+
+    ``memory`` holds what the method keeps at this site between tasks, as named tensors; nothing else survives a task.
+    """
+
+    name: str
+    seed: int  # of the whole run
+    model: Any  # DualEncoder: forward, encode, project
+    objective: nn.Module
+    data: Data
+    memory: State = field(default_factory=dict)
+    _anchor: Any = None
+    _anchored: State | None = None
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter of the model and the objective, by its name in a State."""
+        yield from self.model.named_parameters()
+        for name, parameter in self.objective.named_parameters():
+            yield OBJECTIVE + name, parameter
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this phase trains."""
+        return ((name, parameter) for name, parameter in self.parameters() if parameter.requires_grad)
+
+    def state(self) -> State:
+        """The live tensors (not copies) of model and objective, buffers included."""
+        return named_state(self.model, self.objective)
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copies ``state`` into the model and the objective. Raises StateMismatchError unless names and shapes agree."""
+        mine = self.state()
+        wrong = [n for n in mine if n not in state or state[n].shape != mine[n].shape]
+        if wrong or len(state) != len(mine):
+            unknown = sorted(set(state) - set(mine))
+            raise StateMismatchError(
+                f"{self.name}: the received state does not fit this model: {len(wrong)} tensors missing or of another "
+                f"shape (e.g. {wrong[:3]}), {len(unknown)} unknown (e.g. {unknown[:3]}). "
+                "Server and site must run the same experiment."
+            )
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
+
+    def anchor(self, state: State) -> Any:
+        """The model with the weights of ``state``: eval mode, no gradient, sharing the given tensors (no copy)."""
+        if self._anchored is not state:
+            if self._anchor is None:
+                self._anchor = skeleton(self.model)
+            weights = {name: tensor for name, tensor in state.items() if not name.startswith(OBJECTIVE)}
+            self._anchor.load_state_dict(weights, assign=True)
+            self._anchor.requires_grad_(False).eval()
+            self._anchored = state
+        return self._anchor
+
+    def release(self) -> None:
+        """Lets go of the tensors of :meth:`anchor`, at the end of a task."""
+        if self._anchored is not None:
+            empty = {name: t.to("meta") for name, t in self._anchor.state_dict().items()}
+            self._anchor.load_state_dict(empty, assign=True)
+            self._anchored = None
+
+    def set_trainable(self, trains: Any) -> None:
+        """Freezes every parameter whose name ``trains`` refuses; a module with nothing to train goes to eval mode."""
+        for name, parameter in self.parameters():
+            parameter.requires_grad_(trains(name))
+        for child in [*self.model.children(), self.objective]:
+            parameters = list(child.parameters())
+            child.train(not parameters or any(p.requires_grad for p in parameters))
+
+
+def named_state(model: nn.Module, objective: nn.Module) -> State:
+    """Model and objective as one State; the objective's tensors are named ``objective.<path>``."""
+    state = dict(model.state_dict())
+    state.update({OBJECTIVE + name: tensor for name, tensor in objective.state_dict().items()})
+    return state
+
+
+def skeleton(model: nn.Module) -> Any:
+    """A copy of the module whose weights are placeholders without memory, to be assigned by ``load_state_dict``."""
+    memo: dict[int, Any] = {}
+    for tensor in model.state_dict(keep_vars=True).values():
+        empty = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, memo)

@@ -1,0 +1,196 @@
+"""A federated method, both halves, and the one training loop. The base class is FedAvg (McMahan et al., 2017).
+
+A method is a frozen dataclass whose fields are its hyper-parameters; it overrides hooks and never copies the loop.
+What it remembers between tasks is tensors: ``server.memory`` and ``client.memory``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.client import Client
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Batch, Broadcast, State, Update
+
+if TYPE_CHECKING:
+    from fedvlp.core.server import Server
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises ValueError(message) unless ``condition``: for ``__post_init__`` of hyper-parameters."""
+    if not condition:
+        raise ValueError(message)
+
+
+class Aborted(Exception):  # noqa: N818
+    """The run was asked to stop; nothing of this task is kept."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule, a fresh optimiser in every phase)."""
+
+    batch_size: int = 32
+    optimizer: str = "adamw"  # adamw | sgd
+    lr: float = 2e-5
+    weight_decay: float = 0.05  # decoupled under adamw
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.0  # sgd only
+    threads: int = 1  # CPU threads per site; fixed, because another number gives other last bits
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")
+        require(self.optimizer in ("adamw", "sgd"), f"training.optimizer is {self.optimizer!r}; choose adamw or sgd")
+        require(self.lr >= 0, f"training.lr is {self.lr}; it must not be negative")
+        require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
+
+    def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
+        """A fresh optimiser with learning rate ``lr * scale``."""
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(
+            parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True
+        )
+
+
+@dataclass(frozen=True)
+class Method:
+    """FedAvg, and the hooks of every other method. Hooks are listed in the order in which a round calls them."""
+
+    weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
+    local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
+
+    def __post_init__(self) -> None:
+        require(
+            self.weighting in ("samples", "uniform"), f"weighting is {self.weighting!r}; choose samples or uniform"
+        )
+        require(self.local_steps >= 0, f"local_steps is {self.local_steps}; it must not be negative")
+
+    # Both halves
+    def phases(self, round: int) -> tuple[str, ...]:
+        """The phases of a round, in order; the server aggregates after each."""
+        return ("train",)
+
+    def steps(self, phase: str) -> int:
+        """Optimiser steps of a site in ``phase``."""
+        return self.local_steps
+
+    def trains(self, name: str, phase: str) -> bool:
+        """Whether the tensor ``name`` is trained in ``phase``."""
+        return True
+
+    def shares(self, name: str, phase: str) -> bool:
+        """Whether the tensor ``name`` travels from the site to the server after ``phase``."""
+        return self.trains(name, phase)
+
+    # Server half
+    def start(self, server: Server) -> None:
+        """Puts the method's tensors into ``server.memory`` before round 0."""
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        """What ``site`` is sent."""
+        return Broadcast(server.round, server.phase, server.state)
+
+    def weight(self, server: Server, update: Update) -> float:
+        """The weight of one update in the mean; only ratios count."""
+        return float(update.num_samples) if self.weighting == "samples" else float(update.num_samples > 0)
+
+    def expected_weight(self, server: Server) -> float:
+        """The weight of the whole cohort if every site replies as it last did: saves a pass over a large model."""
+        known = [server.samples.get(site, 0) for site in server.sites]
+        return float(sum(known)) if self.weighting == "samples" else float(len(server.sites))
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        """Folds the stream of checked updates (in site order) into ``server.state``; commits only when it has ended."""
+        reference = {name: t for name, t in server.state.items() if self.shares(name, phase)}
+        mean = StreamingMean(reference, self.expected_weight(server), server.spare)
+        for update in updates:
+            mean.add(update.state, self.weight(server, update))
+        server.replace(mean.result())
+
+    def finish(self, server: Server) -> State:
+        """The trained model."""
+        return server.state
+
+    # Site half
+    def receive(self, client: Client, message: Broadcast) -> None:
+        """Puts the received weights into the client."""
+        client.load(message.state)
+
+    def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
+        """What the server needs to know of the received model on this site's data (first phase of a round)."""
+        return {}
+
+    def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
+        """Fills in what a batch lacks, e.g. a missing modality."""
+        return batch
+
+    def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        """Named loss terms of one step; the loop minimises their sum."""
+        return client.objective(client.model(batch), batch)
+
+    def after_step(self, client: Client, message: Broadcast) -> None:
+        """Called after every optimiser step."""
+
+    def upload(self, client: Client, message: Broadcast) -> State:
+        """What travels back: the live tensors, not copies (they are read before the next task begins)."""
+        return {name: t for name, t in client.state().items() if self.shares(name, message.phase)}
+
+
+def train(
+    method: Method,
+    client: Client,
+    message: Broadcast,
+    training: Training,
+    should_stop: Callable[[], bool],
+) -> dict[str, float]:
+    """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
+
+    ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
+    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite.
+    """
+    client.set_trainable(lambda name: method.trains(name, message.phase))
+    parameters = [parameter for _, parameter in client.trainable()]
+    optimizer = training.build(parameters, message.scalars.get("lr_scale", 1.0))
+    loss_scale = message.scalars.get("loss_scale", 1.0)
+    index = method.phases(message.round).index(message.phase)
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
+    history: list[dict[str, Tensor]] = []
+    for batch in client.data.train_batches(method.steps(message.phase), training.batch_size, generator):
+        if should_stop():
+            raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
+        terms = method.losses(client, method.complete(client, batch, message), message)
+        loss: Any = sum(terms.values())
+        optimizer.zero_grad(set_to_none=True)
+        (loss if loss_scale == 1.0 else loss * loss_scale).backward()
+        optimizer.step()
+        method.after_step(client, message)
+        history.append({name: term.detach() for name, term in terms.items()})
+    optimizer.zero_grad(set_to_none=True)
+    return mean_terms(history, client.name, message)
+
+
+def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) -> dict[str, float]:
+    """Mean of each loss term over the steps; a non-finite one is an error that names its step."""
+    means = {}
+    for name in history[0] if history else ():
+        values = torch.stack([terms[name] for terms in history])
+        finite = torch.isfinite(values)
+        if not bool(finite.all()):
+            step = int((~finite).nonzero()[0, 0])
+            raise FloatingPointError(
+                f"{site}: loss term {name!r} is {values[step].item()} at step {step} of round {message.round} phase "
+                f"{message.phase}. Lower training.lr or look at this site's data; the server drops this update."
+            )
+        means[name] = float(values.mean())
+    return means

@@ -1,0 +1,233 @@
+"""The server's side of a run: its state, and the one round loop that every way of running shares.
+
+How messages reach the sites is an ``Exchange``: in this process, through forked workers (core/engine.py), or FLARE
+(flare/controller.py). Everything else (checks, quorum, aggregation, checkpoints, metrics) is here, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedvlp.core.aggregation import EXACT_NUMEL, check
+from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.method import Method, require
+from fedvlp.core.site import EVALUATE
+from fedvlp.core.types import Broadcast, State, Update
+
+Reply = Update | Exception
+"""A site's answer: its update, or why there is none."""
+
+
+class Exchange(Protocol):
+    """Sends ``messages`` and yields (site, reply), in the order of ``messages``, each site at most once."""
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]: ...
+
+
+class QuorumLostError(RuntimeError):
+    """Fewer valid updates than the quorum; nothing of the phase was kept and the run can be resumed."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How long a run is and what it tolerates."""
+
+    rounds: int = 10
+    quorum: int = 0  # valid updates that a phase needs; 0 = all sites but one (at least 1)
+    evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
+    seed: int = 0  # of everything
+    max_samples: int = 10_000_000  # a site that claims more training samples is refused
+    max_missed: int = 2  # a site that missed so many phases in a row is left out and asked again now and then
+    probe_every: int = 3  # rounds after which a site left out is asked again
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
+        require(self.quorum >= 0, f"quorum is {self.quorum}; it must not be negative")
+        require(self.evaluate_every >= 0, f"evaluate_every is {self.evaluate_every}; 0 = never")
+
+    def needed(self, sites: int) -> int:
+        """The quorum among ``sites`` sites."""
+        return min(self.quorum, sites) if self.quorum else max(1, sites - 1)
+
+
+@dataclass
+class Server:
+    """What the server knows. ``memory`` is the method's; all of it is in every checkpoint."""
+
+    sites: tuple[str, ...]  # sorted by name
+    state: State  # the global model
+    memory: State = field(default_factory=dict)
+    round: int = 0
+    phase: str = ""
+    samples: dict[str, int] = field(default_factory=dict)  # training samples by site, as last reported
+    missed: dict[str, int] = field(default_factory=dict)  # phases missed in a row
+    history: list[dict[str, Any]] = field(default_factory=list)  # one record per phase
+    spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
+
+    def replace(self, tensors: State) -> None:
+        """Commits new values for some tensors of the model; an empty dict keeps the model.
+
+        Tensors of a large model that are replaced are lent to the next mean as its accumulator, so nobody may keep
+        a reference to ``state`` across two aggregations.
+        """
+        if sum(tensor.numel() for tensor in tensors.values()) > EXACT_NUMEL:
+            self.spare = self.spare | {name: self.state[name] for name in tensors}
+        self.state = self.state | tensors
+
+    def save(self, path: Path, next_phase: int) -> None:
+        """Checkpoints everything; ``next_phase`` is the index of the phase of ``round`` that comes next."""
+        tensors = {f"state/{n}": t for n, t in self.state.items()} | {f"memory/{n}": t for n, t in self.memory.items()}
+        header = {
+            "sites": list(self.sites), "round": self.round, "next_phase": next_phase,
+            "samples": self.samples, "missed": self.missed, "history": self.history,
+        }  # fmt: skip
+        save_tensors(path, tensors, header)
+
+    @staticmethod
+    def load(path: Path) -> tuple[Server, int]:
+        """The server as :meth:`save` left it, and the index of the next phase."""
+        tensors, header = load_tensors(path)
+        part: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition("/")
+            part[kind][rest] = tensor
+        server = Server(tuple(header["sites"]), part["state"], part["memory"], header["round"])
+        server.samples, server.missed, server.history = header["samples"], header["missed"], header["history"]
+        return server, header["next_phase"]
+
+
+class Federation:
+    """The round loop. ``report`` is called with each phase's record after it is checkpointed."""
+
+    def __init__(
+        self,
+        method: Method,
+        server: Server,
+        rounds: Rounds,
+        exchange: Exchange,
+        *,
+        checkpoint: Path | None = None,
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        require(list(server.sites) == sorted(set(server.sites)), "the sites of a run must be sorted and distinct")
+        require(bool(server.sites), "a run needs at least one site")
+        self.method = method
+        self.server = server
+        self.rounds = rounds
+        self.exchange = exchange
+        self.checkpoint = checkpoint
+        self.report = report
+        self._bytes: dict[str, int] = {}
+
+    def run(self, next_phase: int = 0) -> State:
+        """Runs to the end from the server's round and ``next_phase``; returns the trained model.
+
+        Raises QuorumLostError. The server is then as it was before the phase that failed.
+        """
+        server, first = self.server, next_phase
+        if server.round == 0 and next_phase == 0:
+            self.method.start(server)
+        while server.round < self.rounds.rounds:
+            phases = self.method.phases(server.round)
+            for index in range(first, len(phases)):
+                server.phase = phases[index]
+                self._phase(index)
+                last = index == len(phases) - 1
+                server.round += last
+                self._save(0 if last else index + 1)
+                self.report(server.history[-1])
+            first = 0
+        if self.rounds.evaluate_every and not (server.history and server.history[-1]["phase"] == EVALUATE):
+            server.phase = EVALUATE
+            self._phase(0)
+            self._save(0)
+            self.report(server.history[-1])
+        return self.method.finish(server)
+
+    def _phase(self, index: int) -> None:
+        """One phase: broadcast, collect, aggregate, record."""
+        server, began = self.server, time.perf_counter()
+        replies: dict[str, Update] = {}
+        dropped: dict[str, str] = {}
+        self._bytes = {"bytes_down": 0, "bytes_up": 0}
+        updates = self._collect(self._messages(index), replies, dropped)
+        if server.phase == EVALUATE:
+            for _ in updates:
+                pass
+        else:
+            self.method.aggregate(server, updates, server.phase)
+        server.samples |= {site: update.num_samples for site, update in replies.items()}
+        record = {
+            "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
+            "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
+            "asked": list(server.sites), "bytes": dict(self._bytes),
+            "memory": {n: t.tolist() for n, t in server.memory.items() if t.numel() == len(server.sites)},
+        }  # fmt: skip
+        server.history.append(record)
+
+    def _messages(self, index: int) -> dict[str, Broadcast]:
+        """One message per site that is asked this time."""
+        server, every = self.server, self.rounds.evaluate_every
+        ends = server.round == 0 or server.phase == EVALUATE
+        wanted = 0 if not every or index else 2 if ends else int(server.round % every == 0)
+        messages = {}
+        for site in server.sites:
+            absent = server.missed.get(site, 0) >= self.rounds.max_missed
+            if absent and server.round % self.rounds.probe_every:
+                continue
+            message = self.method.broadcast(server, site)
+            messages[site] = replace(message, scalars={**message.scalars, EVALUATE: float(wanted)})
+            self._bytes["bytes_down"] += payload(message)
+        return messages
+
+    def _collect(
+        self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
+    ) -> Iterator[Update]:
+        """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
+        server = self.server
+        shared = {n: t for n, t in server.state.items() if self.method.shares(n, server.phase)}
+        reference = {} if server.phase == EVALUATE else shared
+        for site, reply in self.exchange(messages):
+            problem = self._problem(site, reply, reference)
+            if problem or isinstance(reply, Exception):
+                dropped[site] = problem
+                continue
+            self._bytes["bytes_up"] += payload(reply)
+            replies[site] = replace(reply, state={}, aux={})
+            yield reply
+        for site in server.sites:
+            server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
+            if site not in replies:
+                dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
+        needed = self.rounds.needed(len(server.sites))
+        if len(replies) < needed:
+            raise QuorumLostError(
+                f"round {server.round} phase {server.phase}: {len(replies)} valid updates, {needed} needed. "
+                + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
+                + ". The model is as it was before this phase; mend the sites and resume."
+            )
+
+    def _problem(self, site: str, reply: Reply, reference: Mapping[str, Tensor]) -> str:
+        if isinstance(reply, Exception):
+            return f"{type(reply).__name__}: {reply}"
+        server = self.server
+        return check(
+            reply, site=site, round=server.round, phase=server.phase,
+            reference=reference, max_samples=self.rounds.max_samples,
+        ) or ""  # fmt: skip
+
+    def _save(self, next_phase: int) -> None:
+        if self.checkpoint:
+            self.server.save(self.checkpoint, next_phase)
+
+
+
+def payload(message: Broadcast | Update) -> int:
+    """Bytes of the tensors in a message."""
+    return sum(t.numel() * t.element_size() for part in (message.state, message.aux) for t in part.values())

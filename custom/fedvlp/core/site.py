@@ -1,0 +1,123 @@
+"""One site's side of a run: answers a broadcast with an update. The engine, FLARE and a child process all call this."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method, Training, train
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Broadcast, State, Update
+
+EVALUATE = "evaluate"
+"""Phase and scalar name. As a phase: measure only. As a scalar: 1 measures the received model, 2 also on the test split."""
+
+
+class Evaluate(Protocol):
+    """Measures the client's current model on this site's held-out records (evaluation/, given by presets)."""
+
+    def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]: ...
+
+
+class SiteMemory:
+    """A site's declared memory on disk, one version per task, so that a repeated task starts from the same memory."""
+
+    def __init__(self, folder: Path | None, keep: int = 2) -> None:
+        self.folder = folder
+        self.keep = keep
+        self._unsaved: dict[tuple[int, int], State] = {}
+
+    def before(self, task: tuple[int, int]) -> State:
+        """The newest memory older than ``task`` = (round, phase index); empty before the first."""
+        known = [key for key in self._versions() if key < task]
+        if not known:
+            return {}
+        newest = max(known)
+        return load_tensors(self._file(newest))[0] if self.folder else self._unsaved[newest]
+
+    def after(self, task: tuple[int, int], memory: State) -> None:
+        """Keeps ``memory`` as it is after ``task``; versions that can no longer be asked for are removed."""
+        if self.folder:
+            save_tensors(self._file(task), memory)
+        else:
+            self._unsaved[task] = {name: tensor.clone() for name, tensor in memory.items()}
+        for old in sorted(self._versions())[: -self.keep]:
+            if self.folder:
+                self._file(old).unlink(missing_ok=True)
+            else:
+                del self._unsaved[old]
+
+    def clear(self) -> None:
+        """Forgets everything: a new run begins."""
+        self._unsaved.clear()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        if self.folder is None:
+            return list(self._unsaved)
+        stems = (file.stem.split("-") for file in self.folder.glob("[0-9]*-[0-9]*.safetensors"))
+        return [(int(round), int(phase)) for round, phase in stems]
+
+    def _file(self, task: tuple[int, int]) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{task[0]:05d}-{task[1]}.safetensors"
+
+
+class Site:
+    """A site: its client, its method and its memory."""
+
+    def __init__(
+        self,
+        client: Client,
+        method: Method,
+        training: Training,
+        memory: SiteMemory,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.client = client
+        self.method = method
+        self.training = training
+        self.memory = memory
+        self.evaluate = evaluate
+
+    def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
+        """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
+        began = time.perf_counter()
+        client, method = self.client, self.method
+        phases = method.phases(message.round)
+        index = phases.index(message.phase) if message.phase in phases else len(phases)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed(client.seed, client.name, message.round, index))
+            client.memory = self.memory.before((message.round, index))
+            method.receive(client, message)
+            metrics = self._measure(message) if index == 0 or message.phase == EVALUATE else {}
+            state: State = {}
+            try:
+                if message.phase != EVALUATE:
+                    terms = train(method, client, message, self.training, should_stop)
+                    metrics |= {f"loss/{name}": value for name, value in terms.items()}
+                    state = method.upload(client, message)
+            finally:
+                client.release()
+            if client.memory:
+                self.memory.after((message.round, index), client.memory)
+        metrics["seconds"] = time.perf_counter() - began
+        return Update(client.name, message.round, message.phase, client.data.num_train, state, metrics=metrics)
+
+    def _measure(self, message: Broadcast) -> dict[str, float]:
+        """The probe of the method and, where asked for, the evaluation: both of the received model, in eval mode."""
+        wanted = int(message.scalars.get(EVALUATE, 0))
+        self.client.model.eval()
+        with torch.no_grad():
+            metrics = {f"probe/{name}": v for name, v in self.method.probe(self.client, message).items()}
+            if wanted and self.evaluate is not None:
+                metrics |= self.evaluate(self.client, ("val", "test")[:wanted])
+        return metrics

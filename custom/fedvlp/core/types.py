@@ -1,0 +1,65 @@
+"""The contract's data: what travels between the server and the sites, and what a training step sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+State = dict[str, Tensor]
+"""Named tensors. Model parameters are named ``<modality>_<group>.<path>``, e.g. ``image_encoder.norm.weight``."""
+
+Batch = dict[str, Tensor]
+"""One step's input; a missing key is a missing modality.
+
+``image`` [B, 1, H, W] float32, normalised; ``text`` [B, T] int64 token ids; ``text_mask`` [B, T] bool, True at real
+tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the site's split.
+"""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Server to one site: the global state this phase starts from. ``scalars`` may differ per site."""
+
+    round: int
+    phase: str
+    state: State
+    aux: State = field(default_factory=dict)
+    scalars: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """One site's reply to the server. ``num_samples`` is the size of its training split."""
+
+    site: str
+    round: int
+    phase: str
+    num_samples: int
+    state: State = field(default_factory=dict)
+    aux: State = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class VLOutput:
+    """What a dual encoder returns. ``image``/``text`` are unit vectors [B, d]; None where the modality is absent.
+
+    ``image_tokens`` [B, M, W] and ``text_tokens`` [B, T, W] are the alignment modules' outputs, position 0 the summary
+    token; ``text_mask`` [B, T] is True at real tokens. Local objectives (GLoRIA, MGCA) read them.
+    """
+
+    image: Tensor | None = None
+    text: Tensor | None = None
+    image_tokens: Tensor | None = None
+    text_tokens: Tensor | None = None
+    text_mask: Tensor | None = None
+
+
+GROUPS = ("encoder", "alignment", "head")
+
+
+def group(name: str) -> str:
+    """Parameter group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment, head, or the whole prefix."""
+    prefix = name.partition(".")[0]
+    return prefix.rpartition("_")[2]

@@ -1,0 +1,49 @@
+"""Measures a model on one site's held-out records; the callable that a Site is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.core.types import Batch
+from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
+
+
+@torch.no_grad()
+def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+    """Unit vectors of all pairs in order: images [N, d], texts [N, d]. The model is used in eval mode."""
+    model.eval()
+    outputs = [model(batch) for batch in batches]
+    return torch.cat([o.image for o in outputs]), torch.cat([o.text for o in outputs])
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Image-text retrieval (spec 10.1): in batches of ``batch_size`` in fixed order, and over the whole split.
+
+    Metric names: ``<split>/<i2t|t2i|mean>/r<k>`` in batch, ``<split>/all/...`` over the split, in percent. A split
+    smaller than one batch has no in-batch figure.
+    """
+
+    batch_size: int = 32
+    ks: tuple[int, ...] = (1, 5, 10)
+
+    def __call__(self, client: Any, splits: tuple[str, ...]) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for split in splits:
+            if client.data.sizes.get(split, 0) >= 2:
+                metrics |= self.measure(client.model, client.data, split)
+        return metrics
+
+    def measure(self, model: nn.Module, data: Any, split: str) -> dict[str, float]:
+        """All figures of one split."""
+        image, text = embed(model, data.batches(split, self.batch_size, drop_last=False))
+        metrics = {f"{split}/all/{name}": v for name, v in retrieval(image, text, self.ks).items()}
+        if len(image) >= self.batch_size:
+            in_batch = in_batch_retrieval(image, text, self.batch_size, self.ks)
+            metrics |= {f"{split}/{name}": value for name, value in in_batch.items()}
+        return metrics

@@ -1,0 +1,1 @@
+"""The glue to NVIDIA FLARE: the only importer of nvflare. No algorithm lives here."""

@@ -1,0 +1,206 @@
+"""The server's door to FLARE: sends the messages of the round loop as tasks. No line here knows a method's name."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nvflare.apis.client import Client as FLClient
+from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from fedvlp import __version__
+from fedvlp.config import fingerprint
+from fedvlp.core.aggregation import in_site_order
+from fedvlp.core.checkpoint import save_json
+from fedvlp.core.method import Aborted, Method, Training
+from fedvlp.core.server import Federation, QuorumLostError, Reply, Rounds, Server
+from fedvlp.core.types import Broadcast
+from fedvlp.flare import wire
+from fedvlp.flare.places import runs_root
+from fedvlp.flare.tracking import RUN_FOLDER, Announcer
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.objectives.convirt import ConVIRTConfig
+from fedvlp.presets import Assembly, Experiment, Partition
+from fedvlp.runs import RunFolder, overall
+
+
+class SiteUnavailableError(RuntimeError):
+    """No usable reply came from a site; the message says why."""
+
+
+class FederatedController(Controller):
+    """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
+
+    ``task_timeout`` seconds bound every task; once the quorum has replied, the others get ``grace`` seconds more.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        model: ModelConfig,
+        objective: ConVIRTConfig,
+        data: Any,
+        partition: Partition,
+        training: Training,
+        rounds: Rounds,
+        task_timeout: int = 3600,
+        grace: float = 60.0,
+        task_check_period: float = 0.05,
+    ) -> None:
+        super().__init__(task_check_period=task_check_period)
+        self.experiment = Experiment(name, method, model, objective, data, partition, training, rounds)
+        self.task_timeout = task_timeout
+        self.grace = grace
+        self.progress: dict[str, Any] = {}
+        self._abort: Signal = Signal()
+        self._fl_ctx: FLContext | None = None
+        self._run: dict[str, str] = {}
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        wire.register()
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self.cancel_all_tasks()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if isinstance(collector, GroupInfoCollector):
+                collector.add_info("progress", dict(self.progress))
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        self._abort, self._fl_ctx = abort_signal, fl_ctx
+        experiment = self.experiment
+        root = runs_root(fl_ctx, at_server=True)
+        folder = RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
+        fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
+        self._run = {
+            "folder": str(folder.path.relative_to(root)), "fingerprint": fingerprint(experiment), "version": __version__,
+        }  # fmt: skip
+        try:
+            self._federate(folder)
+            self._status(folder, "finished", "")
+        except Aborted as stop:
+            self._status(folder, "aborted", str(stop))
+        except QuorumLostError as error:
+            self._status(folder, "stopped", str(error))
+            self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
+        except Exception as error:
+            self._status(folder, "failed", type(error).__name__)
+            self.system_panic(f"{type(error).__name__}: {error}", fl_ctx)
+
+    def _federate(self, folder: RunFolder) -> None:
+        """Runs the round loop to its end and writes the model."""
+        fl_ctx, experiment = self._fl_ctx, self.experiment
+        assert fl_ctx is not None
+        resumed = folder.checkpoint.exists()
+        if resumed:
+            server, next_phase = Server.load(folder.checkpoint)
+        else:
+            names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
+            server, next_phase = Assembly(experiment).server(tuple(names)), 0
+        said = f"resumes at round {server.round}" if resumed else "begins"
+        self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
+        announcer = Announcer(self, fl_ctx)
+
+        def report(record: dict[str, Any]) -> None:
+            folder.note(server.history)
+            announcer.record(record)
+            self._progress(record)
+
+        federation = Federation(
+            experiment.method, server, experiment.rounds, self._exchange, checkpoint=folder.checkpoint, report=report
+        )
+        state = federation.run(next_phase)
+        folder.finish(experiment, state, server.history)
+        self.log_info(fl_ctx, f"trained model: {folder.model}")
+
+    def _status(self, folder: RunFolder, status: str, reason: str) -> None:
+        """``run_status.json``: what became of the run, whatever FLARE calls the job's end."""
+        save_json(folder.path / "run_status.json", {"status": status, "reason": reason, **self.progress})
+
+    def _progress(self, record: dict[str, Any]) -> None:
+        """What ``nvflare job monitor`` and ``show_stats`` show."""
+        losses = [m[n] for m in record["sites"].values() for n in m if n.startswith("loss/")]
+        recall = {k.replace("/", "_"): v for k, v in overall(record).items() if k.endswith("val/mean/r1")}
+        self.progress |= {
+            "round": record["round"], "num_rounds": self.experiment.rounds.rounds, "phase": record["phase"],
+            "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recall,
+        }  # fmt: skip
+        if losses:
+            self.progress["loss"] = sum(losses) / len(record["sites"])
+        assert self._fl_ctx is not None
+        self.log_info(self._fl_ctx, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
+                                             for k, v in self.progress.items()))  # fmt: skip
+
+    def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        """Sends every site its task and yields the replies in site order."""
+        return in_site_order(self._replies(messages), list(messages))  # type: ignore[return-value]
+
+    def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
+        tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
+        for site, task in tasks.items():
+            self.send(task, self._fl_ctx, targets=[site])
+        waiting = set(tasks)
+        good, needed = 0, self.experiment.rounds.needed(len(messages))
+        deadline = float("inf")
+        try:
+            while waiting and time.monotonic() < deadline:
+                if self._abort.triggered:
+                    raise Aborted("the job was aborted; submit it again to resume")
+                try:
+                    site, reply = arrived.get(timeout=0.1)
+                except queue.Empty:
+                    continue
+                if site not in waiting:
+                    continue
+                waiting.remove(site)
+                good += not isinstance(reply, Exception)
+                if good >= needed and deadline == float("inf"):
+                    deadline = time.monotonic() + self.grace
+                yield site, reply
+        finally:
+            for site in waiting:
+                self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
+        for site in sorted(waiting):
+            yield site, SiteUnavailableError(f"no reply within {self.grace:g} s of the quorum")
+
+    def _task(self, site: str, message: Broadcast, arrived: queue.Queue[tuple[str, Reply]]) -> Task:
+        """One site's task. Its callbacks run under FLARE's lock, so they only pass the reply on."""
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            result, client_task.result = client_task.result, None
+            arrived.put((site, self._reply(result, site)))
+
+        def done(task: Task, fl_ctx: FLContext) -> None:
+            if task.completion_status != TaskCompletionStatus.OK:
+                arrived.put((site, SiteUnavailableError(f"task ended as {task.completion_status}")))
+
+        return Task(
+            name=message.phase, data=wire.send_broadcast(message, self._run), timeout=self.task_timeout,
+            result_received_cb=received, task_done_cb=done,
+        )  # fmt: skip
+
+    @staticmethod
+    def _reply(result: Shareable, site: str) -> Reply:
+        reason = wire.failure(result)
+        if reason is not None:
+            return SiteUnavailableError(reason)
+        try:
+            return wire.receive_update(result, site)
+        except (KeyError, TypeError, ValueError) as error:
+            return SiteUnavailableError(f"unreadable reply: {type(error).__name__}: {error}")
+
+    def process_result_of_unknown_task(
+        self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        self.log_info(fl_ctx, f"late reply of {client.name} to {task_name} dropped")

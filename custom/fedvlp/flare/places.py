@@ -1,0 +1,21 @@
+"""Where runs are kept beside FLARE's own folders, at the server and at the sites."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+
+HOME = "FEDVLP_HOME"
+SIMULATED = "simulate_job"
+
+
+def runs_root(fl_ctx: FLContext, at_server: bool) -> Path:
+    """``$FEDVLP_HOME``; else ``runs`` beside the simulator's workspace (which it empties), or in the site's own one."""
+    if os.environ.get(HOME):
+        return Path(os.environ[HOME]).absolute()
+    workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).absolute()
+    if fl_ctx.get_job_id() != SIMULATED:
+        return workspace / "runs"
+    return (workspace if at_server else workspace.parent).parent / "runs"

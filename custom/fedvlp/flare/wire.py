@@ -1,0 +1,87 @@
+"""Messages as FLARE Shareables: tensors in a WEIGHTS DXO (streamed by FLARE, never pickled), numbers in its meta.
+
+A site's privacy filters therefore see exactly what leaves the site: ``dxo.data`` holds the named tensors, those of
+``aux`` under ``aux/``, and ``dxo.meta["fedvlp"]`` everything else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.utils import fobs
+from torch import Tensor
+
+from fedvlp.core.types import Broadcast, Update
+
+KEY = "fedvlp"
+AUX = "aux/"
+REASON = "fedvlp_reason"
+
+
+def register() -> None:
+    """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs."""
+    fobs.register(TensorDecomposer)
+
+
+def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:
+    data = {**message.state, **{AUX + name: tensor for name, tensor in message.aux.items()}}
+    return DXO(DataKind.WEIGHTS, data=data, meta={KEY: meta}).to_shareable()
+
+
+def _parts(shareable: Shareable) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    dxo = from_shareable(shareable)
+    meta = dxo.get_meta_prop(KEY)
+    if not isinstance(meta, dict):
+        raise ValueError("the message carries no fedvlp header; the peer runs something else")
+    state = {name: tensor for name, tensor in dxo.data.items() if not name.startswith(AUX)}
+    aux = {name.removeprefix(AUX): tensor for name, tensor in dxo.data.items() if name.startswith(AUX)}
+    return state, aux, meta
+
+
+def send_broadcast(message: Broadcast, run: dict[str, str]) -> Shareable:
+    """``run`` names the run (folder, configuration fingerprint, version) so that a site refuses another one's task."""
+    meta = {"round": message.round, "phase": message.phase, "scalars": dict(message.scalars), "run": run}
+    return _shareable(message, meta)
+
+
+def receive_broadcast(shareable: Shareable) -> tuple[Broadcast, dict[str, str]]:
+    """The broadcast and the run it belongs to."""
+    state, aux, meta = _parts(shareable)
+    return Broadcast(meta["round"], meta["phase"], state, aux, meta["scalars"]), meta["run"]
+
+
+def send_update(update: Update) -> Shareable:
+    """The site's reply; its tensors are read by FLARE before the next task begins."""
+    meta = {
+        "round": update.round, "phase": update.phase, "num_samples": update.num_samples, "metrics": dict(update.metrics),
+    }  # fmt: skip
+    return _shareable(update, meta)
+
+
+def receive_update(shareable: Shareable, site: str) -> Update:
+    """The reply of ``site``: the name is the channel's, whatever the payload says."""
+    state, aux, meta = _parts(shareable)
+    return Update(site, meta["round"], meta["phase"], meta["num_samples"], state, aux, meta["metrics"])
+
+
+def reason(error: Exception) -> str:
+    """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type."""
+    ours = type(error).__module__.startswith(KEY) or isinstance(error, FloatingPointError)
+    return f"{type(error).__name__}: {error}" if ours else type(error).__name__
+
+
+def send_failure(error: Exception) -> Shareable:
+    """An error reply."""
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(REASON, reason(error))
+    return reply
+
+
+def failure(shareable: Shareable) -> str | None:
+    """Why the site could not answer, or None when it did."""
+    code = shareable.get_return_code(ReturnCode.OK)
+    return None if code == ReturnCode.OK else str(shareable.get_header(REASON, code))

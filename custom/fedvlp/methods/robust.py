@@ -1,0 +1,109 @@
+"""Distributionally robust site weights (Shuai et al., 2024, https://arxiv.org/abs/2404.03854): hard sites weigh more.
+
+The part that FedDRA and FedRGB share: the server holds a point w of the simplex, moves it towards sites with a high
+loss by an exponentiated-gradient step and projects it onto a divergence ball around the uniform vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method, require
+from fedvlp.core.seeds import seed
+from fedvlp.core.server import Server
+from fedvlp.core.simplex import dro_weights, step_multiplier
+from fedvlp.core.types import Broadcast, Update
+
+WEIGHTS, LOSSES = "dro_weights", "dro_losses"
+ACTIONS = ("lr", "loss", "aggregate")
+
+
+@dataclass(frozen=True)
+class RobustWeights(Method):
+    """Site weights w in ``server.memory``, moved once a round; ``rho = 0`` keeps them uniform, bit for bit.
+
+    Differs from the printed algorithm: the loss v_i of the model that a round starts from travels with the reply of
+    the round's first phase (no visit of its own), so w moves right after that phase and acts from the next phase on;
+    the initial model's loss (round 0) does not move it.
+    """
+
+    weighting: str = "uniform"  # the mean over sites is 1/N (Alg. 1)
+    gamma: float = 0.5  # step of the exponentiated gradient, >= 0 (released code: 0.01 x 50 steps)
+    rho: float = 0.1  # radius of the divergence ball, >= 0; 0 is uniform weights
+    divergence: str = "chi2"  # chi2 (released code) | kl
+    projection: str = "euclid"  # euclid (released code) | kl
+    dro_apply: str = "lr"  # what N*w_i scales: lr (eta w_i in the paper), loss (released code: a no-op under AdamW),
+    #                        aggregate (the server's mean)
+    dro_fraction: float = 0.1  # share of a site's training records on which v_i is measured
+    dro_batch: int = 32  # the same at every site: the contrastive loss contains log B
+    loss_cap: float = 100.0  # a larger reported v_i counts as this
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gamma >= 0, f"gamma is {self.gamma}; the step size must not be negative")
+        require(self.rho >= 0, f"rho is {self.rho}; the radius must not be negative (0 = uniform weights)")
+        require(self.divergence in ("chi2", "kl"), f"divergence is {self.divergence!r}; choose chi2 or kl")
+        require(self.projection in ("euclid", "kl"), f"projection is {self.projection!r}; choose euclid or kl")
+        require(self.dro_apply in ACTIONS, f"dro_apply is {self.dro_apply!r}; choose one of {', '.join(ACTIONS)}")
+        require(0 < self.dro_fraction <= 1, f"dro_fraction is {self.dro_fraction}; it must be in (0, 1]")
+        require(self.dro_batch >= 2, f"dro_batch is {self.dro_batch}; a contrastive batch needs at least 2")
+        require(self.loss_cap > 0, f"loss_cap is {self.loss_cap}; it must be positive")
+
+    def start(self, server: Server) -> None:
+        count = len(server.sites)
+        server.memory[WEIGHTS] = torch.full((count,), 1 / count, dtype=torch.float64)
+        server.memory[LOSSES] = torch.full((count,), math.nan, dtype=torch.float64)
+
+    def multiplier(self, server: Server, site: str) -> float:
+        """m_i = N w_i: exactly 1.0 under uniform weights."""
+        return float(step_multiplier(server.memory[WEIGHTS].numpy())[server.sites.index(site)])
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        message = super().broadcast(server, site)
+        if self.dro_apply == "aggregate":
+            return message
+        return replace(message, scalars={f"{self.dro_apply}_scale": self.multiplier(server, site)})
+
+    def weight(self, server: Server, update: Update) -> float:
+        weight = super().weight(server, update)
+        return weight * self.multiplier(server, update.site) if self.dro_apply == "aggregate" else weight
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        losses: dict[str, float] = {}
+
+        def noting() -> Iterator[Update]:
+            for update in updates:
+                if "probe/loss" in update.metrics:
+                    losses[update.site] = update.metrics["probe/loss"]
+                yield update
+
+        super().aggregate(server, noting(), phase)
+        if losses and server.round > 0:
+            self.reweigh(server, losses)
+
+    def reweigh(self, server: Server, losses: dict[str, float]) -> None:
+        """w <- Proj(EG(w, v)) (spec 3.1); a site that sent no loss counts with its last one."""
+        known = server.memory[LOSSES].clone()
+        for site, loss in losses.items():
+            known[server.sites.index(site)] = min(loss, self.loss_cap)
+        weights = dro_weights(
+            server.memory[WEIGHTS].numpy(), known.numpy(), self.gamma, self.rho, self.divergence, self.projection
+        )
+        server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
+
+    def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
+        """v_i: mean contrastive loss of the received model on a fixed tenth of the training records (spec 3.6)."""
+        count = client.data.num_train
+        wanted = max(self.dro_batch, math.floor(self.dro_fraction * count))
+        if count < self.dro_batch:
+            return {}
+        generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
+        rows = torch.randperm(count, generator=generator)[:wanted]
+        batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
+        losses = [client.objective(client.model(batch), batch)["contrastive"] for batch in batches]
+        return {"loss": float(torch.stack(losses).mean())}
