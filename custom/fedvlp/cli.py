@@ -93,8 +93,8 @@ def progress_line(record: dict[str, Any]) -> str:
     if any(losses):
         parts.append(f"loss {sum(losses) / len(losses):.3f}")
     measured = overall(record)
-    if "average/val/mean/r1" in measured:
-        parts.append(f"val R@1 {measured['average/val/mean/r1']:.1f} (worst {measured['worst/val/mean/r1']:.1f})")
+    if "val/mean/r1/average" in measured:
+        parts.append(f"val R@1 {measured['val/mean/r1/average']:.1f} (worst {measured['val/mean/r1/worst']:.1f})")
     if record["dropped"]:
         parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
     return "  ".join(parts)
@@ -105,14 +105,14 @@ def summary_table(name: str, figures: dict[str, dict[str, float]]) -> Any:
     from rich.table import Table
 
     keys = figures["trained"]
-    split = "test" if any("/test/" in key for key in keys) else "val"
-    middle = "mean" if f"average/{split}/mean/r1" in keys else "all/mean"
+    split = "test" if any(key.startswith("test/") for key in keys) else "val"
+    middle = "mean" if f"{split}/mean/r1/average" in keys else "all/mean"
     scope = "in batches of 32" if middle == "mean" else "whole set"
     table = Table(title=f"{name}: retrieval on the {split} split, {scope}, both directions, %")
     for column in ("model", "R@1 average", "R@1 worst site", "R@5 average", "R@5 worst site"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for label, key in (("initial", "initial"), (name, "trained")):
-        cells = [figures[key].get(f"{kind}/{split}/{middle}/r{k}") for k in (1, 5) for kind in ("average", "worst")]
+        cells = [figures[key].get(f"{split}/{middle}/r{k}/{kind}") for k in (1, 5) for kind in ("average", "worst")]
         table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
     return table
 

@@ -79,7 +79,7 @@ class FederatedController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort, self._fl_ctx = abort_signal, fl_ctx
         experiment = self.experiment
-        root = runs_root(fl_ctx, at_server=True)
+        root = runs_root(fl_ctx)
         folder = RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
         self._run = {
@@ -130,7 +130,9 @@ class FederatedController(Controller):
     def _progress(self, record: dict[str, Any]) -> None:
         """What ``nvflare job monitor`` and ``show_stats`` show."""
         losses = [m[n] for m in record["sites"].values() for n in m if n.startswith("loss/")]
-        recall = {k.replace("/", "_"): v for k, v in overall(record).items() if k.endswith("val/mean/r1")}
+        measured = overall(record)
+        names = {f"val_r1_{kind}": f"val/mean/r1/{kind}" for kind in ("average", "worst")}
+        recall = {short: measured[name] for short, name in names.items() if name in measured}
         self.progress |= {
             "round": record["round"], "num_rounds": self.experiment.rounds.rounds, "phase": record["phase"],
             "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recall,

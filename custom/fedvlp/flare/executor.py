@@ -76,7 +76,7 @@ class SiteExecutor(Executor):
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            path = runs_root(fl_ctx, at_server=False) / folder
+            path = runs_root(fl_ctx) / folder
             self._site = Assembly(self.experiment, path).site(fl_ctx.get_identity_name())
             self._folder = folder
         return self._site

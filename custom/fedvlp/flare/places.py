@@ -11,11 +11,11 @@ HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
 
 
-def runs_root(fl_ctx: FLContext, at_server: bool) -> Path:
+def runs_root(fl_ctx: FLContext) -> Path:
     """``$FEDVLP_HOME``; else ``runs`` beside the simulator's workspace (which it empties), or in the site's own one."""
     if os.environ.get(HOME):
         return Path(os.environ[HOME]).absolute()
     workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).absolute()
-    if fl_ctx.get_job_id() != SIMULATED:
-        return workspace / "runs"
-    return (workspace if at_server else workspace.parent).parent / "runs"
+    if fl_ctx.get_job_id() == SIMULATED:
+        return workspace.parent.parent / "runs"  # the workspace is <given>/server or <given>/<site>
+    return workspace / "runs"

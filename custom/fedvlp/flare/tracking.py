@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
-from nvflare.app_common.tracking.tracker_types import LogWriterName
 from nvflare.app_common.widgets.streaming import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
@@ -60,10 +59,10 @@ class TensorBoardReceiver(TBAnalyticsReceiver):
         """Nothing yet: the controller names the run's folder when it starts."""
 
     def save(self, fl_ctx: FLContext, shareable: Shareable, record_origin: str) -> None:
-        if self.root_log_dir is None:
-            folder = fl_ctx.get_prop(RUN_FOLDER)
-            if folder is None:
-                return
-            self.root_log_dir = os.path.join(folder, "tb")
+        folder = fl_ctx.get_prop(RUN_FOLDER)
+        if folder is None:
+            return
+        if not self.root_log_dir:
+            self.root_log_dir: str = os.path.join(folder, "tb")
             os.makedirs(self.root_log_dir, exist_ok=True)
         super().save(fl_ctx, shareable, record_origin)

@@ -1,0 +1,31 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The main job as it is in FLARE's simulator, five sites side by side (-t 5), then its result and a report.
+demo: $(VENV)/ready
+	rm -rf build/demo && mkdir -p build/demo
+	cd build/demo && PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
+	$(BIN)/fedvlp report build/demo/runs/feddra/001
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/ready
+	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+
+clean:
+	rm -rf build runs $(VENV)

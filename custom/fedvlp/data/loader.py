@@ -1,0 +1,139 @@
+"""One site's images and tokens in memory, served as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlp.core.types import Batch
+from fedvlp.data.record import Cohort
+from fedvlp.data.transforms import eval_batch, train_batch
+
+Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
+"""Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right."""
+
+
+@dataclass(frozen=True)
+class _Split:
+    """One split, contiguous: a batch is one ``index_select`` per tensor."""
+
+    images: Tensor  # [n, S, S] uint8
+    text: Tensor  # [n, T] int64
+    mask: Tensor  # [n, T] bool
+    lengths: Tensor  # [n] int64, tokens up to the last real one
+    labels: Tensor  # [n, L] float32
+
+
+class SiteData:
+    """The rows of one site. A split is read and tokenised when it is first asked for, and stays in memory."""
+
+    def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
+        """``rows``: split name to rows [n] of the cohort. ``input_size``: side of the square the model sees, pixels."""
+        self._cohort = cohort
+        self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
+        self._tokenize = tokenize
+        self._input_size = input_size
+        self._splits: dict[str, _Split] = {}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {split: len(rows) for split, rows in self._rows.items()}
+
+    @property
+    def num_train(self) -> int:
+        return self.sizes.get("train", 0)
+
+    def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """``steps`` batches of the training split: epochs without replacement, order and crops by ``generator`` alone.
+
+        The last, smaller batch of an epoch is dropped; a split smaller than a batch is one batch.
+        Raises ValueError, before the first batch, where a batch would hold fewer than two records.
+        """
+        if batch_size < 2 or steps < 0:
+            raise ValueError(f"site data: expected batch_size >= 2 and steps >= 0, got {batch_size} and {steps}")
+        if self.num_train < 2:
+            raise ValueError(f"site data: training needs at least 2 records, this site has {self.num_train}")
+        return self._train_batches(steps, min(batch_size, self.num_train), generator)
+
+    def _train_batches(self, steps: int, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        split = self._split("train")
+        order, start = torch.empty(0, dtype=torch.int64), 0
+        for _ in range(steps):
+            if start + size > len(order):
+                order, start = torch.randperm(self.num_train, generator=generator), 0
+            rows = order[start : start + size]
+            start += size
+            yield self._batch(split, rows, train_batch(split.images[rows], self._input_size, generator))
+
+    def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
+        """The split in its order, or its positions ``rows`` [n] in theirs, cropped at the centre; may be empty."""
+        if batch_size < 1:
+            raise ValueError(f"site data: expected batch_size >= 1, got {batch_size}")
+        if not self.sizes.get(split) or (rows is not None and not len(rows)):
+            return
+        content = self._split(split)
+        order = torch.arange(len(content.images)) if rows is None else rows.to(torch.int64)
+        for chosen in order.split(batch_size):
+            if drop_last and len(chosen) < batch_size:
+                return
+            yield self._batch(content, chosen, eval_batch(content.images[chosen], self._input_size))
+
+    def study_groups(self, split: str) -> Tensor:
+        """Group [n] int64 per row: rows of one study, or of one and the same report, are equals in retrieval."""
+        rows = self._rows.get(split, np.empty(0, dtype=np.int64))
+        parent = list(range(len(rows)))
+
+        def find(place: int) -> int:
+            while parent[place] != place:
+                parent[place] = place = parent[parent[place]]
+            return place
+
+        first: dict[tuple[str, str], int] = {}
+        for place, row in enumerate(rows):
+            keys = [("study", self._cohort.studies[row])]
+            if report := self._cohort.reports[row]:
+                keys.append(("report", report))
+            for key in keys:
+                parent[find(place)] = find(first.setdefault(key, place))
+        _, group = np.unique([find(place) for place in range(len(rows))], return_inverse=True)
+        return torch.from_numpy(group.astype(np.int64))
+
+    def _batch(self, split: _Split, rows: Tensor, image: Tensor) -> Batch:
+        longest = int(split.lengths[rows].max())
+        batch = {
+            "image": image,
+            "text": split.text[:, :longest].index_select(0, rows),
+            "text_mask": split.mask[:, :longest].index_select(0, rows),
+            "row": rows,
+        }
+        if self._cohort.label_names:
+            batch["labels"] = split.labels.index_select(0, rows)
+        return batch
+
+    def _split(self, name: str) -> _Split:
+        if name not in self._splits:
+            self._splits[name] = self._read(name)
+        return self._splits[name]
+
+    def _read(self, name: str) -> _Split:
+        rows = self._rows[name]
+        text, mask = self._tokenize([self._cohort.reports[row] for row in rows])
+        if text.shape != mask.shape or text.ndim != 2 or text.shape[0] != len(rows) or not text.shape[1]:
+            raise ValueError(
+                f"site data: the tokenizer gave ids {list(text.shape)} and mask {list(mask.shape)}, "
+                f"expected two of [{len(rows)}, T]"
+            )
+        mask = mask.to(torch.bool).clone()
+        mask[:, 0] = True  # position 0 is [CLS]: a record without a report still has one token
+        position = torch.arange(1, mask.shape[1] + 1)
+        return _Split(
+            images=torch.from_numpy(np.ascontiguousarray(self._cohort.images(rows))),
+            text=text.to(torch.int64).contiguous(),
+            mask=mask,
+            lengths=(mask * position).amax(dim=1),
+            labels=torch.from_numpy(self._cohort.labels[rows]),
+        )

@@ -1,0 +1,137 @@
+"""Label-wise Dirichlet partition of one cohort over sites, as FedDRA and FedRGB split MIMIC-CXR.
+
+Source: the "LDA" split of both papers, which is Dirichlet over classes with a balance cap (Yan et al., SSL-FL,
+https://arxiv.org/abs/2205.08576, ``data_split.py``, seed 2022). Smaller beta = more heterogeneous.
+Differs: units (studies or patients) are split, never single images, so no study crosses sites; retries are bounded; if
+every site is full the smallest takes the class; the order within a site is the loader's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlp.data.record import digest
+
+FORMAT = 1
+
+
+def class_codes(labels: np.ndarray, label_code: str = "mention") -> np.ndarray:
+    """Class sum_j b_j 2^j of each row of labels [N, L] -> [N] int64.
+
+    b_j = 1 where the cell is not blank (``mention``: 1, 0 or -1, as published) or where it is 1 (``positive``).
+    """
+    if label_code not in ("mention", "positive"):
+        raise ValueError(f"partition: label_code is {label_code!r}; expected 'mention' or 'positive'")
+    labels = np.asarray(labels, dtype=np.float32)
+    if labels.ndim != 2 or labels.shape[1] > 62:
+        raise ValueError(f"partition: labels have shape {labels.shape}; expected [N, L] with L <= 62")
+    bits = ~np.isnan(labels) if label_code == "mention" else labels == 1
+    return bits.astype(np.int64) @ (1 << np.arange(labels.shape[1], dtype=np.int64))
+
+
+def dirichlet_partition(
+    labels: np.ndarray,
+    groups: Sequence[str] | np.ndarray,
+    sites: int,
+    beta: float,
+    seed: int,
+    *,
+    min_size: int = 10,
+    label_code: str = "mention",
+    max_tries: int = 1000,
+) -> np.ndarray:
+    """Site index [N] int64 in 0..sites-1 of each row; rows of one group (study or patient) stay together.
+
+    ``labels`` [N, L]; ``groups`` [N] ids, the class of a group is that of its first row. ``beta`` > 0 is the Dirichlet
+    concentration; ``min_size`` is the least number of rows at a site.
+    """
+    labels, groups = np.asarray(labels), np.asarray(groups)
+    rows = len(labels)
+    if len(groups) != rows:
+        raise ValueError(f"partition: {len(groups)} groups for {rows} rows of labels")
+    if sites < 1 or not beta > 0 or max_tries < 1:
+        raise ValueError(f"partition: sites={sites}, beta={beta}, max_tries={max_tries}; all must be positive")
+    if sites * min_size > rows:
+        raise ValueError(f"partition: {rows} rows cannot give each of {sites} sites the asked {min_size}")
+    _, first, unit_of_row = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.argsort(np.argsort(first))  # units in order of first appearance: independent of how ids are spelt
+    unit_of_row = order[unit_of_row.reshape(-1)]
+    codes = class_codes(labels, label_code)[np.sort(first)]  # [U]
+    weights = np.bincount(unit_of_row)  # [U] rows per unit
+    rng = np.random.default_rng(seed)
+    for _ in range(max_tries):
+        unit_site = _draw(codes, weights, sites, beta, rng)
+        if np.bincount(unit_site, weights=weights, minlength=sites).min() >= min_size:
+            return unit_site[unit_of_row]
+    raise ValueError(
+        f"partition: after {max_tries} tries some site still had under {min_size} rows "
+        f"({rows} rows, {sites} sites, beta {beta}); raise beta or lower min_size"
+    )
+
+
+def _draw(codes: np.ndarray, weights: np.ndarray, sites: int, beta: float, rng: np.random.Generator) -> np.ndarray:
+    """One attempt: site [U] of each unit, class by class, with a site that holds its fair share left out."""
+    unit_site = np.empty(len(codes), dtype=np.int64)
+    held = np.zeros(sites)  # rows so far
+    fair = weights.sum() / sites
+    for code in np.unique(codes):
+        members = rng.permutation(np.flatnonzero(codes == code))
+        share = rng.dirichlet(np.full(sites, beta)) * (held < fair)
+        if not share.sum() > 0:  # all sites full, or every open site drew an exact 0 (tiny beta)
+            share = np.eye(sites)[held.argmin()]
+        cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
+        for site, part in enumerate(np.split(members, cuts)):
+            unit_site[part] = site
+            held[site] += weights[part].sum()
+    return unit_site
+
+
+def write_assignment(
+    path: str | Path, assignment: np.ndarray, ids: Sequence[str], seed: int, **settings: str | int | float
+) -> str:
+    """Writes who holds which record as JSON with the seed, further ``settings`` and a SHA-256, which it returns."""
+    assignment = np.asarray(assignment)
+    if len(assignment) != len(ids) or len(set(ids)) != len(ids):
+        raise ValueError(f"partition: {len(assignment)} sites for {len(ids)} ids ({len(set(ids))} distinct)")
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "seed": int(seed),
+        "settings": dict(sorted(settings.items())),
+        "counts": np.bincount(assignment).tolist() if len(assignment) else [],
+        "ids": list(ids),
+        "assignment": assignment.tolist(),
+    }
+    body["sha256"] = _hash(body)
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(json.dumps(body), encoding="utf-8")
+    os.replace(partial, target)
+    return body["sha256"]
+
+
+def read_assignment(path: str | Path, ids: Sequence[str] | None = None) -> np.ndarray:
+    """Site index [N] int64 from a file, its hash checked; with ``ids``, for exactly these records in their order."""
+    body = json.loads(Path(path).read_text(encoding="utf-8"))
+    if body.get("format") != FORMAT:
+        raise ValueError(f"partition: assignment has format {body.get('format')!r}; expected {FORMAT}")
+    if body.get("sha256") != _hash(body):
+        raise ValueError("partition: the assignment does not match its sha256; it was edited or cut short")
+    assignment = np.asarray(body["assignment"], dtype=np.int64)
+    if ids is None:
+        return assignment
+    position = {name: row for row, name in enumerate(body["ids"])}
+    missing = sum(name not in position for name in ids)
+    if missing or len(ids) != len(position):
+        raise ValueError(f"partition: assignment of {len(position)} records, asked for {len(ids)}, {missing} unknown")
+    return assignment[[position[name] for name in ids]]
+
+
+def _hash(body: dict[str, Any]) -> str:
+    """SHA-256 over everything but the hash itself, keys in order."""
+    return digest(json.dumps({k: v for k, v in body.items() if k != "sha256"}, sort_keys=True))

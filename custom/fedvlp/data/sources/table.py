@@ -1,0 +1,300 @@
+"""Image-text pairs from a CSV table and a folder of radiographs: the source for a hospital's own export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+
+import numpy as np
+
+from fedvlp.data import reports
+from fedvlp.data.cache import ImageCache, cached_images
+from fedvlp.data.record import Cohort, digest
+from fedvlp.data.transforms import DECODING, UnreadableImageError, decode, load
+
+log = logging.getLogger(__name__)
+
+_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
+_SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
+_MAX_CLASSES = 64  # a text column with more distinct values is no label
+_ID, _TEXT = "\0id", "\0text"  # keys added to a row; no column has such a name
+Row = dict[str, str]
+
+
+class _Skips:
+    """Counts the rows that cannot be used, by reason, and remembers up to five of each by hashed id."""
+
+    def __init__(self, total: int, most: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self._examples: dict[str, list[str]] = {}
+        self._total, self._most = total, most
+
+    def add(self, reason: str, row: Row) -> None:
+        self.counts[reason] += 1
+        if self.counts[reason] <= 5:
+            self._examples.setdefault(reason, []).append(row[_ID])
+
+    def judge(self) -> None:
+        if (bad := self.counts.total()) == self._total or bad > self._most * self._total:  # an empty table too
+            counts = [f"{reason} {n} ({', '.join(self._examples[reason])})" for reason, n in self.counts.most_common()]
+            raise ValueError(
+                f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
+                f"{'; '.join(counts) or 'the table is empty'}. Repair them (ids are hashed) or raise max_skipped"
+            )
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """A CSV with one row per image. Columns named here that the table lacks are left out, unless marked required.
+
+    Ids, patients and studies become hashes; errors and logs hold counts and hashed ids alone.
+    """
+
+    path: str  # the CSV: comma separated, a header, UTF-8 (other bytes are replaced and counted)
+    root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
+    image_size: int = 72  # side of the decoded square, pixels
+    image_column: str = "image"  # required
+    report_column: str = "report"  # required; "" for a table of images without text
+    label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
+    label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
+    site_column: str = "site"
+    patient_column: str = "patient_id"  # absent: each image its own patient
+    study_column: str = "study_id"  # absent: each image its own study
+    split_column: str = "split"  # absent or "": drawn by patient, per site
+    val_fraction: float = 0.1  # of the patients, when splits are drawn
+    test_fraction: float = 0.2  # of the patients, when splits are drawn
+    seed: int = 0  # of the drawn splits
+    min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
+    min_site_size: int = 0  # sites with fewer usable rows are left out
+    max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
+    cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
+
+    def build(self) -> Cohort:
+        """Read the table and its images. ValueError if columns are missing or more than ``max_skipped`` is unusable."""
+        return self.prepare()[0]
+
+    def summary(self) -> dict[str, int]:
+        """Counts: rows, used, ..., and "skipped: <reason>" for each reason. Reads all, as ``build`` does."""
+        return self.prepare()[1]
+
+    def prepare(self) -> tuple[Cohort, dict[str, int]]:
+        """The cohort and the summary of how it came about."""
+        self._check()
+        table, columns, undecodable = _read_csv(Path(self.path))
+        present = self._present(columns)
+        root = Path(self.root) if self.root else Path(self.path).parent
+        skips = _Skips(len(table), self.max_skipped)
+        rows, files = self._select(table, present, root.resolve(), skips)
+        skips.judge()  # before hours of decoding
+        images = self._images(rows, files)
+        unreadable = images.skipped
+        for row, reason in unreadable.items():
+            skips.add(reason, rows[row])
+        skips.judge()
+        readable = [row for row in range(len(rows)) if row not in unreadable]
+        kept = self._large_sites(rows, readable, present)
+        cohort = self._cohort(rows, images, present, kept)
+        summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
+        summary |= {"undecodable characters": undecodable, "at sites below min_site_size": len(readable) - len(kept)}
+        summary |= {f"skipped: {reason}": count for reason, count in sorted(skips.counts.items())}
+        log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
+        return cohort, summary
+
+    def _check(self) -> None:
+        for name in ("val_fraction", "test_fraction", "max_skipped"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"table source: {name} must be in 0..1, got {getattr(self, name)}")
+        if self.val_fraction + self.test_fraction >= 1:
+            raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
+
+    def _present(self, columns: list[str]) -> set[str]:
+        required = [c for c in (self.image_column, self.report_column, *_names(self.label_columns)) if c]
+        if missing := [column for column in required if column not in columns]:
+            names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
+            raise ValueError(
+                f"table source: none of the table's {len(columns)} columns is {names}; set image_column, report_column "
+                "and label_columns to the names in its first line"
+            )
+        optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
+        return {column for column in (*required, *optional) if column and column in columns}
+
+    def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
+        """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
+        rows: dict[Path, Row] = {}
+        for row in table:
+            file, reason = _resolve(root, row[self.image_column])
+            if file in rows:
+                reason = "duplicate image"
+            if not reason and self.report_column:
+                cell = row[self.report_column]
+                row[_TEXT] = "" if reports.is_missing(cell) else reports.clean_report(cell, self.min_report_words)
+                if not row[_TEXT] and self.min_report_words > 0:
+                    reason = "empty report" if reports.is_missing(cell) else "report too short"
+            if not reason and self.split_column in present and row[self.split_column].lower() not in _SPLITS:
+                reason = "unknown split"
+            if not reason and self.site_column in present and not row[self.site_column]:
+                reason = "no site"
+            # named by its place under the root, so that two spellings of one name are one id
+            row[_ID] = _hashed("image", file.relative_to(root).as_posix() if file else row[self.image_column])
+            if reason or file is None:
+                skips.add(reason, row)
+            else:
+                rows[file] = row
+        return list(rows.values()), list(rows)
+
+    def _images(self, rows: list[Row], files: list[Path]) -> ImageCache:
+        def build() -> Iterator[np.ndarray | str]:
+            transform = decode(self.image_size)
+            for file in files:
+                try:
+                    yield load(file, transform)
+                except UnreadableImageError as error:
+                    yield error.reason
+
+        stats = [file.stat() for file in files] if self.cache else []
+        state = [f"{row[_ID]} {stat.st_size} {stat.st_mtime_ns}" for row, stat in zip(rows, stats, strict=False)]
+        key = "table-" + digest(DECODING, str(self.image_size), *state)[:32]
+        return cached_images(Path(self.cache) if self.cache else None, key, build, len(files), self.image_size)
+
+    def _large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
+        if self.site_column not in present or self.min_site_size <= 0:
+            return readable
+        sizes = Counter(rows[row][self.site_column] for row in readable)
+        kept = [row for row in readable if sizes[rows[row][self.site_column]] >= self.min_site_size]
+        if kept:
+            return kept
+        raise ValueError(f"table source: none of {len(sizes)} sites has {self.min_site_size} usable rows")
+
+    def _cohort(self, rows: list[Row], images: ImageCache, present: set[str], kept: list[int]) -> Cohort:
+        used = [rows[row] for row in kept]
+        ids = tuple(row[_ID] for row in used)
+        patients = self._identity(used, self.patient_column, present)
+        sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
+        labels, names = _labels(used, _names(self.label_columns), _names(self.label_values))
+        if self.split_column in present:
+            splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
+        else:
+            splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
+        texts = tuple(row.get(_TEXT, "") for row in used)
+        place = np.asarray(kept, dtype=np.int64)
+        content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
+        pixels = images.checksums[place].astype("<u4").tobytes()
+        return Cohort(
+            ids=ids,
+            patients=patients,
+            studies=self._identity(used, self.study_column, present),
+            reports=texts,
+            labels=labels,
+            label_names=names,
+            splits=splits,
+            sites=sites,
+            images=lambda chosen: images(place[np.asarray(chosen, dtype=np.int64)]),
+            fingerprint=digest(*content, labels.astype("<f4").tobytes(), pixels),
+        )
+
+    def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
+        """Hash of a column per row; a row without a value stands alone."""
+        if column not in present:
+            return tuple(row[_ID] for row in rows)
+        return tuple(_hashed(column, row[column]) if row[column] else row[_ID] for row in rows)
+
+
+def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float, test: float, seed: int) -> np.ndarray:
+    """Split [N] per row, drawn by patient within each site, whatever the order of the rows.
+
+    A patient seen at several sites is drawn once, at the first by name; training keeps at least one patient per site.
+    """
+    home: dict[str, str] = {}
+    for patient, site in zip(patients, sites or [""] * len(patients), strict=True):
+        home[patient] = min(site, home.get(patient, site))
+    rng = np.random.default_rng(seed)
+    split: dict[str, str] = {}
+    for site in sorted(set(home.values())):
+        order = rng.permutation(sorted(patient for patient, at in home.items() if at == site)).tolist()
+        held_out = min(round((val + test) * len(order)), len(order) - 1)
+        tested = min(round(test * len(order)), held_out)
+        for place, patient in enumerate(order):
+            split[patient] = "test" if place < tested else "val" if place < held_out else "train"
+    return np.array([split[patient] for patient in patients], dtype="<U5")
+
+
+def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
+    """Rows, column names and the number of characters that were no UTF-8."""
+    if not path.is_file():
+        raise ValueError("table source: the table (path) is not a file")
+    raw = path.read_bytes()
+    text = raw.decode("utf-8-sig", errors="replace")
+    undecodable = text.count("\ufffd") - raw.count("\ufffd".encode())
+    limit = csv.field_size_limit(2**31 - 1)  # a report may exceed the default of 131,072 characters
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline="")))
+    except csv.Error as error:
+        raise ValueError(f"table source: the table is not a CSV ({type(error).__name__})") from None
+    finally:
+        csv.field_size_limit(limit)
+    columns = [name.strip() for name in lines[0]] if lines else []
+    if len(set(columns)) != len(columns):
+        raise ValueError(f"table source: {len(columns) - len(set(columns))} column names are repeated")
+    filled = (line + [""] * len(columns) for line in lines[1:] if line)
+    rows = [dict(zip(columns, map(str.strip, line), strict=False)) for line in filled]
+    return rows, columns, undecodable
+
+
+def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
+    """The image file, or the reason why there is none. Both separators are understood."""
+    if reports.is_missing(name):
+        return None, "no image name"
+    relative = PureWindowsPath(name)
+    if relative.anchor or ".." in relative.parts:
+        return None, "image outside the root"
+    try:
+        file = root.joinpath(*relative.parts).resolve()
+        if not file.is_relative_to(root):
+            return None, "image outside the root"
+        return (file, "") if file.is_file() else (None, "missing image")
+    except (OSError, ValueError, RuntimeError):  # name too long, null byte, loop of links
+        return None, "missing image"
+
+
+def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels [N, L] float32 and their names; one column that holds words only becomes one column per word."""
+    labels = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
+    for place, column in enumerate(columns):
+        numbers = [_number(row[column]) for row in rows]
+        if len(columns) == 1 and (values or (None in numbers and all(n is None or np.isnan(n) for n in numbers))):
+            return _one_hot(column, [row[column] for row in rows], values)
+        if strange := sum(n is None or not (np.isnan(n) or n in (1, 0, -1)) for n in numbers):
+            raise ValueError(f"table source: {strange} values of label column {column!r} are none of 1, 0, -1, empty")
+        labels[:, place] = np.array(numbers, dtype=np.float32)
+    return labels, columns
+
+
+def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    names = values or tuple(sorted({word for word in words if not reports.is_missing(word)}))
+    if len(names) > _MAX_CLASSES:
+        raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}")
+    labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
+    labels[[reports.is_missing(word) for word in words]] = np.nan
+    return labels, names
+
+
+def _number(cell: str) -> float | None:
+    """The number in a cell, nan for an empty one, None for a word."""
+    try:
+        return np.nan if reports.is_missing(cell) else float(cell)
+    except ValueError:
+        return None
+
+
+def _names(columns: tuple[str, ...] | str) -> tuple[str, ...]:
+    """A tuple as it is; a string split at commas."""
+    return tuple(filter(None, map(str.strip, columns.split(",") if isinstance(columns, str) else columns)))
+
+
+def _hashed(kind: str, value: str) -> str:
+    return digest(kind, value)[:16]

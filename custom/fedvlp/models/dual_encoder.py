@@ -1,0 +1,299 @@
+"""Dual encoder of FedDRA and FedRGB (after MGCA, https://arxiv.org/abs/2210.06044): towers, alignment blocks, heads.
+
+Every tensor is named ``<modality>_<group>.<path>``, group being encoder, alignment or head (``core.types.group``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.types import Batch, VLOutput, group
+from fedvlp.models.tiny import Block, HashTokenizer, TextTower, TinyImage, TinyText, Tokenizer, Tower, heads_for
+
+FORMAT = 1  # of the folder written by DualEncoder.save
+NORMS = ("batch", "layer", "none")
+
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What to build. FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224, hidden 2048."""
+
+    image_tower: str = "tiny"  # "tiny", a timm name, or a local folder in timm's layout
+    text_tower: str = "tiny"  # "tiny", a transformers name, or a local folder
+    embedding_dim: int = 128  # d
+    text_layers: int | None = None  # first layers of the text tower kept; 6 is the papers' "BERT-base"; None: all
+    max_tokens: int = 64  # T, with the summary token; the papers use 112
+    image_size: int = 64  # pixels, square
+    in_channels: int | None = None  # of the image tower; grey is repeated. None: 1 for tiny, 3 for timm
+    vocabulary: int = 4096  # of the tiny text tower
+    head_hidden: int = 512  # the papers use 2048
+    head_norm: str = "batch"  # "batch" (papers), "layer" (any batch size, allowed under DP), "none"
+    alignment: bool = True  # one extra transformer block on each tower
+    pretrained: bool = False  # load the towers' published weights
+
+    def __post_init__(self) -> None:
+        for name in ("image_tower", "text_tower"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected a name or a folder")
+        optional = {"text_layers", "in_channels"}
+        for name in ("embedding_dim", "max_tokens", "image_size", "vocabulary", "head_hidden", *sorted(optional)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not (whole or (value is None and name in optional)):
+                raise ValueError(f"ModelConfig.{name}: {value!r}, expected a whole number of at least 1")
+        if self.head_norm not in NORMS:
+            raise ValueError(f"ModelConfig.head_norm: {self.head_norm!r}, expected one of {', '.join(NORMS)}")
+        for name in ("alignment", "pretrained"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
+        if self.pretrained and self.image_tower == self.text_tower == "tiny":
+            raise ValueError("ModelConfig.pretrained: the tiny towers have no published weights; set it to false")
+
+    def build(self, seed: int = 0) -> DualEncoder:
+        """The same weights for the same seed, each part from its own stream; the global generators stay untouched."""
+        return DualEncoder(self, seed)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The towers' outputs: image [B, M, W], text [B, T, W], text_mask [B, T]; None for an absent modality."""
+
+    image: Tensor | None = None
+    text: Tensor | None = None
+    text_mask: Tensor | None = None
+
+
+class NoAlignment(nn.Identity):
+    """Stands in for an alignment block that is switched off: no parameters, the mask is ignored."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return tokens
+
+
+class DualEncoder(nn.Module):
+    """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
+
+    The image block is pre-norm (ViT's), the text block post-norm (BERT's), both randomly initialised, over all tokens
+    with padding masked. Differs: the reference code attends to the padding.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
+        """``saved``: what a saved model's config.json describes, to rebuild its towers without their sources."""
+        super().__init__()
+        self.config, saved = config, saved or {}
+        image: Tower = _seeded(seed, 0, lambda: _image_tower(config, saved.get("image_architecture")))
+        described, tokenizer = saved.get("text_architecture"), saved.get("tokenizer")
+        text: TextTower = _seeded(seed, 1, lambda: _text_tower(config, described, tokenizer))
+        self.image_encoder, self.text_encoder = image, text
+        self.image_alignment = _seeded(seed, 2, lambda: _alignment(config, image, post_norm=False))
+        self.text_alignment = _seeded(seed, 3, lambda: _alignment(config, text, post_norm=True))
+        self.image_head = _seeded(seed, 4, lambda: _head(config, image.width))
+        self.text_head = _seeded(seed, 5, lambda: _head(config, text.width))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Texts -> ids [N, T], mask [N, T]: the ``text`` and ``text_mask`` of a batch."""
+        return self.text_encoder.tokenizer
+
+    def encode(self, batch: Batch) -> Encoded:
+        """Runs the towers. Without ``text_mask`` every token is real; position 0 always is."""
+        image = self.image_encoder(batch["image"]) if "image" in batch else None  # [B, M, W]
+        if "text" not in batch:
+            return Encoded(image)
+        mask = batch.get("text_mask")
+        mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
+        mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
+        return Encoded(image, self.text_encoder(batch["text"], mask), mask)
+
+    def project(self, encoded: Encoded) -> VLOutput:
+        """Alignment over all tokens, position 0, head, unit length. Encode once, project with several heads."""
+        image = image_tokens = text = text_tokens = None
+        if encoded.image is not None:
+            image_tokens = self.image_alignment(encoded.image)  # [B, M, W]
+            image = _unit(self.image_head(image_tokens[:, 0]))  # [B, d]
+        if encoded.text is not None:
+            text_tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
+            text = _unit(self.text_head(text_tokens[:, 0]))  # [B, d]
+        return VLOutput(image, text, image_tokens, text_tokens, encoded.text_mask)
+
+    def forward(self, batch: Batch) -> VLOutput:
+        return self.project(self.encode(batch))
+
+    def save(self, folder: str | Path) -> None:
+        """Writes model.safetensors, config.json and, for a transformers tower, tokenizer/; each file is replaced whole.
+
+        The folder needs nothing else: a tower that came from a local folder or the hub is described, not referred to.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
+        try:
+            self._write(draft)
+            for path in sorted(p for p in draft.rglob("*") if p.is_file()):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                target = folder / path.relative_to(draft)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(path, target)
+            handle = os.open(folder, os.O_RDONLY)
+            os.fsync(handle)  # the renames
+            os.close(handle)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+    def _write(self, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        own = not isinstance(self.tokenizer, HashTokenizer)
+        image, text = self.image_encoder.architecture(), self.text_encoder.architecture()
+        towers = {"image_tower": image.get("name", "tiny"), "text_tower": text.get("model_type", "tiny")}
+        described = {
+            "format": FORMAT,
+            "model": {**asdict(self.config), **towers, "pretrained": False},
+            "image_architecture": image,
+            "text_architecture": text,
+            "tokenizer": "transformers" if own else "hash",
+        }
+        if own:
+            self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> DualEncoder:
+        """Reads what ``save`` wrote, on the CPU, in evaluation mode. No network, no unpickling, weights checked."""
+        folder = Path(folder)
+        saved, config = _read_config(folder)
+        if saved.pop("tokenizer") == "transformers":
+            from fedvlp.models.text import load_tokenizer
+
+            saved["tokenizer"] = load_tokenizer(folder / "tokenizer", config.max_tokens)
+        model = cls(config, saved=saved)
+        model.load_state_dict(_read_weights(folder, model.state_dict()))
+        return model.eval()
+
+
+def describe(model: DualEncoder) -> dict[str, int]:
+    """Parameter counts: {"image_encoder": n, ..., "encoder": n, "alignment": n, "head": n, "total": n}."""
+    counts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    for name, count in list(counts.items()):
+        counts[group(name)] = counts.get(group(name), 0) + count
+    return {**counts, "total": sum(p.numel() for p in model.parameters())}
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """BatchNorm1d that says what to do about a training batch of one, where the batch statistics are undefined."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and len(input) < 2:
+            raise ValueError(
+                f"projection head: training batch of {len(input)} with head_norm 'batch', expected at least 2; drop "
+                "the short last batch, or set head_norm to 'layer'"
+            )
+        return super().forward(input)
+
+
+def _head(config: ModelConfig, width: int) -> nn.Sequential:
+    """Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine: [B, W] -> [B, d]."""
+
+    def norm(features: int, affine: bool) -> nn.Module:
+        if config.head_norm == "batch":
+            return _BatchNorm(features, affine=affine)
+        return nn.LayerNorm(features, elementwise_affine=affine) if config.head_norm == "layer" else nn.Identity()
+
+    hidden, d = config.head_hidden, config.embedding_dim
+    return nn.Sequential(nn.Linear(width, hidden), norm(hidden, True), nn.ReLU(), nn.Linear(hidden, d), norm(d, False))
+
+
+def _alignment(config: ModelConfig, tower: Tower, post_norm: bool) -> Block | NoAlignment:
+    if not config.alignment:
+        return NoAlignment()
+    return Block(tower.width, heads_for(tower.width), tower.mlp_ratio, post_norm, tower.dropout)
+
+
+def _image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tower:
+    if config.image_tower == "tiny":
+        return TinyImage(config.image_size, config.in_channels or 1)
+    from fedvlp.models.image import timm_tower
+
+    args = None if architecture is None else architecture["args"]
+    return timm_tower(config.image_tower, config.image_size, config.pretrained, config.in_channels or 3, args)
+
+
+def _text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
+    if config.text_tower == "tiny":
+        return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
+    from fedvlp.models.text import rebuild_tower, transformers_tower
+
+    if architecture is not None:
+        return rebuild_tower(architecture, config.max_tokens, tokenizer)
+    return transformers_tower(config.text_tower, config.text_layers, config.max_tokens, config.pretrained)
+
+
+def _seeded(seed: int, part: int, build: Callable[[], M]) -> M:
+    """Builds with a CPU generator of its own: unaffected by the global generators and by the other parts."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed((seed * 8 + part) % 2**63)
+        return build()
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Rows scaled to unit length, in at least float32. [B, d] -> [B, d]"""
+    return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+
+
+def _read_config(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+        seen = saved["format"]
+        if seen == FORMAT:
+            config = ModelConfig(**saved["model"])
+            return {key: saved[key] for key in ("image_architecture", "text_architecture", "tokenizer")}, config
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = ", ".join(f.name for f in fields(ModelConfig))
+        raise ValueError(
+            f"{folder}/config.json: not a saved DualEncoder ({error}); model fields are {known}"
+        ) from error
+    raise ValueError(
+        f"{folder}/config.json: format {seen!r}, expected {FORMAT}; load it with the version that wrote it"
+    )
+
+
+def _read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, exactly those expected: names, shapes and kinds."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    try:
+        seen = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: unreadable or damaged weights ({error}); copy the folder again") from error
+    shapes = [
+        f"{name}: {list(seen[name].shape)} {seen[name].dtype}, expected {list(t.shape)} {t.dtype}"
+        for name, t in expected.items()
+        if name in seen and (seen[name].shape != t.shape or seen[name].is_floating_point() != t.is_floating_point())
+    ]
+    faults = {"missing": sorted(set(expected) - set(seen)), "unexpected": sorted(set(seen) - set(expected))}
+    found = [
+        f"{len(names)} {fault} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+        for fault, names in {**faults, "shape": shapes}.items()
+        if names
+    ]
+    if found:
+        raise ValueError(f"{path}: does not fit config.json: {'; '.join(found)}")
+    return seen

@@ -1,0 +1,110 @@
+"""Image towers from timm (Wightman, https://github.com/huggingface/pytorch-image-models), as token sequences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.models.tiny import Tower, as_channels
+
+
+class TimmTower(Tower):
+    """A timm model without classifier or pooling: images [B, 1 or C, H, W] -> tokens [B, M, W].
+
+    Position 0 is the class token where the model has one (ViT), else the mean of the map (Swin, ResNet, ConvNeXt);
+    positions 1.. are the patches in row order. Distillation and register tokens are left out of the output.
+    """
+
+    def __init__(self, model: nn.Module, image_size: int, in_channels: int, architecture: dict[str, Any]) -> None:
+        super().__init__()
+        self.model, self.image_size, self.in_channels = model, image_size, in_channels
+        self.width = int(model.num_features)  # type: ignore[arg-type]
+        self.prefix = int(getattr(model, "num_prefix_tokens", 0) or 0)
+        self.has_summary = self.prefix > 0 and getattr(model, "cls_token", None) is not None
+        self.channels_last = str(getattr(model, "output_fmt", "NCHW")) == "NHWC"
+        self._architecture = architecture
+
+    def forward(self, images: Tensor) -> Tensor:
+        model: Any = self.model
+        out = model.forward_features(as_channels(images, self.in_channels, self.image_size))
+        if out.ndim == 4:
+            out = model.forward_head(out)  # without pooling and classifier: at most ConvNeXt's last norm
+            patches = (out if self.channels_last else out.permute(0, 2, 3, 1)).flatten(1, 2)  # [B, M-1, W]
+            return torch.cat([patches.mean(dim=1, keepdim=True), patches], dim=1)  # [B, M, W]
+        if out.ndim != 3:
+            raise ValueError(f"image tower: timm gave {list(out.shape)}, expected tokens [B, M, W] or a map")
+        if getattr(model, "fc_norm", None) is not None:
+            out = model.fc_norm(out)  # the last norm of the ViTs without class token
+        patches = out[:, self.prefix :]
+        summary = out[:, :1] if self.has_summary else patches.mean(dim=1, keepdim=True)
+        return torch.cat([summary, patches], dim=1)  # [B, M, W]
+
+    def architecture(self) -> dict[str, Any]:
+        return self._architecture
+
+
+def timm_tower(
+    name: str, image_size: int, pretrained: bool, in_channels: int = 3, args: dict[str, Any] | None = None
+) -> TimmTower:
+    """Builds a timm model by name, or from a local folder in timm's layout (config.json, model.safetensors).
+
+    ``vit_base_patch16_224``: 85,798,656 parameters. Weights are loaded only when ``pretrained``; without it nothing
+    is read from the network. ``args``, given for a saved model, are timm's arguments; ``name`` is then no folder.
+    """
+    import timm
+
+    architecture: dict[str, Any] = {"name": name, "args": args}
+    overlay = None
+    if args is None:
+        architecture, overlay = _locate(name, pretrained)
+    if not timm.is_model(architecture["name"]):
+        raise ValueError(
+            f"image_tower {name!r}: timm {timm.__version__} has no model {architecture['name']!r}; expected 'tiny', a "
+            "name from timm.list_models(), or a folder with timm's config.json"
+        )
+    kwargs = dict(architecture["args"])
+    default = timm.get_pretrained_cfg(architecture["name"])
+    if default is not None and default.fixed_input_size and default.input_size[-1] != image_size:
+        kwargs["img_size"] = image_size
+    try:
+        model = timm.create_model(
+            architecture["name"],
+            pretrained=pretrained,
+            pretrained_cfg_overlay=overlay,
+            num_classes=0,
+            in_chans=in_channels,
+            **kwargs,
+        )
+    except Exception as error:
+        if not pretrained:
+            raise
+        raise RuntimeError(
+            f"image_tower {name!r}: pretrained weights could not be loaded ({type(error).__name__}). Give a local "
+            "folder with config.json and model.safetensors as image_tower, or set pretrained to false"
+        ) from error
+    model.reset_classifier(0, "")
+    return TimmTower(model, image_size, in_channels, {"name": architecture["name"], "args": kwargs})
+
+
+def _locate(name: str, pretrained: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Architecture (name, args) of a registry name or a local folder, and where in the folder the weights are."""
+    folder = Path(name)
+    if not folder.is_dir():
+        if ":" in name or folder.is_absolute():
+            raise ValueError(f"image_tower {name!r}: neither an existing folder nor a timm model name")
+        return {"name": name, "args": {}}, None
+    try:
+        described = json.loads((folder / "config.json").read_text())
+        architecture = {"name": str(described["architecture"]), "args": dict(described.get("model_args") or {})}
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"image_tower {name!r}: no config.json with timm's 'architecture' in that folder") from error
+    weights = folder / "model.safetensors"
+    if pretrained and not weights.is_file():
+        raise ValueError(f"image_tower {name!r}: no model.safetensors in that folder (pickled weights are not read)")
+    published = described.get("pretrained_cfg") or {}
+    classes = described.get("num_classes", published.get("num_classes", 1000))
+    return architecture, {"file": str(weights), "num_classes": classes} if pretrained else None

@@ -1,0 +1,180 @@
+"""Text towers from transformers (Wolf et al., 2020, https://aclanthology.org/2020.emnlp-demos.6) as token sequences."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length
+
+BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}
+"""Vocabulary of the BERT-base family, by the last part of the name, lower-cased. They share every other number."""
+
+_REMEDY = (
+    "Give a local folder (config.json, model.safetensors, tokenizer files) as text_tower, or set pretrained to false"
+)
+
+
+class TransformersTokenizer:
+    """A transformers tokenizer in the project's form; texts are padded or cut to ``max_tokens``, the last token kept.
+
+    A text that is empty or not a string becomes the special tokens alone.
+    """
+
+    def __init__(self, tokenizer: Any, max_tokens: int) -> None:
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers 5 invents one like this
+            raise ValueError("tokenizer without a single word: its vocabulary files are missing")
+        self.tokenizer, self.vocabulary, self.max_tokens, self.truncated = tokenizer, len(tokenizer), max_tokens, 0
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        if isinstance(texts, str):
+            raise TypeError("TransformersTokenizer: one str given; expected a sequence of texts, e.g. [text]")
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(texts), self.max_tokens), pad, dtype=torch.int64)  # [N, T]
+        mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)  # [N, T]
+        for row, text in enumerate(texts):
+            tokens = self.tokenizer(text if isinstance(text, str) else "", verbose=False)["input_ids"]
+            if len(tokens) > self.max_tokens:
+                self.truncated += 1
+                tokens = [*tokens[: self.max_tokens - 1], tokens[-1]]
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            mask[row, : len(tokens)] = True
+        return ids, mask
+
+
+class TransformersTower(TextTower):
+    """A transformers encoder: ids [B, T] and mask [B, T] (True at real tokens) -> tokens [B, T, W]."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.model, self.tokenizer = model, tokenizer
+        settings: Any = model.config
+        self.width = int(settings.hidden_size)
+        self.dropout = float(getattr(settings, "hidden_dropout_prob", None) or getattr(settings, "dropout", None) or 0)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        check_length(ids, self.tokenizer.max_tokens)
+        return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state  # [B, T, W]
+
+    def architecture(self) -> dict[str, Any]:
+        settings: Any = self.model.config
+        described = json.loads(settings.to_json_string(use_diff=False))
+        return {key: value for key, value in described.items() if key not in ("_name_or_path", "transformers_version")}
+
+
+def transformers_tower(name: str, layers: int | None, max_tokens: int, pretrained: bool) -> TransformersTower:
+    """Builds an encoder from a local folder or a hub name; ``layers`` keeps the first that many (None: all).
+
+    The papers' "BERT-base" is six layers: 65,192,448 parameters without pooler and cross-attention (their cost tables
+    count 79,375,872, with six cross-attention blocks that are never used). A BERT-base name with ``pretrained`` false
+    is built from the numbers kept here: no network, the same at every site, and a HashTokenizer.
+    """
+    from transformers import AutoModel
+
+    settings = _settings(name, pretrained)
+    if layers is not None:
+        if not 1 <= layers <= settings.num_hidden_layers:
+            raise ValueError(f"text_layers {layers}: {name!r} has 1 to {settings.num_hidden_layers}")
+        settings.num_hidden_layers = layers
+    tokenizer = _tokenizer(name, settings, max_tokens, pretrained)
+    if not pretrained:
+        return _build(settings, tokenizer)
+    try:
+        model = AutoModel.from_pretrained(
+            name, config=settings, use_safetensors=True, dtype=torch.float32, **_no_pooler(settings)
+        )
+    except Exception as error:
+        raise RuntimeError(f"text_tower {name!r}: weights not loaded ({type(error).__name__}). {_REMEDY}") from error
+    return TransformersTower(model, tokenizer)
+
+
+def rebuild_tower(architecture: dict[str, Any], max_tokens: int, tokenizer: Tokenizer | None) -> TransformersTower:
+    """The tower of a saved model from ``TransformersTower.architecture()``, randomly initialised, no network."""
+    import transformers
+
+    try:
+        settings = transformers.AutoConfig.for_model(**architecture)
+        return _build(settings, tokenizer or HashTokenizer(settings.vocab_size, max_tokens))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"saved text tower: transformers {transformers.__version__} cannot build it ({error}); load it with the "
+            "version that wrote it"
+        ) from error
+
+
+def load_tokenizer(folder: str | Path, max_tokens: int) -> TransformersTokenizer:
+    """A transformers tokenizer from a local folder."""
+    from transformers import AutoTokenizer
+
+    return TransformersTokenizer(
+        AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False), max_tokens
+    )
+
+
+def _build(settings: Any, tokenizer: Tokenizer) -> TransformersTower:
+    from transformers import AutoModel
+
+    if tokenizer.vocabulary > settings.vocab_size:
+        raise ValueError(f"text tower: tokenizer of {tokenizer.vocabulary} words, embeddings for {settings.vocab_size}")
+    return TransformersTower(AutoModel.from_config(settings, dtype=torch.float32, **_no_pooler(settings)), tokenizer)
+
+
+def _settings(name: str, pretrained: bool) -> Any:
+    """The transformers configuration: a local folder's, the built-in BERT-base one, or the hub's."""
+    from transformers import AutoConfig, BertConfig
+
+    family = name.rpartition("/")[2].lower()
+    if not pretrained and family in BERT_VOCABULARY and not Path(name).is_dir():
+        return BertConfig(vocab_size=BERT_VOCABULARY[family])
+    try:
+        settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise RuntimeError(
+            f"text_tower {name!r}: no configuration found ({type(error).__name__}). {_REMEDY}; names that need no "
+            f"download: tiny, {', '.join(BERT_VOCABULARY)}"
+        ) from error
+    settings.is_decoder = settings.add_cross_attention = False
+    return settings
+
+
+def _tokenizer(name: str, settings: Any, max_tokens: int, pretrained: bool) -> Tokenizer:
+    """The model's own tokenizer; without one and without pretrained weights, a HashTokenizer, said aloud."""
+    positions = getattr(settings, "max_position_embeddings", max_tokens)
+    if max_tokens > positions:
+        raise ValueError(f"max_tokens {max_tokens}: {name!r} has positions for {positions}")
+    built_in = not pretrained and not Path(name).is_dir() and name.rpartition("/")[2].lower() in BERT_VOCABULARY
+    if not built_in:
+        try:
+            return _auto_tokenizer(name, max_tokens)
+        except Exception as error:
+            if pretrained:
+                raise RuntimeError(
+                    f"text_tower {name!r}: no tokenizer found ({type(error).__name__}). {_REMEDY}"
+                ) from error
+    warnings.warn(
+        f"text_tower {name!r}: no vocabulary at hand, so words are hashed into {settings.vocab_size} ids; every site "
+        "must do the same. For the model's own tokenizer give a local folder that has it",
+        stacklevel=2,
+    )
+    return HashTokenizer(settings.vocab_size, max_tokens)
+
+
+def _auto_tokenizer(name: str, max_tokens: int) -> TransformersTokenizer:
+    from transformers import AutoTokenizer
+
+    return TransformersTokenizer(AutoTokenizer.from_pretrained(name, trust_remote_code=False), max_tokens)
+
+
+def _no_pooler(settings: Any) -> dict[str, bool]:
+    """``add_pooling_layer=False`` for the models that know it: the pooler would never be trained."""
+    from transformers import AutoModel
+
+    model = AutoModel._model_mapping[type(settings)]
+    return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model).parameters else {}

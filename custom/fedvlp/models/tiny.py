@@ -1,0 +1,212 @@
+"""Built-in towers and tokenizer: about half a million parameters each, no download, fast on one CPU core.
+
+Also the transformer block they share with the alignment modules, and what every tower must offer (``Tower``).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+PAD, CLS = 0, 1
+"""Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
+
+_WORD = re.compile(r"[^\W_]+")
+_HASH_START = 6  # CRC-32 start value for which the common words of chest reports do not collide at 4096 (tested)
+
+
+class Tokenizer(Protocol):
+    """Reports to ids [N, T] int64 and mask [N, T] bool (True at real tokens, position 0 always real)."""
+
+    vocabulary: int
+    max_tokens: int
+    truncated: int  # texts cut at max_tokens so far
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]: ...
+
+
+class HashTokenizer:
+    """Lower-cased words and numbers, hashed (CRC-32) into a fixed vocabulary: the same ids on every machine.
+
+    Needs no vocabulary file, so nothing about a site's reports is learned or shared. Two words may share an id
+    (about one in ``vocabulary``). T is ``max_tokens``. A text that is empty or not a string becomes CLS alone.
+    """
+
+    def __init__(self, vocabulary: int = 4096, max_tokens: int = 64) -> None:
+        if vocabulary < 3 or max_tokens < 1:
+            raise ValueError(
+                f"HashTokenizer: vocabulary {vocabulary}, max_tokens {max_tokens}; expected at least 3 (pad, cls, one "
+                "word) and at least 1"
+            )
+        self.vocabulary, self.max_tokens, self.truncated = vocabulary, max_tokens, 0
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        if isinstance(texts, str):
+            raise TypeError("HashTokenizer: one str given; expected a sequence of texts, e.g. [text]")
+        ids = torch.full((len(texts), self.max_tokens), PAD, dtype=torch.int64)  # [N, T]
+        mask = torch.zeros(len(texts), self.max_tokens, dtype=torch.bool)  # [N, T]
+        for row, text in enumerate(texts):
+            words = _WORD.findall(text.lower()) if isinstance(text, str) else []
+            self.truncated += len(words) >= self.max_tokens
+            tokens = [CLS, *(self.word_id(w) for w in words[: self.max_tokens - 1])]
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            mask[row, : len(tokens)] = True
+        return ids, mask
+
+    def word_id(self, word: str) -> int:
+        """Id of one lower-cased word, in [2, vocabulary)."""
+        return 2 + zlib.crc32(word.encode(), _HASH_START) % (self.vocabulary - 2)
+
+
+class Tower(nn.Module):
+    """An encoder: ``width`` W of its tokens, position 0 the summary token.
+
+    An image tower maps images [B, 1, H, W] to tokens [B, M, W]; a text tower maps ids [B, T] and mask [B, T] to
+    tokens [B, T, W] and carries its ``tokenizer``. ``dropout`` and ``mlp_ratio`` shape the alignment block put on it.
+    """
+
+    width: int
+    dropout: float = 0.0
+    mlp_ratio: int = 4
+
+    def architecture(self) -> dict[str, Any]:
+        """What, beside ModelConfig, rebuilds this tower without its source (JSON-able)."""
+        return {}
+
+
+class TextTower(Tower):
+    tokenizer: Tokenizer
+
+
+def heads_for(width: int, size: int = 64) -> int:
+    """Attention heads for a width: about ``size`` dimensions each (12 at 768), always a divisor of the width."""
+    return next(h for h in range(max(1, width // size), 0, -1) if width % h == 0)
+
+
+class Block(nn.Module):
+    """Transformer block, [B, T, W] -> [B, T, W]: pre-norm (ViT) or, with ``post_norm``, post-norm (BERT).
+
+    ``mask`` [B, T] is True at real tokens; padding is never attended to. Weights start at std 0.02 for width 768 (BERT,
+    ViT), scaled by 1/sqrt(width) for others.
+    """
+
+    def __init__(
+        self, width: int, heads: int, mlp_ratio: int = 4, post_norm: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads, self.post_norm, self.dropout = heads, post_norm, dropout
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.expand, self.contract = nn.Linear(width, mlp_ratio * width), nn.Linear(mlp_ratio * width, width)
+        for layer in (self.qkv, self.out, self.expand, self.contract):
+            nn.init.trunc_normal_(layer.weight, std=0.02 * (768 / width) ** 0.5)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.post_norm:
+            tokens = self.norm1(tokens + self._drop(self._attend(tokens, mask)))
+            return self.norm2(tokens + self._drop(self._mlp(tokens)))
+        tokens = tokens + self._drop(self._attend(self.norm1(tokens), mask))
+        return tokens + self._drop(self._mlp(self.norm2(tokens)))
+
+    def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        b, t, w = tokens.shape
+        q, k, v = self.qkv(tokens).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, T, W/H]
+        keep = None if mask is None else mask[:, None, None, :]  # [B, 1, 1, T]
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=self.dropout * self.training)
+        return self.out(mixed.transpose(1, 2).reshape(b, t, w))
+
+    def _mlp(self, tokens: Tensor) -> Tensor:
+        return self.contract(F.gelu(self.expand(tokens)))
+
+    def _drop(self, tokens: Tensor) -> Tensor:
+        return F.dropout(tokens, self.dropout, self.training)
+
+
+def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
+    """Checks images [B, 1 or C, size, size] and repeats a grey channel to C."""
+    if images.ndim != 4 or images.shape[1] not in (1, channels) or images.shape[2:] != (size, size):
+        raise ValueError(
+            f"image tower: images {list(images.shape)}, expected [B, 1 or {channels}, {size}, {size}]; set image_size "
+            "of the model to what the data gives"
+        )
+    return images.expand(-1, channels, -1, -1)
+
+
+class TinyImage(Tower):
+    """Two strided convolutions (8x down) to a token grid, then ``layers`` pre-norm blocks of width 128.
+
+    A 64-pixel image gives M = 1 + 8*8 tokens. The first convolution keeps 32 channels of 25 pixels: nothing is lost.
+    """
+
+    width, mlp_ratio = 128, 2
+
+    def __init__(self, image_size: int = 64, in_channels: int = 1, layers: int = 2) -> None:
+        super().__init__()
+        if image_size % 8:
+            raise ValueError(f"image_size {image_size}: the tiny image tower needs a multiple of 8")
+        self.image_size, self.in_channels = image_size, in_channels
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, 32, 5, stride=4, padding=2),
+            nn.GroupNorm(8, 32),
+            nn.ReLU(),
+            nn.Conv2d(32, self.width, 3, stride=2, padding=1),
+            nn.GroupNorm(8, self.width),
+            nn.ReLU(),
+        )
+        self.summary = nn.Parameter(torch.empty(1, 1, self.width))
+        self.position = nn.Parameter(torch.empty(1, 1 + (image_size // 8) ** 2, self.width))
+        nn.init.trunc_normal_(self.summary, std=0.02)
+        nn.init.trunc_normal_(self.position, std=0.02)
+        self.blocks = _blocks(self.width, layers, self.mlp_ratio)
+        self.norm = nn.LayerNorm(self.width, eps=1e-6)
+
+    def forward(self, images: Tensor) -> Tensor:
+        grid = self.stem(as_channels(images, self.in_channels, self.image_size))  # [B, W, H/8, W/8]
+        patches = grid.flatten(2).transpose(1, 2)  # [B, M-1, W]
+        tokens = torch.cat([self.summary.expand(len(patches), -1, -1), patches], dim=1) + self.position  # [B, M, W]
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)
+
+
+class TinyText(TextTower):
+    """Word and position embeddings, then ``layers`` pre-norm blocks of width 128; position 0 is CLS."""
+
+    width, mlp_ratio = 128, 2
+
+    def __init__(self, vocabulary: int = 4096, max_tokens: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.tokenizer = HashTokenizer(vocabulary, max_tokens)
+        self.words = nn.Embedding(vocabulary, self.width)
+        self.position = nn.Parameter(torch.empty(1, max_tokens, self.width))
+        nn.init.trunc_normal_(self.words.weight, std=0.05)
+        nn.init.trunc_normal_(self.position, std=0.02)
+        self.blocks = _blocks(self.width, layers, self.mlp_ratio)
+        self.norm = nn.LayerNorm(self.width, eps=1e-6)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        check_length(ids, self.tokenizer.max_tokens)
+        tokens = self.words(ids) + self.position[:, : ids.shape[1]]  # [B, T, W]
+        for block in self.blocks:
+            tokens = block(tokens, mask)
+        return self.norm(tokens)
+
+
+def check_length(ids: Tensor, max_tokens: int) -> None:
+    """Refuses ids [B, T] with T beyond what the tower has positions for."""
+    if ids.ndim != 2 or not 1 <= ids.shape[1] <= max_tokens:
+        raise ValueError(
+            f"text tower: ids {list(ids.shape)}, expected [B, T] with 1 <= T <= {max_tokens}; tokenise with the "
+            "model's own tokenizer or raise max_tokens"
+        )
+
+
+def _blocks(width: int, layers: int, mlp_ratio: int) -> nn.ModuleList:
+    return nn.ModuleList(Block(width, heads_for(width, 32), mlp_ratio) for _ in range(layers))

@@ -1,0 +1,210 @@
+"""Batches of one site: every record once per epoch, the same by seed, trimmed, and lazily read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from fedvlp.data.loader import SiteData
+from fedvlp.data.record import Cohort
+from torch import Tensor
+
+WIDTH = 12
+
+
+def tokenize(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """[CLS] = 1, then one id per word, its length + 10; padded to a fixed width."""
+    ids = torch.zeros(len(texts), WIDTH, dtype=torch.int64)
+    for row, text in enumerate(texts):
+        words = [1, *(10 + len(word) for word in text.split())][:WIDTH]
+        ids[row, : len(words)] = torch.tensor(words)
+    return ids, ids > 0
+
+
+def cohort(
+    n: int, size: int = 12, reports: Sequence[str] | None = None, studies: Sequence[str] | None = None
+) -> Cohort:
+    """Image of row i is filled with i; report of row i has 1 + i % 5 words; label is i % 2."""
+    read: list[int] = []
+
+    def images(rows: np.ndarray) -> np.ndarray:
+        read.extend(rows.tolist())
+        return np.repeat((rows % 256).astype(np.uint8), size * size).reshape(-1, size, size)
+
+    names = tuple(str(i) for i in range(n))
+    made = Cohort(
+        ids=names,
+        patients=names,
+        studies=tuple(studies or names),
+        reports=tuple(reports or [" ".join(["word"] * (1 + i % 5)) + f" r{i}" for i in range(n)]),
+        labels=(np.arange(n, dtype=np.float32) % 2)[:, None],
+        label_names=("odd",),
+        splits=np.array(["train"] * n, dtype="<U5"),
+        sites=None,
+        images=images,
+        fingerprint="x",
+    )
+    object.__setattr__(made, "read", read)
+    return made
+
+
+def site(train: Sequence[int], val: Sequence[int] = (), n: int = 40, **options) -> SiteData:
+    rows = {"train": np.array(train, dtype=np.int64), "val": np.array(val, dtype=np.int64)}
+    return SiteData(cohort(n, **options), rows, tokenize, 8)
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def value(batch: dict[str, Tensor]) -> list[int]:
+    """The cohort row of each image, read back from its pixels."""
+    return ((batch["image"][:, 0, 0, 0] / 2 + 0.5) * 255).round().long().tolist()
+
+
+def test_an_epoch_visits_every_record_once_and_image_text_and_label_agree() -> None:
+    train = list(range(5, 29))  # 24 records: 3 batches of 8
+    batches = list(site(train).train_batches(6, 8, generator(0)))
+    assert len(batches) == 6
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(row for batch in epoch for row in value(batch)) == train
+    assert [value(b) for b in batches[:3]] != [value(b) for b in batches[3:]]
+    for batch in batches:
+        rows = value(batch)
+        assert batch["row"].tolist() == [row - 5 for row in rows], "positions within the split"
+        assert batch["labels"][:, 0].tolist() == [row % 2 for row in rows]
+        assert batch["text_mask"].sum(1).tolist() == [3 + row % 5 for row in rows]  # [CLS], words, the last
+        assert batch["image"].shape == (8, 1, 8, 8)
+        assert batch["image"].dtype == torch.float32
+        assert batch["text"].dtype == torch.int64
+        assert batch["text_mask"].dtype == torch.bool
+
+
+def test_the_smaller_rest_of_an_epoch_is_dropped_and_a_small_split_is_one_batch() -> None:
+    batches = list(site(range(11)).train_batches(4, 4, generator(0)))
+    assert [len(batch["row"]) for batch in batches] == [4] * 4
+    assert len({row for batch in batches[:2] for row in value(batch)}) == 8
+    small = list(site(range(3)).train_batches(2, 8, generator(0)))
+    assert [sorted(value(batch)) for batch in small] == [[0, 1, 2]] * 2
+
+
+def test_train_batches_are_the_same_by_seed_and_by_nothing_else() -> None:
+    def stream(data: SiteData, seed: int) -> list[dict[str, Tensor]]:
+        torch.rand(3)
+        return list(data.train_batches(7, 8, generator(seed)))
+
+    data = site(range(30))
+    first, again, other = stream(data, 1), stream(site(range(30)), 1), stream(data, 2)
+    assert all(torch.equal(a[key], b[key]) for a, b in zip(first, again, strict=True) for key in a)
+    assert any(not torch.equal(a["row"], b["row"]) for a, b in zip(first, other, strict=True))
+    state = torch.random.get_rng_state()
+    list(data.train_batches(3, 8, generator(1)))
+    assert torch.equal(torch.random.get_rng_state(), state), "the global stream is untouched"
+
+
+def test_too_few_records_are_refused_before_the_first_batch() -> None:
+    for count in (0, 1):
+        with pytest.raises(ValueError, match=f"this site has {count}"):
+            site(range(count)).train_batches(1, 8, generator(0))
+    with pytest.raises(ValueError, match="batch_size >= 2"):
+        site(range(8)).train_batches(1, 1, generator(0))
+    assert list(site(range(8)).train_batches(0, 4, generator(0))) == []
+
+
+def test_batches_keep_the_order_and_may_drop_the_last() -> None:
+    data = site(range(4), val=[9, 3, 20, 7, 11])
+    kept = list(data.batches("val", 2, drop_last=False))
+    assert [value(batch) for batch in kept] == [[9, 3], [20, 7], [11]]
+    assert [batch["row"].tolist() for batch in kept] == [[0, 1], [2, 3], [4]]
+    assert [value(batch) for batch in data.batches("val", 2, drop_last=True)] == [[9, 3], [20, 7]]
+    chosen = data.batches("val", 8, drop_last=False, rows=torch.tensor([4, 0]))
+    assert [value(batch) for batch in chosen] == [[11, 9]]
+    assert list(data.batches("val", 8, drop_last=False, rows=torch.tensor([], dtype=torch.int64))) == []
+    assert list(data.batches("test", 8, drop_last=False)) == []
+    assert list(site(range(4)).batches("val", 8, drop_last=False)) == []
+    assert data.sizes == {"train": 4, "val": 5}
+    assert data.num_train == 4
+
+
+def test_padding_is_trimmed_to_the_longest_report_of_the_batch() -> None:
+    data = site([], val=[0, 5, 4])
+    two, one = data.batches("val", 2, drop_last=False)
+    assert two["text"].shape == two["text_mask"].shape == (2, 3)
+    assert one["text"].shape == (1, 7)
+    assert two["text"].tolist() == tokenize(["word r0", "word r5"])[0][:, :3].tolist()
+
+
+def test_an_empty_report_has_its_first_token() -> None:
+    data = site([0, 1], n=2, reports=["", ""])
+    (batch,) = data.train_batches(1, 2, generator(0))
+    assert batch["text"].tolist() == [[1], [1]]
+    assert batch["text_mask"].tolist() == [[True], [True]]
+
+    def blank(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(texts), 4, dtype=torch.int64), torch.zeros(len(texts), 4, dtype=torch.bool)
+
+    data = SiteData(cohort(2), {"train": np.arange(2)}, blank, 8)
+    (batch,) = data.train_batches(1, 2, generator(0))
+    assert batch["text_mask"].tolist() == [[True], [True]]
+
+
+def test_a_split_is_read_when_it_is_first_asked_for_and_once() -> None:
+    source = cohort(20)
+    tokenized: list[int] = []
+
+    def counting(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        tokenized.append(len(texts))
+        return tokenize(texts)
+
+    data = SiteData(source, {"train": np.arange(8), "test": np.arange(8, 20)}, counting, 8)
+    data.study_groups("test")
+    assert source.read == []  # type: ignore[attr-defined]
+    list(data.train_batches(3, 4, generator(0)))
+    list(data.batches("train", 4, drop_last=False))
+    assert source.read == list(range(8))  # type: ignore[attr-defined]
+    assert tokenized == [8]
+    list(data.batches("test", 4, drop_last=False))
+    assert tokenized == [8, 12]
+
+
+def test_a_tokenizer_of_another_shape_is_refused_without_text() -> None:
+    data = SiteData(cohort(4), {"train": np.arange(4)}, lambda texts: (torch.zeros(3, 5), torch.zeros(3, 5)), 8)
+    with pytest.raises(ValueError, match=r"\[3, 5\].*\[4, T\]") as caught:
+        next(data.train_batches(1, 2, generator(0)))
+    assert "word" not in str(caught.value)
+
+
+def test_labels_are_absent_where_the_cohort_has_none() -> None:
+    source = cohort(4)
+    object.__setattr__(source, "labels", np.zeros((4, 0), dtype=np.float32))
+    object.__setattr__(source, "label_names", ())
+    data = SiteData(source, {"train": np.arange(4)}, tokenize, 8)
+    assert set(next(data.train_batches(1, 2, generator(0)))) == {"image", "text", "text_mask", "row"}
+
+
+def test_study_groups_join_equal_studies_and_equal_reports() -> None:
+    """Rows 0, 1 share a study; 1, 4 a report, so 0, 1, 4 are one; empty reports alone join nothing."""
+    reports = ["a b c", "d e f", "", "", "d e f", "g h i"]
+    data = site(range(6), val=[5, 3], n=6, reports=reports, studies=["s", "s", "t", "u", "v", "w"])
+    groups = data.study_groups("train").tolist()
+    assert groups[0] == groups[1] == groups[4]
+    assert len(set(groups)) == 4
+    assert data.study_groups("val").tolist() in ([0, 1], [1, 0])
+    assert data.study_groups("train").dtype == torch.int64
+    assert data.study_groups("test").shape == (0,)
+
+
+def test_a_batch_costs_little() -> None:
+    """About 0.4 ms for 32 crops of 64 from 72 pixels; the bound leaves room for a busy machine."""
+    data = SiteData(cohort(500, size=72), {"train": np.arange(500)}, tokenize, 64)
+    next(data.train_batches(1, 32, generator(0)))
+    times = []
+    stream = data.train_batches(200, 32, generator(0))
+    for _ in range(200):
+        start = time.perf_counter()
+        next(stream)
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[100] < 5e-3

@@ -1,0 +1,244 @@
+"""Reading radiographs: what is shown, what is refused and why, and the crops of a batch."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fedvlp.data.transforms import UnreadableImageError, decode, eval_batch, load, read_radiograph, train_batch
+
+Image = pytest.importorskip("PIL.Image")
+DICOMS = Path(__file__).parents[2].parent / "shared" / "data" / "real-tables" / "dicom"
+
+
+def ramp(height: int = 40, width: int = 40, top: int = 255, dtype: type = np.uint8) -> np.ndarray:
+    return np.linspace(0, top, height * width).reshape(height, width).astype(dtype)
+
+
+def png(path: Path, pixels: np.ndarray) -> Path:
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def dicom(path: Path, stored: np.ndarray, photometric: str = "MONOCHROME2", bits: int = 8, **tags) -> Path:
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.uid import ExplicitVRLittleEndian
+
+    data = pydicom.Dataset()
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID = "1.2.840.10008.5.1.4.1.1.1.1"
+    data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID = "1.2.3.4"
+    data.PatientName, data.PatientID = "Canary^Name", "CANARY-1"
+    data.Rows, data.Columns = stored.shape[-2:]
+    data.SamplesPerPixel, data.PhotometricInterpretation = 1, photometric
+    data.BitsAllocated, data.BitsStored, data.HighBit = 8 * stored.itemsize, bits, bits - 1
+    data.PixelRepresentation = 0
+    data.PixelData = stored.tobytes()
+    for name, value in tags.items():
+        setattr(data, name, value)
+    data.save_as(path, enforce_file_format=True)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UnreadableImageError) as caught:
+        load(path, decode(16))
+    message = str(caught.value)
+    assert path.name not in message
+    assert str(path.parent) not in message
+    assert "anary" not in message.lower()
+    return caught.value.reason
+
+
+def test_decode_resizes_the_longer_side_by_area_and_pads_the_shorter(tmp_path: Path) -> None:
+    """40 x 20 pixels to 16: 16 x 8 pixels, each the mean of 2.5 x 2.5, with 4 columns of zeros on either side."""
+    image = np.full((40, 20), 200, dtype=np.uint8)
+    image[:20] = 100
+    out = load(png(tmp_path / "a.png", image), decode(16))
+    assert out.shape == (16, 16)
+    assert out.dtype == np.uint8
+    assert not out[:, :4].any()
+    assert not out[:, 12:].any()
+    assert (out[:8, 4:12] == 100).all()
+    assert (out[8:, 4:12] == 200).all()
+
+
+def test_area_interpolation_is_the_mean_of_what_a_pixel_covers(tmp_path: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    out = load(png(tmp_path / "a.png", image), decode(16))
+    mean = image.reshape(16, 4, 16, 4).mean(axis=(1, 3))
+    assert np.abs(out - mean).max() <= 0.5 + 1e-3
+
+
+def test_the_reader_is_a_monai_reader() -> None:
+    from fedvlp.data.transforms import RadiographReader
+    from monai.data.image_reader import ImageReader
+    from monai.transforms import Compose
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        transform = decode(16)
+    assert isinstance(transform, Compose)
+    assert issubclass(RadiographReader, ImageReader)
+
+
+def test_an_8_bit_image_keeps_its_values_and_colour_becomes_grey(tmp_path: Path) -> None:
+    image = ramp(top=180)
+    assert np.array_equal(read_radiograph(png(tmp_path / "a.png", image)), image)
+    red = np.zeros((20, 20, 3), dtype=np.uint8)
+    red[:10, :, 0] = 255
+    assert set(np.unique(read_radiograph(png(tmp_path / "c.png", red)))) == {0.0, 76.0}  # 0.299 * 255
+    Image.fromarray(image).save(tmp_path / "a.jpg", quality=95)
+    assert np.abs(read_radiograph(tmp_path / "a.jpg") - image).max() < 8
+
+
+def test_a_16_bit_png_with_12_bits_used_fills_the_range(tmp_path: Path) -> None:
+    image = ramp(top=4095, dtype=np.uint16)
+    out = read_radiograph(png(tmp_path / "a.png", image))
+    assert np.allclose(out, image / 4095 * 255, atol=1e-2)
+
+
+def test_monochrome1_is_inverted_and_12_bits_scaled(tmp_path: Path) -> None:
+    image = ramp(top=4095, dtype=np.uint16)
+    normal = read_radiograph(dicom(tmp_path / "2.dcm", image, bits=12))
+    inverse = read_radiograph(dicom(tmp_path / "1.dcm", image, "MONOCHROME1", bits=12))
+    assert np.allclose(normal, image / 4095 * 255, atol=1e-2)
+    assert np.allclose(inverse, 255 - normal, atol=1e-2)
+    eight = read_radiograph(dicom(tmp_path / "8.dcm", ramp(top=180), "MONOCHROME1"))
+    assert np.array_equal(eight, 255 - ramp(top=180).astype(np.float32))
+
+
+def test_the_voi_window_and_the_rescale_are_applied(tmp_path: Path) -> None:
+    """Rescale x - 1000; window centre 0, width 1001: below -500 black, above +500 white, linear between."""
+    image = ramp(top=4000, dtype=np.uint16)
+    tags = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": 0, "WindowWidth": 1001}
+    out = read_radiograph(dicom(tmp_path / "a.dcm", image, bits=12, **tags))
+    expected = np.clip((image.astype(float) - 500) / 1000, 0, 1) * 255
+    assert np.abs(out - expected).max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "tags", "reason"),
+    [
+        ("frames", {"NumberOfFrames": 2}, "multi-frame image"),
+        ("bomb", {"Rows": 60000, "Columns": 60000}, "image too large"),
+        ("short", {"PixelData": b"\0\1" * 100}, "corrupt image"),
+        ("burned", {"BurnedInAnnotation": "YES"}, "burned-in annotation"),
+        ("palette", {"PhotometricInterpretation": "PALETTE COLOR"}, "unsupported image format"),
+        ("window", {"WindowCenter": 9000, "WindowWidth": 2}, "constant image"),
+    ],
+)
+def test_dicom_refusals(tmp_path: Path, name: str, tags: dict, reason: str) -> None:
+    stored = ramp(top=4095, dtype=np.uint16)
+    stored = np.stack([stored, stored]) if name == "frames" else stored
+    assert refusal(dicom(tmp_path / f"canary-{name}.dcm", stored, bits=12, **tags)) == reason
+
+
+@pytest.mark.parametrize("uid", ["1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.100", "1.2.3"])
+def test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused(tmp_path: Path, uid: str) -> None:
+    """Deflated (inflates without bound before its header can be read), MPEG-2, unknown."""
+    pydicom = pytest.importorskip("pydicom")
+    meta = pydicom.dcmread(dicom(tmp_path / "a.dcm", ramp())).file_meta
+    meta.TransferSyntaxUID = uid
+    with (tmp_path / "b.dcm").open("wb") as file:
+        file.write(b"\0" * 128 + b"DICM")
+        pydicom.filewriter.write_file_meta_info(file, meta)
+    assert refusal(tmp_path / "b.dcm") == "unsupported transfer syntax"
+
+
+def test_truncated_empty_foreign_missing_and_constant_files(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
+    for suffix in ("png", "jpg"):
+        whole = tmp_path / f"whole.{suffix}"
+        Image.fromarray(noise).save(whole)
+        cut = tmp_path / f"canary.{suffix}"
+        cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+        assert refusal(cut) == "corrupt image"
+    whole = dicom(tmp_path / "whole.dcm", noise)
+    (tmp_path / "cut.dcm").write_bytes(whole.read_bytes()[:-1000])
+    assert refusal(tmp_path / "cut.dcm") == "corrupt image"
+    (tmp_path / "text.png").write_text("canary")
+    assert refusal(tmp_path / "text.png") == "unsupported image format"
+    (tmp_path / "empty.png").write_bytes(b"")
+    assert refusal(tmp_path / "empty.png") == "unsupported image format"
+    assert refusal(tmp_path / "absent.png") == "missing image"
+    assert refusal(png(tmp_path / "grey.png", np.full((40, 40), 7, dtype=np.uint8))) == "constant image"
+    assert refusal(png(tmp_path / "line.png", ramp(4, 40))) == "unsupported image shape"
+    Image.fromarray(noise).save(tmp_path / "other.bmp")
+    assert refusal(tmp_path / "other.bmp") == "unsupported image format"
+
+
+@pytest.mark.parametrize("side", [9_000, 100_000])
+def test_a_bomb_is_refused_from_its_header(tmp_path: Path, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    path = tmp_path / "bomb.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda self: pytest.fail("decoded"))
+    assert refusal(path) == "image too large"
+
+
+def test_the_two_real_dicom_files_decode() -> None:
+    files = sorted(DICOMS.glob("*.dcm"))
+    if len(files) < 2:
+        pytest.skip("../shared/data/real-tables/dicom is absent")
+    transform = decode(64)
+    by_name = {file.name.startswith("Fake_MONOHR1"): load(file, transform) for file in files}
+    assert all(image.shape == (64, 64) and image.dtype == np.uint8 and image.std() > 20 for image in by_name.values())
+    # the same stored pixels, once tagged MONOCHROME1
+    assert np.abs(255 - by_name[True].astype(int) - by_name[False]).max() <= 1
+
+
+def test_train_batch_crops_by_the_generator_alone() -> None:
+    images = torch.randint(0, 256, (64, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    first = train_batch(images, 8, torch.Generator().manual_seed(5))
+    torch.manual_seed(99)
+    torch.rand(7)
+    again = train_batch(images, 8, torch.Generator().manual_seed(5))
+    other = train_batch(images, 8, torch.Generator().manual_seed(6))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.shape == (64, 1, 8, 8)
+    assert first.dtype == torch.float32
+
+
+def test_every_crop_is_a_window_and_never_mirrored() -> None:
+    """Pixels rise from left to right and from top to bottom: so they do in every crop, and all 25 corners occur."""
+    images = (torch.arange(12)[:, None] * 16 + torch.arange(12)).to(torch.uint8).expand(600, 12, 12)
+    out = train_batch(images, 8, torch.Generator().manual_seed(0))
+    assert (out.diff(dim=-1) > 0).all()
+    assert (out.diff(dim=-2) > 0).all()
+    corner = ((out[:, 0, 0, 0] / 2 + 0.5) * 255).round().long()
+    assert {(c // 16, c % 16) for c in corner.tolist()} == {(top, left) for top in range(5) for left in range(5)}
+
+
+def test_values_and_the_centre_crop() -> None:
+    """0 is -1, 255 is 1, 51 = 0.2 * 255 is (0.2 - 0.5) / 0.5 = -0.6."""
+    images = torch.zeros(1, 6, 6, dtype=torch.uint8)
+    images[0, 1, 1], images[0, 4, 4] = 255, 51
+    out = eval_batch(images, 4)
+    assert out.shape == (1, 1, 4, 4)
+    torch.testing.assert_close(out[0, 0, 0, 0], torch.tensor(1.0))
+    torch.testing.assert_close(out[0, 0, 3, 3], torch.tensor(-0.6))
+    assert out[0, 0, 1, 1] == -1
+    assert images[0, 1, 1] == 255, "the cached pixels are not written to"
+
+
+def test_no_crop_makes_no_draw_and_bad_shapes_are_refused() -> None:
+    images = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    assert torch.equal(train_batch(images, 8, generator), eval_batch(images, 8))
+    assert torch.equal(generator.get_state(), before)
+    with pytest.raises(ValueError, match="cannot crop 9 pixels from images of 8"):
+        eval_batch(images, 9)
+    with pytest.raises(ValueError, match="uint8"):
+        train_batch(images.float(), 8, generator)

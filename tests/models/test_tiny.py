@@ -1,0 +1,115 @@
+"""Tiny towers, the shared block and the hash tokenizer."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+from fedvlp.models.tiny import CLS, PAD, Block, HashTokenizer, TinyImage, TinyText, heads_for
+
+REPORT_WORDS = (
+    "no right left lung lobe upper lower middle zone base apex apical hilar pleural effusion effusions edema "
+    "consolidation opacity opacities pneumothorax pneumonia atelectasis cardiomegaly heart size normal "
+    "enlarged clear without with evidence of is are there small moderate large mild severe bilateral "
+    "interstitial pulmonary vascular congestion airspace mediastinal silhouette cardiac acute focal process "
+    "disease chest radiograph ap pa portable view frontal not absent present negative positive unchanged "
+    "stable new increased decreased tube line fracture nodule mass tiny trace retinopathy diabetic macular "
+    "hemorrhage exudate findings impression likely possible cannot excluded within limits "
+)
+
+
+def test_tokenizer_ids_are_the_hash_of_the_words() -> None:
+    """Known by arithmetic: 2 + crc32(word, 6) mod 4094; lower-cased, punctuation dropped, padded with 0."""
+    ids, mask = HashTokenizer(4096, 6)(["No EFFUSION, 3.5 cm", ""])
+    expected = [2 + zlib.crc32(w.encode(), 6) % 4094 for w in ("no", "effusion", "3", "5", "cm")]
+    assert ids.tolist() == [[CLS, *expected], [CLS, PAD, PAD, PAD, PAD, PAD]]
+    assert mask.tolist() == [[True] * 6, [True] + [False] * 5]
+    assert ids.dtype == torch.int64
+    assert mask.dtype == torch.bool
+    assert 2 + zlib.crc32(b"effusion", 6) % 4094 == 944  # frozen: a saved model depends on it
+
+
+def test_tokenizer_common_words_do_not_collide() -> None:
+    tokenizer = HashTokenizer()
+    assert len({tokenizer.word_id(w) for w in REPORT_WORDS.split()}) == len(REPORT_WORDS.split())
+    assert all(2 <= tokenizer.word_id(w) < 4096 for w in REPORT_WORDS.split())
+
+
+def test_tokenizer_counts_truncation() -> None:
+    tokenizer = HashTokenizer(max_tokens=4)
+    ids, _ = tokenizer(["one two three", "one two three four", "one"])
+    assert tokenizer.truncated == 1
+    assert torch.equal(ids[0], ids[1])
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "?!", None, float("nan"), 7])
+def test_tokenizer_empty_or_not_text(text: object) -> None:
+    ids, mask = HashTokenizer(max_tokens=3)([text])  # type: ignore[list-item]
+    assert ids.tolist() == [[CLS, PAD, PAD]]
+    assert mask.tolist() == [[True, False, False]]
+
+
+def test_tokenizer_edges() -> None:
+    ids, mask = HashTokenizer(max_tokens=3)([])
+    assert ids.shape == mask.shape == (0, 3)
+    with pytest.raises(TypeError, match="sequence"):
+        HashTokenizer()("one text")
+    with pytest.raises(ValueError, match="at least 3"):
+        HashTokenizer(vocabulary=2)
+
+
+def test_towers_shapes_and_size() -> None:
+    image, text = TinyImage(), TinyText()
+    assert image(torch.randn(2, 1, 64, 64)).shape == (2, 65, 128)
+    ids, mask = text.tokenizer(["small left effusion", ""])
+    assert text(ids, mask).shape == (2, 64, 128)
+    assert text(ids[:, :5], mask[:, :5]).shape == (2, 5, 128)
+    for tower in (image, text):
+        assert sum(p.numel() for p in tower.parameters()) < 1_000_000
+        assert not [m for m in tower.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+
+
+def test_image_tower_expands_grey_and_refuses_other_sizes() -> None:
+    images = torch.randn(2, 1, 32, 32)
+    tower = TinyImage(32, in_channels=3)
+    torch.testing.assert_close(tower(images), tower(images.repeat(1, 3, 1, 1)))
+    with pytest.raises(ValueError, match=r"\[2, 1, 32, 32\], expected \[B, 1 or 1, 64, 64\]"):
+        TinyImage()(images)
+    with pytest.raises(ValueError, match="multiple of 8"):
+        TinyImage(60)
+
+
+def test_text_tower_refuses_more_tokens_than_positions() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        TinyText(max_tokens=4)(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_block_ignores_masked_tokens(post_norm: bool) -> None:
+    block = Block(16, 2, post_norm=post_norm)
+    tokens, mask = torch.randn(3, 7, 16), torch.arange(7).expand(3, -1) < torch.tensor([[7], [4], [1]])
+    changed = torch.where(mask[..., None], tokens, torch.randn(3, 7, 16))
+    torch.testing.assert_close(block(tokens, mask)[mask], block(changed, mask)[mask], rtol=0, atol=1e-6)
+    torch.testing.assert_close(block(tokens[1:2, :4]), block(tokens, mask)[1:2, :4], rtol=1e-5, atol=1e-5)
+
+
+def test_block_is_attention_and_mlp_by_the_formula() -> None:
+    """Pre-norm, one head: x + W_o softmax(q k^T / sqrt(W)) v, then + W_2 gelu(W_1 norm(x))."""
+    block = Block(8, 1).double()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    q, k, v = block.qkv(block.norm1(x)).chunk(3, dim=-1)
+    y = x + block.out((q @ k.transpose(1, 2) / 8**0.5).softmax(-1) @ v)
+    expected = y + block.contract(torch.nn.functional.gelu(block.expand(block.norm2(y))))
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_block_dropout_only_in_training() -> None:
+    block, tokens = Block(16, 2, dropout=0.5), torch.randn(2, 4, 16)
+    assert not torch.equal(block(tokens), block(tokens))
+    assert torch.equal(block.eval()(tokens), block(tokens))
+
+
+@pytest.mark.parametrize(("width", "heads"), [(768, 12), (128, 2), (32, 1), (200, 2), (2048, 32), (512, 8)])
+def test_heads(width: int, heads: int) -> None:
+    assert heads_for(width) == heads
