@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+
 from fedvlp.core.simplex import divergence, dro_weights
 
 GAMMA, RHO = 1.0, 0.01  # the ball binds at every size

@@ -1,4 +1,4 @@
-"""The command line: simulate, jobs, report, doctor. Every command says what it wrote and where."""
+"""The command line: simulate, jobs, report, evaluate, doctor. Every command says what it wrote and where."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def summary_table(name: str, figures: dict[str, dict[str, float]]) -> Any:
 
 def write_report(folder: Any) -> Path:
     """The run's report page."""
-    from fedvlp.evaluation.report import write
+    from fedvlp.report import write
 
     return write(folder)
 
@@ -137,6 +137,25 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
     if figures:
         Console().print(summary_table(experiment.name, figures))
     print(f"report {write_report(folder)}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    what: Annotated[str, typer.Option(help="distortion, shallow, deep (re-training tables) or similarity (curves).")],
+    steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
+    layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
+    own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
+) -> None:
+    """Measures more of a run than its summary has, and writes CSV and PNG into its folder."""
+    from fedvlp.config import nearest
+    from fedvlp.evaluate import WHAT, Choices
+    from fedvlp.runs import RunFolder
+
+    if what not in WHAT:
+        raise ValueError(f"--what is {what!r}{nearest(what, list(WHAT))}; there are: {', '.join(WHAT)}")
+    for file in WHAT[what](RunFolder(run), Choices(steps, layers, own)):
+        print(f"wrote {file}")
 
 
 @jobs_app.command("build")

@@ -17,7 +17,7 @@ from fedvlp.data.partition import dirichlet_partition
 from fedvlp.data.record import Cohort
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.evaluation.held_out import Retrieval
-from fedvlp.methods import METHODS, Centralized, FedAvg, FedDRA, FedProx, Local
+from fedvlp.methods import METHODS, Centralized, FedAvg, FedDRA, FedProx, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.convirt import ConVIRTConfig
 
@@ -62,7 +62,7 @@ PAPER = ModelConfig(
 
 def _demo(name: str, method: Method) -> Experiment:
     """Demo size: tiny towers on the built-in cohort, minutes on two CPU cores."""
-    training = Training(batch_size=32, lr=5e-4, weight_decay=0.05)
+    training = Training(batch_size=32, lr=5e-4, weight_decay=0.05, warmup_steps=10)
     data = SyntheticCohort(image_size=72)  # trained on random 64-pixel crops
     return Experiment(name, method, TINY, data=data, training=training, rounds=Rounds(rounds=8))
 
@@ -82,7 +82,9 @@ PRESETS: dict[str, Experiment] = {
         _demo("local", Local(local_steps=40)),
         _demo("centralized", Centralized(local_steps=40)),
         _demo("feddra", FedDRA(align_steps=10, local_steps=30)),
+        _demo("fedrgb", FedRGB(local_steps=30, aligner_steps=10)),
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1)),
+        _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, alpha=1.0, beta=2.0, gamma=1.0, rho=1.0)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),
     )
 }

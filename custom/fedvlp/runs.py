@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import platform
 import re
 from collections.abc import Callable
@@ -18,10 +20,10 @@ from fedvlp.core.checkpoint import save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.engine import ForkedWorkers, InTurn
 from fedvlp.core.server import Federation, Server
-from fedvlp.core.site import EVALUATE
+from fedvlp.core.site import EVALUATE, Site
 from fedvlp.core.types import State
 from fedvlp.evaluation.retrieval import across_sites
-from fedvlp.presets import Assembly, Experiment
+from fedvlp.presets import POOLED, Assembly, Experiment
 
 Record = dict[str, Any]
 """What the server notes of one phase (core/server.py)."""
@@ -69,8 +71,6 @@ class RunFolder:
 
     def experiment(self) -> Experiment:
         """The configuration that this run was started with."""
-        import json
-
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run: config.json is missing there")
         experiment: Experiment = from_config(json.loads(self.config.read_text(encoding="utf-8")))
@@ -122,7 +122,7 @@ def by_site(record: Record) -> dict[str, dict[str, float]]:
     sites: dict[str, dict[str, float]] = {}
     for reporter, metrics in record["sites"].items():
         for name, value in metrics.items():
-            about, _, metric = name.rpartition(":")
+            about, _, metric = name.rpartition(":") if reporter == POOLED else ("", "", name)
             sites.setdefault(about or reporter, {})[metric] = value
     return sites
 
@@ -146,10 +146,9 @@ def scalars(record: Record) -> dict[str, dict[str, float]]:
     """Everything worth a curve, by site; the server's own under ``server``."""
     own: dict[str, float] = {"seconds": record["seconds"], **record.get("bytes", {}), **overall(record)}
     sites = by_site(record)
-    names = record["asked"]
+    names = record["members"]
     for tensor, values in record["memory"].items():
-        for site, value in zip(names, values, strict=False):
-            own[f"{tensor}/{site}"] = value
+        own |= {f"{tensor}/{site}": v for site, v in zip(names, values, strict=True) if math.isfinite(v)}
     return {SERVER: own, **sites}
 
 
@@ -201,10 +200,16 @@ def simulate(
     """
     import torch
 
-    torch.set_num_threads(experiment.training.threads)
     assembly = Assembly(experiment, folder.path)
     sites = assembly.sites()
-    exchange = ForkedWorkers(assembly.site, sites, workers) if workers > 1 else InTurn(assembly.site)
+
+    def site(name: str) -> Site:
+        torch.set_num_threads(experiment.training.threads)
+        return assembly.site(name)
+
+    torch.set_num_threads(1)  # a process that has run several threads must not be forked
+    assembly.modules()  # before the fork, so that workers need not build them
+    exchange = ForkedWorkers(site, sites, workers) if workers > 1 else InTurn(site)
     if folder.checkpoint.exists():
         server, next_phase = Server.load(folder.checkpoint)
     else:

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from fedvlp.core.simplex import FLOOR, KINDS, PROJECTIONS, divergence, dro_weights, step_multiplier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+
+from fedvlp.core.simplex import FLOOR, KINDS, PROJECTIONS, divergence, dro_weights, step_multiplier
 
 COMBINATIONS = [(ball, near) for ball in KINDS for near in PROJECTIONS]
 U5 = np.full(5, 0.2)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedvlp.data.cache import cached_images
 
 N, SIZE = 10, 8

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from fedvlp.data.loader import SiteData
 from fedvlp.data.record import Cohort
-from torch import Tensor
 
 WIDTH = 12
 

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from fedvlp.data.partition import class_codes, dirichlet_partition, read_assignment, write_assignment
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from fedvlp.data.record import Cohort, digest
 
 PIXELS = np.arange(4, dtype=np.uint8).reshape(4, 1, 1).repeat(2, 1).repeat(2, 2)

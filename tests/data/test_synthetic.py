@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fedvlp
 import numpy as np
 import pytest
+
+import fedvlp
 from fedvlp.data.record import digest
 from fedvlp.data.synthetic import SyntheticCohort, write
 from fedvlp.data.synthetic_cases import EFFUSION, FINDINGS, PACEMAKER, SIDES

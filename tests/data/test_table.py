@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from fedvlp.data.reports import clean_report, is_missing
 from fedvlp.data.sources.table import TableSource, draw_splits
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from fedvlp.data.transforms import UnreadableImageError, decode, eval_batch, load, read_radiograph, train_batch
 
 Image = pytest.importorskip("PIL.Image")
@@ -77,9 +78,10 @@ def test_area_interpolation_is_the_mean_of_what_a_pixel_covers(tmp_path: Path) -
 
 
 def test_the_reader_is_a_monai_reader() -> None:
-    from fedvlp.data.transforms import RadiographReader
     from monai.data.image_reader import ImageReader
     from monai.transforms import Compose
+
+    from fedvlp.data.transforms import RadiographReader
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

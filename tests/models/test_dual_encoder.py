@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
+
 from fedvlp.core.types import GROUPS, Batch, group
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe
 from fedvlp.objectives.convirt import ConVIRT
-from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel
 
 SMALL = ModelConfig(
     image_size=32, max_tokens=12, vocabulary=64, text_layers=1, head_hidden=32, embedding_dim=16, head_norm="layer"

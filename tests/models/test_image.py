@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from fedvlp.models.image import timm_tower
 from safetensors.torch import save_file
+
+from fedvlp.models.image import timm_tower
 
 
 def test_paper_tower_parameters() -> None:

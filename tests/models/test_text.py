@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel, DistilBertConfig
+
 from fedvlp.models.text import TransformersTokenizer, load_tokenizer, rebuild_tower, transformers_tower
 from fedvlp.models.tiny import HashTokenizer
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel, DistilBertConfig
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "left", "pleural", "effusion", "##s"]
 

@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 import torch
+
 from fedvlp.models.tiny import CLS, PAD, Block, HashTokenizer, TinyImage, TinyText, heads_for
 
 REPORT_WORDS = (

@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from fedvlp.core.types import VLOutput
-from fedvlp.objectives.convirt import ConVIRT, ConVIRTConfig, info_nce
 from torch import Tensor
 from torch.nn import functional as F
+
+from fedvlp.core.types import VLOutput
+from fedvlp.objectives.convirt import ConVIRT, ConVIRTConfig, info_nce
 
 
 def units(rows: int, d: int, seed: int) -> Tensor:

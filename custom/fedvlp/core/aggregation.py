@@ -17,6 +17,12 @@ from fedvlp.core.types import State, Update
 EXACT_NUMEL = 16_000_000
 """Up to this many values the mean is accumulated in float64 (128 MB); beyond, in float32 in a fixed order."""
 
+LARGEST_METRIC = 1e12
+"""A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
+
+BLOCK = 1 << 15
+"""Values of a small model that are widened and added at a time: they stay in the cache, on one thread."""
+
 
 def check(
     update: Update, *, site: str, round: int, phase: str, reference: Mapping[str, Tensor], max_samples: int
@@ -33,8 +39,8 @@ def check(
     if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= max_samples:
         return f"num_samples is {samples!r}, expected a whole number from 0 to {max_samples:,}"
     for name, value in update.metrics.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            return f"metric {name!r} is {value!r}, expected a finite number"
+        if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_METRIC:
+            return f"metric {name!r} is {str(value)[:20]}, expected a finite number up to {LARGEST_METRIC:g}"
     return check_tensors(update.state, reference) or check_finite(update.aux)
 
 
@@ -70,14 +76,15 @@ def check_finite(state: Mapping[str, Tensor]) -> str | None:
 class StreamingMean:
     """A weighted mean of states, folded one update at a time.
 
-    ``expected_total`` is the weight the whole cohort is thought to have: when it is right, no second pass over the
-    accumulator is needed. ``spare`` lends tensors of an earlier round to accumulate in (large models only).
+    A small model's is sum(w x) / sum(w) in float64, block by block in the cache. For a large one ``expected_total`` is
+    the weight the whole cohort is thought to have: when it is right, no second pass over the accumulator is needed.
+    ``spare`` lends tensors of an earlier round to accumulate in (large models only).
     """
 
     def __init__(self, reference: State, expected_total: float = 1.0, spare: State | None = None) -> None:
         self._reference = {name: t for name, t in reference.items() if t.is_floating_point()}
         self._exact = sum(t.numel() for t in self._reference.values()) <= EXACT_NUMEL
-        self._scale = 1.0 / expected_total if expected_total > 0 else 1.0
+        self._scale = 1.0 / expected_total if expected_total > 0 and not self._exact else 1.0
         self._spare = spare or {}
         self._sum: State = {}
         self.total = 0.0
@@ -87,15 +94,30 @@ class StreamingMean:
         """Adds ``weight * state``; a weight of 0 adds nothing."""
         if weight == 0:
             return
-        factor = weight * self._scale
+        if self._exact:
+            self._add_exactly(state, weight)
+        else:
+            self._add(state, weight * self._scale)
+        self.total += weight
+
+    def _add(self, state: Mapping[str, Tensor], factor: float) -> None:
         if self._sum:
             for name, accumulator in self._sum.items():
                 accumulator.add_(state[name], alpha=factor)
-        elif self._exact:
-            self._sum = {name: state[name].double().mul_(factor) for name in self._reference}
         else:
             self._sum = {name: torch.mul(state[name], factor, out=self._buffer(name)) for name in self._reference}
-        self.total += weight
+
+    def _add_exactly(self, state: Mapping[str, Tensor], weight: float) -> None:
+        first = not self._sum
+        if first:
+            self._sum = {name: torch.empty(t.shape, dtype=torch.float64) for name, t in self._reference.items()}
+        wide = torch.empty(BLOCK, dtype=torch.float64)
+        for name, accumulator in self._sum.items():
+            for total, values in _blocks(accumulator, state[name]):
+                if first:
+                    total.copy_(values).mul_(weight)
+                else:
+                    total.add_(wide[: len(values)].copy_(values), alpha=weight)
 
     def _buffer(self, name: str) -> Tensor:
         spare, like = self._spare.get(name), self._reference[name]
@@ -107,11 +129,24 @@ class StreamingMean:
         """The mean, in the dtypes of the reference; empty when the total weight is 0 (keep what you have)."""
         if self.total == 0:
             return {}
+        if self._exact:
+            return {name: self._divided(name, accumulator) for name, accumulator in self._sum.items()}
         correction = 1.0 / (self.total * self._scale)
         if correction != 1.0:
             for accumulator in self._sum.values():
                 accumulator.mul_(correction)
-        return {name: total.to(self._reference[name].dtype) for name, total in self._sum.items()}
+        return dict(self._sum)
+
+    def _divided(self, name: str, accumulator: Tensor) -> Tensor:
+        mean = torch.empty(accumulator.shape, dtype=self._reference[name].dtype)
+        for values, total in _blocks(mean, accumulator):
+            values.copy_(total.div_(self.total))
+        return mean
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The values of tensors of one shape, side by side, at most ``BLOCK`` at a time."""
+    return zip(*(tensor.reshape(-1).split(BLOCK) for tensor in tensors), strict=True)
 
 
 def in_site_order(replies: Iterable[tuple[str, object]], sites: Sequence[str]) -> Iterator[tuple[str, object]]:

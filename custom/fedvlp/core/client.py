@@ -46,7 +46,7 @@ class Client:
     data: Data
     memory: State = field(default_factory=dict)
     _anchor: Any = None
-    _anchored: State | None = None
+    _anchored: tuple[State, State | None] | None = None
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter of the model and the objective, by its name in a State."""
@@ -77,15 +77,18 @@ class Client:
         for name, tensor in mine.items():
             tensor.copy_(state[name])
 
-    def anchor(self, state: State) -> Any:
-        """The model with the weights of ``state``: eval mode, no gradient, sharing the given tensors (no copy)."""
-        if self._anchored is not state:
+    def anchor(self, state: State, own: State | None = None) -> Any:
+        """The model with the weights of ``state``: eval mode, no gradient, sharing the given tensors (no copy).
+
+        ``own`` (this site's memory, say) takes the place of the tensors of ``state`` that it names.
+        """
+        if self._anchored is None or self._anchored[0] is not state or self._anchored[1] is not own:
             if self._anchor is None:
                 self._anchor = skeleton(self.model)
-            weights = {name: tensor for name, tensor in state.items() if not name.startswith(OBJECTIVE)}
+            weights = {name: t for name, t in {**state, **(own or {})}.items() if not name.startswith(OBJECTIVE)}
             self._anchor.load_state_dict(weights, assign=True)
             self._anchor.requires_grad_(False).eval()
-            self._anchored = state
+            self._anchored = state, own
         return self._anchor
 
     def release(self) -> None:

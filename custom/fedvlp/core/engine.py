@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.method import Aborted
 from fedvlp.core.server import Reply
-from fedvlp.core.site import Site
+from fedvlp.core.site import Site, reason
 from fedvlp.core.types import Broadcast, Update
 
 MakeSite = Callable[[str], Site]
@@ -33,7 +33,7 @@ def answer(site: Site, message: Broadcast) -> Reply:
     except Aborted:
         raise
     except Exception as error:
-        return error
+        return SiteFailedError(reason(error))
 
 
 class InTurn:
@@ -100,14 +100,16 @@ class ForkedWorkers:
         queues: dict[int, list[str]] = {}
         for site in messages:
             queues.setdefault(self._owner[site], []).append(site)
-        packed: dict[int, list[bytes]] = {}  # tensors that several sites are sent are packed once
+        packed: dict[int, bytes] = {}  # tensors that several sites are sent are packed once
         busy: dict[Any, tuple[int, str]] = {}
 
         def next_task(index: int) -> None:
             if queues.get(index):
                 site = queues[index].pop(0)
                 message = messages[site]
-                tensors = packed.setdefault(id(message.state), pack(message)[1:2]) + [_tensor_bytes(message.aux)]
+                if id(message.state) not in packed:
+                    packed[id(message.state)] = _tensor_bytes(message.state)
+                tensors = [packed[id(message.state)], _tensor_bytes(message.aux)]
                 connection = self._workers[index][1]
                 busy[connection] = (index, site)
                 header = pack(replace(message, state={}, aux={}))[0]
@@ -176,6 +178,6 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
                 sites[name] = make_site(name)
             reply = [b"update", *pack(sites[name].handle(message))]
         except Exception as error:
-            reply = [b"error", f"{type(error).__name__}: {error}".encode()]
+            reply = [b"error", reason(error).encode()]
         for part in reply:
             connection.send_bytes(part)

@@ -43,13 +43,20 @@ class Training:
     beta1: float = 0.9
     beta2: float = 0.999
     momentum: float = 0.0  # sgd only
+    warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every
+    #                        coordinate, which undoes an average of models that are still close to random
     threads: int = 1  # CPU threads per site; fixed, because another number gives other last bits
 
     def __post_init__(self) -> None:
         require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")
         require(self.optimizer in ("adamw", "sgd"), f"training.optimizer is {self.optimizer!r}; choose adamw or sgd")
         require(self.lr >= 0, f"training.lr is {self.lr}; it must not be negative")
+        require(self.warmup_steps >= 0, f"training.warmup_steps is {self.warmup_steps}; 0 = none")
         require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
+
+    def warm_up(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """The phase's learning-rate schedule: linear over ``warmup_steps``, then constant."""
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, self.warmup_steps)))
 
     def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
         """A fresh optimiser with learning rate ``lr * scale``."""
@@ -162,6 +169,7 @@ def train(
     client.set_trainable(lambda name: method.trains(name, message.phase))
     parameters = [parameter for _, parameter in client.trainable()]
     optimizer = training.build(parameters, message.scalars.get("lr_scale", 1.0))
+    schedule = training.warm_up(optimizer)
     loss_scale = message.scalars.get("loss_scale", 1.0)
     index = method.phases(message.round).index(message.phase)
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
@@ -174,6 +182,7 @@ def train(
         optimizer.zero_grad(set_to_none=True)
         (loss if loss_scale == 1.0 else loss * loss_scale).backward()
         optimizer.step()
+        schedule.step()
         method.after_step(client, message)
         history.append({name: term.detach() for name, term in terms.items()})
     optimizer.zero_grad(set_to_none=True)

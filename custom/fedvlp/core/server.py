@@ -166,7 +166,7 @@ class Federation:
         record = {
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
             "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
-            "asked": list(server.sites), "bytes": dict(self._bytes),
+            "members": list(server.sites), "bytes": dict(self._bytes),
             "memory": {n: t.tolist() for n, t in server.memory.items() if t.numel() == len(server.sites)},
         }  # fmt: skip
         server.history.append(record)
@@ -215,7 +215,7 @@ class Federation:
 
     def _problem(self, site: str, reply: Reply, reference: Mapping[str, Tensor]) -> str:
         if isinstance(reply, Exception):
-            return f"{type(reply).__name__}: {reply}"
+            return str(reply)
         server = self.server
         return check(
             reply, site=site, round=server.round, phase=server.phase,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,15 @@ from fedvlp.core.types import Broadcast, State, Update
 
 EVALUATE = "evaluate"
 """Phase and scalar name. As a phase: measure only. As a scalar: 1 measures the received model, 2 also on the test split."""
+
+
+def reason(error: Exception) -> str:
+    """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type.
+
+    The text of a foreign exception may hold a path or a report.
+    """
+    ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
+    return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
 class Evaluate(Protocol):
@@ -41,6 +51,10 @@ class SiteMemory:
             return {}
         newest = max(known)
         return load_tensors(self._file(newest))[0] if self.folder else self._unsaved[newest]
+
+    def newest(self) -> State:
+        """The memory after the last task; empty before the first."""
+        return self.before((sys.maxsize, 0))
 
     def after(self, task: tuple[int, int], memory: State) -> None:
         """Keeps ``memory`` as it is after ``task``; versions that can no longer be asked for are removed."""

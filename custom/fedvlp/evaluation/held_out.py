@@ -21,12 +21,17 @@ def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
     return torch.cat([o.image for o in outputs]), torch.cat([o.text for o in outputs])
 
 
+def paired_similarity(image: Tensor, text: Tensor) -> float:
+    """Mean cosine of image i [N, d] and text i [N, d], unit vectors (FedRGB's measure of alignment)."""
+    return float((image.double() * text.double()).sum(1).mean())
+
+
 @dataclass(frozen=True)
 class Retrieval:
     """Image-text retrieval (spec 10.1): in batches of ``batch_size`` in fixed order, and over the whole split.
 
     Metric names: ``<split>/<i2t|t2i|mean>/r<k>`` in batch, ``<split>/all/...`` over the split, in percent. A split
-    smaller than one batch has no in-batch figure.
+    smaller than one batch has no in-batch figure. ``<split>/similarity`` is the mean cosine of the pairs, in [-1, 1].
     """
 
     batch_size: int = 32
@@ -43,6 +48,7 @@ class Retrieval:
         """All figures of one split."""
         image, text = embed(model, data.batches(split, self.batch_size, drop_last=False))
         metrics = {f"{split}/all/{name}": v for name, v in retrieval(image, text, self.ks).items()}
+        metrics[f"{split}/similarity"] = paired_similarity(image, text)
         if len(image) >= self.batch_size:
             in_batch = in_batch_retrieval(image, text, self.batch_size, self.ks)
             metrics |= {f"{split}/{name}": value for name, value in in_batch.items()}

@@ -6,10 +6,9 @@ place, 0 the best, of its best positive in the list of candidates sorted by fall
 index, as in a stable sort: rank = #(greater score) + #(equal score at a lower index). So embeddings collapsed to one
 point score chance (rank i for pair i), never 100.
 
-Exactness: a positive is compared with scores of the very product it was taken from, never with one computed apart (the
-last bits differ, and a Recall@1 of 100 has been seen as 58). What two tile sizes may disagree about is the order of two
-*different* candidates less than one float32 rounding apart, since a matrix product's summation order may depend on its
-shape; on scores that float32 holds exactly the ranks do not depend on the tile.
+Exactness: a positive's score is read from the tile that is counted, never computed apart (the last bits differ, and a
+Recall@1 of 100 has been seen as 58). A matrix product's order of summation may depend on its shape, so two tile sizes,
+or a whole and a border tile, may order candidates a float32 rounding apart differently; exact scores never.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ import torch
 from torch import Tensor
 
 Metrics = dict[str, float]
+Groups = Sequence[Hashable] | Tensor | None
+KEPT = 2**24  # scores of tiles with positives kept from the first look at them to the count: 64 MB
 
 
 @torch.no_grad()
@@ -31,11 +32,10 @@ def ranks(
     """Rank of every query's best positive, both directions in one pass over the score matrix.
 
     Args:
-        image: [N, d] embeddings, L2-normalised.
-        text: [M, d] embeddings, L2-normalised.
+        image: [N, d] and ``text`` [M, d], L2-normalised embeddings.
         image_of_text: [M] int64, index of the image that each text describes; None pairs by position (M = N). Every
             image needs a text. Fastest when texts stand in the order of their images.
-        tile: images and texts per tile; memory beside the embeddings is 8 bytes a score of one tile.
+        tile: images, texts per tile; memory beside the embeddings is at most 8 bytes a score of one tile and 64 MB.
 
     Returns:
         image to text int64 [N] (among M texts), text to image int64 [M] (among N images); 0 is the best.
@@ -48,8 +48,7 @@ def ranks(
     score = _positive_scores(tiles, owner)  # [M]
     of_image = _Best.of(*_best_text(score, owner, image.shape[0]))  # [N]
     of_text = _Best.of(score, owner)  # [M]
-    image_rank = torch.zeros(image.shape[0], dtype=torch.int64, device=image.device)
-    text_rank = torch.zeros(text.shape[0], dtype=torch.int64, device=image.device)
+    image_rank, text_rank = (torch.zeros(len(x), dtype=torch.int64, device=x.device) for x in (image, text))
     for rows, columns in tiles:
         scores = tiles.scores(rows, columns)  # [R, C]
         own = _positives(owner, rows, columns)
@@ -83,10 +82,8 @@ def folded_retrieval(
     owner = _owner(image, text, image_of_text, "folded_retrieval")
     size, left = divmod(image.shape[0], max(folds, 1))
     if folds < 1 or size == 0 or left:
-        raise ValueError(
-            f"folded_retrieval: {image.shape[0]} images, {folds} folds; expected folds of equal size; "
-            "choose a divisor of the number of images or pass fewer images."
-        )
+        seen = f"{image.shape[0]} images, {folds} folds; expected folds of equal size"
+        raise ValueError(f"folded_retrieval: {seen}; choose a divisor of the number of images.")
     results = []
     for fold in range(folds):
         member = owner // size == fold  # [M]
@@ -97,33 +94,24 @@ def folded_retrieval(
 
 @torch.no_grad()
 def in_batch_retrieval(
-    image: Tensor,
-    text: Tensor,
-    batch_size: int = 32,
-    ks: Sequence[int] = (1, 5, 10),
-    groups: Sequence[Hashable] | Tensor | None = None,
+    image: Tensor, text: Tensor, batch_size: int = 32, ks: Sequence[int] = (1, 5, 10), groups: Groups = None
 ) -> Metrics:
     """Recall@k within consecutive batches, the short last one dropped, mean over batches; keys as :func:`retrieval`.
 
-    FedDRA and FedRGB's protocol: batches of 32 in the order given, so chance is 100 k / 32. The order is part of the
-    result: keep the index list.
+    FedDRA and FedRGB's protocol: batches of 32, so chance is 100 k / 32. The order given is part of the result: keep
+    the index list.
 
     Args:
-        image: [N, d] embeddings, L2-normalised; the pair of text i.
-        text: [N, d] embeddings, L2-normalised.
-        batch_size: candidates of every query.
-        ks: cut-offs.
+        image: [N, d] and ``text`` [N, d], L2-normalised embeddings, pairs by position.
+        batch_size: candidates of every query; ``ks``: cut-offs.
         groups: [N] study or report of every pair. Images of one study share their report, so the plain protocol counts
             false negatives; with ``groups`` every pair of the query's group is a positive (variant ``dedup_study``).
     """
     image, text = _embeddings(image, text, "in_batch_retrieval")
     _owner(image, text, None, "in_batch_retrieval")
-    batches = image.shape[0] // batch_size if batch_size >= 1 else 0
-    if batches == 0:
-        raise ValueError(
-            f"in_batch_retrieval: {image.shape[0]} pairs, batch_size {batch_size}; expected at least one full batch; "
-            "evaluate more pairs or lower batch_size (which changes the chance level)."
-        )
+    if (batches := image.shape[0] // batch_size if batch_size >= 1 else 0) == 0:
+        seen = f"{image.shape[0]} pairs, batch_size {batch_size}; expected at least one full batch"
+        raise ValueError(f"in_batch_retrieval: {seen}; evaluate more pairs or lower batch_size (chance then rises).")
     group = _group_indices(groups, image.shape[0]).to(image.device)[: batches * batch_size].view(batches, batch_size)
     images, texts = (x[: batches * batch_size].reshape(batches, batch_size, -1) for x in (image, text))
     step = max(1, 2**20 // batch_size**2)  # batches at a time: 4 MB of scores
@@ -148,10 +136,8 @@ def across_sites(per_site: dict[str, Metrics]) -> Metrics:
     for site, metrics in per_site.items():
         bad = sorted(keys ^ metrics.keys()) or sorted(key for key, value in metrics.items() if not math.isfinite(value))
         if bad:
-            raise ValueError(
-                f"across_sites: site {site} has missing, extra or non-finite metrics {bad[:3]}; "
-                "expected the same finite metrics at every site; leave the site or the metric out."
-            )
+            seen = f"site {site} has missing, extra or non-finite metrics {bad[:3]}"
+            raise ValueError(f"across_sites: {seen}; expected the same at every site; leave the site or metric out.")
     result: Metrics = {}
     for key in keys:
         values = [metrics[key] for metrics in per_site.values()]
@@ -180,24 +166,28 @@ class _Best(NamedTuple):
 
 
 class _Tiles:
-    """The score matrix, one tile at a time, in two buffers that every tile uses again."""
+    """The score matrix, one tile at a time, in buffers that every tile uses again."""
 
     def __init__(self, image: Tensor, text: Tensor, tile: tuple[int, int]) -> None:
         self.image, self.text = image, text
         self.size = min(tile[0], image.shape[0]), min(tile[1], text.shape[0])
+        self._kept: dict[tuple[int, int], Tensor] = {}
         self._scores, self._greater = (image.new_empty(self.size[0] * self.size[1]) for _ in range(2))
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
-        for row in range(0, self.image.shape[0], self.size[0]):
-            for column in range(0, self.text.shape[0], self.size[1]):
-                yield (
-                    slice(row, min(row + self.size[0], self.image.shape[0])),
-                    slice(column, min(column + self.size[1], self.text.shape[0])),
-                )
+        images, texts = self.image.shape[0], self.text.shape[0]
+        for row in range(0, images, self.size[0]):
+            for column in range(0, texts, self.size[1]):
+                yield slice(row, min(row + self.size[0], images)), slice(column, min(column + self.size[1], texts))
 
-    def scores(self, rows: slice, columns: slice) -> Tensor:
-        """[R, C], valid until the next call; the same bits whenever the same tile is asked for."""
-        out = self._view(self._scores, rows, columns)
+    def scores(self, rows: slice, columns: slice, keep: bool = False) -> Tensor:
+        """[R, C], valid until the next call; the same bits whenever the same tile is asked for. ``keep`` it once."""
+        key, shape = (rows.start, columns.start), (rows.stop - rows.start, columns.stop - columns.start)
+        if key in self._kept:
+            return self._kept.pop(key)
+        out = self._scores[: shape[0] * shape[1]].view(shape)
+        if keep and (len(self._kept) + 1) * self._scores.numel() <= KEPT:
+            out = self._kept[key] = torch.empty_like(out)
         return torch.mm(self.image[rows], self.text[columns].t(), out=out)
 
     def count(self, scores: Tensor, best: _Best, candidates: slice, mixed: bool, dim: int) -> Tensor:
@@ -213,11 +203,6 @@ class _Tiles:
             ahead += (scores == limit).logical_and_(index < place).sum(dim)
         return ahead
 
-    @staticmethod
-    def _view(buffer: Tensor, rows: slice, columns: slice) -> Tensor:
-        shape = rows.stop - rows.start, columns.stop - columns.start
-        return buffer[: shape[0] * shape[1]].view(shape)
-
 
 def _positive_scores(tiles: _Tiles, owner: Tensor) -> Tensor:
     """[M] score of each text with its own image, read from the tile that the count will see: only tiles with one."""
@@ -225,7 +210,7 @@ def _positive_scores(tiles: _Tiles, owner: Tensor) -> Tensor:
     for rows, columns in tiles:
         own = _positives(owner, rows, columns)
         if own[1].numel():
-            score[columns][own[1]] = tiles.scores(rows, columns)[own]
+            score[columns][own[1]] = tiles.scores(rows, columns, keep=True)[own]
     return score
 
 
@@ -265,10 +250,8 @@ def _recalls(image_rank: Tensor, text_rank: Tensor, ks: Sequence[int]) -> Metric
 def _embeddings(image: Tensor, text: Tensor, who: str) -> tuple[Tensor, Tensor]:
     """Both as matrices of one float dtype, float32 at least; refuses what has no finite score."""
     if image.ndim != 2 or text.ndim != 2 or image.shape[1] != text.shape[1] or 0 in (*image.shape, *text.shape):
-        raise ValueError(
-            f"{who}: image {tuple(image.shape)} and text {tuple(text.shape)}; expected [N, d] and [M, d] of one d, "
-            "none empty; pass the embeddings of both towers after their projection heads."
-        )
+        seen = f"image {tuple(image.shape)} and text {tuple(text.shape)}; expected [N, d] and [M, d], not empty"
+        raise ValueError(f"{who}: {seen}; pass the embeddings of both towers after their projection heads.")
     dtype = torch.promote_types(torch.promote_types(image.dtype, text.dtype), torch.float32)
     image, text = image.to(dtype), text.to(dtype)
     largest = 1.0
@@ -276,10 +259,8 @@ def _embeddings(image: Tensor, text: Tensor, who: str) -> tuple[Tensor, Tensor]:
         low, high = (float(value) for value in torch.aminmax(matrix))  # nan if one is nan; no copy of the matrix
         if not (math.isfinite(low) and math.isfinite(high)):
             rows = int((~torch.isfinite(matrix)).any(dim=1).sum())
-            raise ValueError(
-                f"{who}: {rows} of {matrix.shape[0]} {name} embeddings are not finite; expected finite rows; "
-                "look for a diverged model or an empty input."
-            )
+            seen = f"{rows} of {matrix.shape[0]} {name} embeddings are not finite; expected all"
+            raise ValueError(f"{who}: {seen}; look for a diverged model or an empty input.")
         largest *= max(-low, high)
     if largest * image.shape[1] > torch.finfo(dtype).max:
         raise ValueError(f"{who}: scores up to {largest:.3g} overflow {dtype}; expected unit rows; normalise them.")
@@ -291,35 +272,29 @@ def _owner(image: Tensor, text: Tensor, image_of_text: Tensor | None, who: str) 
     images, texts = image.shape[0], text.shape[0]
     if image_of_text is None:
         if images != texts:
-            raise ValueError(
-                f"{who}: {images} images and {texts} texts; expected pairs by position; pass image_of_text otherwise."
-            )
+            seen = f"{images} images and {texts} texts; expected pairs by position"
+            raise ValueError(f"{who}: {seen}; pass image_of_text otherwise.")
         return torch.arange(images, device=image.device)
     owner = torch.as_tensor(image_of_text)
     if owner.shape != (texts,) or owner.is_floating_point() or owner.dtype == torch.bool:
-        raise ValueError(
-            f"{who}: image_of_text is {owner.dtype} {tuple(owner.shape)}; expected int64 ({texts},), one image index "
-            "a text; pass integer indices."
-        )
+        seen = f"image_of_text is {owner.dtype} {tuple(owner.shape)}; expected int64 ({texts},)"
+        raise ValueError(f"{who}: {seen}; pass one image index a text.")
     owner = owner.to(image.device, torch.int64)
     low, high = int(owner.min()), int(owner.max())
     without = images if low < 0 or high >= images else int((torch.bincount(owner, minlength=images) == 0).sum())
     if without:
-        raise ValueError(
-            f"{who}: image_of_text lies in [{low}, {high}] and {without} of {images} images have no text; expected "
-            f"indices in [0, {images - 1}] and a text for every image; drop images without text and number the rest."
-        )
+        seen = f"image_of_text lies in [{low}, {high}] and {without} of {images} images have no text"
+        raise ValueError(f"{who}: {seen}; expected [0, {images - 1}] and a text for each; drop images without text.")
     return owner
 
 
-def _group_indices(groups: Sequence[Hashable] | Tensor | None, pairs: int) -> Tensor:
+def _group_indices(groups: Groups, pairs: int) -> Tensor:
     """[N] int64, equal for pairs of one group; without groups every pair is its own."""
     if groups is None:
         return torch.arange(pairs)
     names = groups.tolist() if isinstance(groups, Tensor) else list(groups)
     if len(names) != pairs:
-        raise ValueError(
-            f"in_batch_retrieval: {len(names)} groups for {pairs} pairs; expected one a pair; pass the study of each."
-        )
+        seen = f"{len(names)} groups for {pairs} pairs; expected one a pair"
+        raise ValueError(f"in_batch_retrieval: {seen}; pass the study of each.")
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])

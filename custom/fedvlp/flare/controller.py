@@ -109,6 +109,7 @@ class FederatedController(Controller):
             server, next_phase = Assembly(experiment).server(tuple(names)), 0
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
+        self._status(folder, "running", "")
         announcer = Announcer(self, fl_ctx)
 
         def report(record: dict[str, Any]) -> None:
@@ -137,6 +138,7 @@ class FederatedController(Controller):
             "round": record["round"], "num_rounds": self.experiment.rounds.rounds, "phase": record["phase"],
             "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recall,
         }  # fmt: skip
+        self.progress.pop("loss", None)
         if losses:
             self.progress["loss"] = sum(losses) / len(record["sites"])
         assert self._fl_ctx is not None

@@ -14,7 +14,7 @@ from fedvlp import __version__
 from fedvlp.config import fingerprint
 from fedvlp.core.method import Aborted, Method, Training
 from fedvlp.core.server import Rounds
-from fedvlp.core.site import Site
+from fedvlp.core.site import Site, reason
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
 from fedvlp.flare.tracking import Announcer
@@ -56,7 +56,7 @@ class SiteExecutor(Executor):
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            self.log_error(fl_ctx, f"{task_name} failed: {wire.reason(error)}")
+            self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
             return wire.send_failure(error)
         Announcer(self, fl_ctx).update(update)
         return wire.send_update(update)

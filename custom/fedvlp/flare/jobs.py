@@ -18,7 +18,7 @@ from fedvlp.core.checkpoint import save_text
 from fedvlp.core.site import EVALUATE
 from fedvlp.presets import Assembly, Experiment
 
-COMMITTED = ("fedavg", "fedprox", "local", "feddra")
+COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb")
 """The presets whose job folders are committed under jobs/."""
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which is what lets the simulator and a

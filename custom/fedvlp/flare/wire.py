@@ -15,6 +15,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
+from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, Update
 
 KEY = "fedvlp"
@@ -66,12 +67,6 @@ def receive_update(shareable: Shareable, site: str) -> Update:
     """The reply of ``site``: the name is the channel's, whatever the payload says."""
     state, aux, meta = _parts(shareable)
     return Update(site, meta["round"], meta["phase"], meta["num_samples"], state, aux, meta["metrics"])
-
-
-def reason(error: Exception) -> str:
-    """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type."""
-    ours = type(error).__module__.startswith(KEY) or isinstance(error, FloatingPointError)
-    return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
 def send_failure(error: Exception) -> Shareable:

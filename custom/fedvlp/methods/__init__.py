@@ -5,6 +5,7 @@ from fedvlp.methods.centralized import Centralized
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.feddra import FedDRA
 from fedvlp.methods.fedprox import FedProx
+from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.local import Local
 
 METHODS: dict[str, type[Method]] = {
@@ -13,4 +14,5 @@ METHODS: dict[str, type[Method]] = {
     "local": Local,
     "centralized": Centralized,
     "feddra": FedDRA,
+    "fedrgb": FedRGB,
 }

@@ -9,23 +9,11 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import require
-from fedvlp.core.types import Batch, Broadcast, VLOutput, group
+from fedvlp.core.types import Batch, Broadcast, group
+from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import RobustWeights
 
 REDUCTIONS = ("sum_dim", "mean_dim")
-
-
-def guidance(output: VLOutput, target: VLOutput, reduction: str = "sum_dim") -> Tensor:
-    """L_C = mean over the batch of ||z_x - z*_x||^2 + ||z_y - z*_y||^2 (eq. 1; <= 8 for unit vectors).
-
-    Differs: the paper's second norm lacks its square. ``mean_dim`` divides by d, as the released code does.
-    """
-    terms = []
-    for embedding, anchor in ((output.image, target.image), (output.text, target.text)):
-        if embedding is not None and anchor is not None:
-            squared = (embedding - anchor).square()  # [B, d]
-            terms.append(squared.sum(1).mean() if reduction == "sum_dim" else squared.mean())
-    return torch.stack(terms).sum()
 
 
 @dataclass(frozen=True)

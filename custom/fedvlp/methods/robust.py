@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method, require
@@ -97,7 +98,7 @@ class RobustWeights(Method):
         server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
-        """v_i: mean contrastive loss of the received model on a fixed tenth of the training records (spec 3.6)."""
+        """v_i: mean hardness of the received model on a fixed tenth of the training records (spec 3.6)."""
         count = client.data.num_train
         wanted = max(self.dro_batch, math.floor(self.dro_fraction * count))
         if count < self.dro_batch:
@@ -105,5 +106,9 @@ class RobustWeights(Method):
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
-        losses = [client.objective(client.model(batch), batch)["contrastive"] for batch in batches]
+        losses = [self.hardness(client.objective(client.model(batch), batch)) for batch in batches]
         return {"loss": float(torch.stack(losses).mean())}
+
+    def hardness(self, terms: dict[str, Tensor]) -> Tensor:
+        """v_i of one batch from the objective's terms: the contrastive loss."""
+        return terms["contrastive"]

@@ -1,0 +1,113 @@
+"""What can be measured of a finished (or stopped) run: the table behind ``fedvlp evaluate --what``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedvlp.core.client import Client
+from fedvlp.core.server import Server
+from fedvlp.core.types import State
+from fedvlp.evaluation import distortion
+from fedvlp.presets import POOLED, Assembly
+from fedvlp.runs import RunFolder, by_site
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of an evaluation; None is what its protocol says."""
+
+    steps: int | None = None  # of re-training
+    layers: int | None = None  # encoder layers that are re-trained
+    own: bool = False  # re-train with the run's own method instead of plain pre-training
+
+
+def _client(assembly: Assembly, name: str, data: Any) -> Client:
+    model, objective = assembly.modules()
+    return Client(name, assembly.experiment.rounds.seed, model, objective, data)
+
+
+def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
+    """The server's model re-trained on each site; of sites that never shared one, their own models on the union."""
+    starts: dict[str, State] = {}
+    for site in assembly.sites():
+        memory = assembly.site(site).memory.newest()
+        if memory.keys() == state.keys():
+            starts[site] = memory
+    if starts:
+        union = _client(assembly, POOLED, assembly.data(None))
+        return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
+    sites = assembly.data_sites()
+    return [distortion.Trial(site, state, _client(assembly, site, assembly.data(site))) for site in sites]
+
+
+def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: bool | None) -> list[Path]:
+    """A distortion table of the run's current model; ``deep`` None re-trains everything, else some encoder layers."""
+    import torch
+
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
+    server = _server(folder)
+    state = experiment.method.finish(server)
+    steps = steps if choices.steps is None else choices.steps
+    if deep is not None and choices.own:
+        raise ValueError(f"{name} re-trains encoder layers by plain pre-training; leave --own out")
+    only = None if deep is None else distortion.encoder_layers(state, choices.layers, deep=deep)
+    plain = distortion.Retraining(local_steps=steps, only=only)
+    method = replace(experiment.method, local_steps=steps) if choices.own else plain
+    assembly = Assembly(experiment, folder.path)
+    judges = {site: assembly.data(site) for site in assembly.data_sites()}
+    trials = _trials(assembly, folder, state)
+    entries = distortion.cross_table(trials, judges, method, experiment.training, round=server.round)
+    how = "its own local training" if choices.own else "plain pre-training"
+    title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
+    return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
+
+
+def _server(folder: RunFolder) -> Server:
+    if not folder.checkpoint.exists():
+        raise ValueError(f"{folder.path} has no checkpoint yet: nothing was trained there")
+    return Server.load(folder.checkpoint)[0]
+
+
+def _target(folder: RunFolder, name: str) -> Path:
+    return folder.path / "evaluation" / name
+
+
+def distort(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.7: one round's steps on each site."""
+    return _retrain(folder, choices, "distortion", folder.experiment().method.local_steps, None)
+
+
+def shallow(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.8: the first encoder layers only, 500 steps."""
+    return _retrain(folder, choices, "shallow", 500, False)
+
+
+def deep(folder: RunFolder, choices: Choices) -> list[Path]:
+    """The last encoder layers only, 500 steps."""
+    return _retrain(folder, choices, "deep", 500, True)
+
+
+def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.8: paired cosine of the server's model on each site's validation records, by round."""
+    curves: dict[str, dict[int, float]] = {}
+    for record in folder.history():
+        for site, metrics in by_site(record).items():
+            if "val/similarity" in metrics:
+                curves.setdefault(site, {})[record["round"]] = metrics["val/similarity"]
+    if not curves:
+        raise ValueError(f"{folder.path} has no evaluations with a paired cosine; was it run with evaluate_every=0?")
+    title = f"{folder.experiment().name}: paired cosine of the model a round starts from"
+    return distortion.write_curves(curves, _target(folder, "similarity"), title)
+
+
+WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
+    "distortion": distort,
+    "shallow": shallow,
+    "deep": deep,
+    "similarity": similarity,
+}
+"""What can be evaluated; each writes files under the run's ``evaluation/`` and returns their paths."""

@@ -1,0 +1,209 @@
+"""What re-training at one site does to a shared model elsewhere (FedRGB, tables 6 and 11; spec 10.7, 10.8).
+
+Entry (i, j) of a distortion table: mean cosine of the paired embeddings of site j's held-out records under the model
+as it was, minus the same after re-training on site i. Positive is distortion. The papers do not state the budget of
+re-training; one round's steps are the default of whoever calls.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvlp.core.checkpoint import save_text
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method, Training
+from fedvlp.core.site import Site, SiteMemory
+from fedvlp.core.types import Broadcast, State, group
+from fedvlp.evaluation.held_out import Retrieval
+
+MEAN = "mean"
+_LAYER = re.compile(r"^(\w+)_encoder\.(?:.*?\.)?(?:blocks|layers?|stages)\.?(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One re-training: the weights it starts from and the site (its client) that trains them."""
+
+    trained_on: str
+    start: State
+    client: Client
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: paired cosine and in-batch Recall@1 (percent, None below one batch of 32) before and after."""
+
+    trained_on: str
+    measured_on: str
+    similarity_before: float
+    similarity_after: float
+    recall_before: float | None = None
+    recall_after: float | None = None
+
+    @property
+    def distortion(self) -> float:
+        """Drop of the paired cosine."""
+        return self.similarity_before - self.similarity_after
+
+
+@dataclass(frozen=True)
+class Retraining(Method):
+    """Plain local pre-training, of all parameters or of the tensors in ``only``."""
+
+    only: frozenset[str] | None = None
+
+    def trains(self, name: str, phase: str) -> bool:
+        return self.only is None or name in self.only
+
+
+def encoder_layers(names: Iterable[str], count: int | None = None, *, deep: bool = False) -> frozenset[str]:
+    """Names of the tensors of the first (``deep``: last) ``count`` layers of each encoder; None is a third of them.
+
+    The papers re-train the first 4 of 12. Raises ValueError where an encoder has no numbered layers or too few.
+    """
+    layers: dict[str, dict[int, list[str]]] = {}
+    for name in names:
+        if group(name) == "encoder":
+            tower = layers.setdefault(name.partition("_encoder.")[0], {})
+            if found := _LAYER.match(name):
+                tower.setdefault(int(found[2]), []).append(name)
+    chosen: list[str] = []
+    for modality, tower in layers.items():
+        wanted = max(1, len(tower) // 3) if count is None else count
+        if not 1 <= wanted <= len(tower):
+            raise ValueError(f"{modality} encoder: {len(tower)} layers, {wanted} asked for; give 1 to {len(tower)}")
+        order = sorted(tower)
+        chosen += [name for index in (order[-wanted:] if deep else order[:wanted]) for name in tower[index]]
+    return frozenset(chosen)
+
+
+def encoder_phase(method: Method, names: Iterable[str], round: int) -> str:
+    """The method's own local training: its first phase that trains an encoder."""
+    encoders = [name for name in names if group(name) == "encoder"]
+    for phase in method.phases(round):
+        if any(method.trains(name, phase) for name in encoders):
+            return phase
+    raise ValueError(f"{type(method).__name__} trains no encoder in round {round}; re-train without --own")
+
+
+def cross_table(
+    trials: Sequence[Trial],
+    judges: Mapping[str, Any],
+    method: Method,
+    training: Training,
+    *,
+    round: int = 0,
+    split: str = "test",
+) -> list[Entry]:
+    """Re-trains every trial with ``method`` and measures it on the ``split`` of every judge (site name -> its data).
+
+    Clients may share their modules; ``round`` seeds the batches. Sites with fewer than 2 such records are left out.
+    """
+    judges = {site: data for site, data in judges.items() if data.sizes.get(split, 0) >= 2}
+    entries: list[Entry] = []
+    before: dict[str, tuple[float, float | None]] = {}
+    measured: State | None = None
+    for trial in trials:
+        if measured is not trial.start:
+            trial.client.load(trial.start)
+            before, measured = _figures(trial.client, judges, split), trial.start
+        phase = encoder_phase(method, trial.start, round)
+        Site(trial.client, method, training, SiteMemory(None)).handle(Broadcast(round, phase, trial.start))
+        after = _figures(trial.client, judges, split)
+        for site in judges:
+            (similarity, recall), (similarity_after, recall_after) = before[site], after[site]
+            entries.append(Entry(trial.trained_on, site, similarity, similarity_after, recall, recall_after))
+    return entries
+
+
+def _figures(client: Client, judges: Mapping[str, Any], split: str) -> dict[str, tuple[float, float | None]]:
+    figures = {}
+    for site, data in judges.items():
+        metrics = Retrieval().measure(client.model, data, split)
+        figures[site] = metrics[f"{split}/similarity"], metrics.get(f"{split}/mean/r1")
+    return figures
+
+
+def column_means(entries: Sequence[Entry]) -> dict[str, float]:
+    """Distortion of each site's records, mean over where the model was re-trained (the papers' last row)."""
+    columns: dict[str, list[float]] = {}
+    for entry in entries:
+        columns.setdefault(entry.measured_on, []).append(entry.distortion)
+    return {site: sum(values) / len(values) for site, values in columns.items()}
+
+
+def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
+    """Writes ``<path>.csv``, one row per cell and one per column mean, and the heat map ``<path>.png``."""
+    rows: list[list[Any]] = [["trained_on", "measured_on", "distortion", "similarity_before", "similarity_after",
+                              "recall1_before", "recall1_after"]]  # fmt: skip
+    rows += [
+        [e.trained_on, e.measured_on, e.distortion, e.similarity_before, e.similarity_after,
+         e.recall_before, e.recall_after]
+        for e in entries
+    ]  # fmt: skip
+    rows += [[MEAN, site, value, None, None, None, None] for site, value in column_means(entries).items()]
+    return [_csv(path, rows), _save(path, heat_map(entries, title))]
+
+
+def write_curves(curves: Mapping[str, Mapping[int, float]], path: Path, title: str) -> list[Path]:
+    """Writes paired cosine by round and site (FedDRA, figure 4d-f) as ``<path>.csv`` and ``<path>.png``."""
+    rows: list[list[Any]] = [["round", "site", "similarity"]]
+    rows += [[round, site, value] for site, curve in curves.items() for round, value in curve.items()]
+    figure, axes = _figure(6.0, 3.6)
+    for site, curve in curves.items():
+        axes.plot(list(curve), list(curve.values()), marker="o", markersize=3, label=site)
+    axes.set(xlabel="communication round", ylabel="mean cosine of image and report", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small")
+    return [_csv(path, rows), _save(path, figure)]
+
+
+def heat_map(entries: Sequence[Entry], title: str) -> Any:
+    """The table as a matplotlib Figure: rows re-trained on, columns measured on, the last row the column means."""
+    columns = list(dict.fromkeys(entry.measured_on for entry in entries))
+    rows = list(dict.fromkeys(entry.trained_on for entry in entries))
+    cell = {(entry.trained_on, entry.measured_on): entry.distortion for entry in entries}
+    means = column_means(entries)
+    values = [[cell[row, column] for column in columns] for row in rows] + [[means[column] for column in columns]]
+    limit = max((abs(value) for row in values for value in row), default=0.0) or 1.0
+    figure, axes = _figure(max(6.4, 2.6 + 0.95 * len(columns)), 1.9 + 0.5 * len(values))
+    image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(values)), [*rows, MEAN])
+    axes.set(xlabel="measured on the test records of", ylabel="re-trained on", title=title)
+    axes.axhline(len(rows) - 0.5, color="black", linewidth=1.5)
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            colour = "white" if abs(value) > 0.6 * limit else "black"
+            axes.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize="small", color=colour)
+    figure.colorbar(image, ax=axes, label="drop of the paired cosine")
+    return figure
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(path: Path, figure: Any) -> Path:
+    file = path.with_suffix(".png")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+    return file
+
+
+def _csv(path: Path, rows: list[list[Any]]) -> Path:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    save_text(path.with_suffix(".csv"), text.getvalue())
+    return path.with_suffix(".csv")

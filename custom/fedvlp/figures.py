@@ -1,0 +1,219 @@
+"""The parts of a report page: escaped text, tables, and figures that carry their own values, all as HTML.
+
+Figures are SVG inside the page, drawn through matplotlib's object interface; every figure comes with a table.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, without yellow and black
+MARKERS, DASHES = "os^DvPX", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+SHADES = ("#3E4C66", "#A3B1C9", "#6F809E", "#D4DBE7")  # parts of a bar that are not sites
+BEFORE = "#C9CED6"
+AVERAGE = {"color": "black", "lw": 2.2, "zorder": 5}
+WORST = {"color": "#555555", "lw": 1.8, "ls": "--", "zorder": 4}
+ABSENT = "\N{EN DASH}"
+RC = {
+    "font.size": 8.5, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
+    "axes.axisbelow": True, "axes.edgecolor": "#888888", "lines.markersize": 3.5, "legend.frameon": False,
+    "text.parse_math": False, "svg.hashsalt": "fedvlp", "svg.fonttype": "path",
+}  # fmt: skip
+CSS = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;margin:0 auto;padding:1rem;max-width:1120px}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid #d8dce2}
+h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overflow-wrap:anywhere}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1.2rem 1.8rem}
+.cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,230px),1fr))}
+figure{margin:0;min-width:0}
+img{width:100%;max-width:560px;height:auto;display:block}.scroll{overflow:auto;max-height:26rem}
+details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
+table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
+th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
+th{background:#f5f6f8;font-weight:600;vertical-align:bottom}.text td,.text th{text-align:left}
+td:first-child,th:first-child{text-align:left;white-space:nowrap}
+.text td{white-space:nowrap}.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
+.scroll+.grid{margin-top:1.2rem}
+dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
+dd{margin:0;overflow-wrap:anywhere}.status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
+"""
+Points = dict[int, float]
+Curve = tuple[str, Points, dict[str, Any]]
+"""Name, value by round, and how the line looks."""
+
+
+def page(title: str, body: str) -> str:
+    """A page that loads nothing and runs nothing."""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title><style>{CSS}</style></head>\n<body><h1>{text(title)}</h1>\n{body}</body></html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """``value`` as HTML text that is nothing but text."""
+    return html.escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; a dash for what is not there."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+
+
+def pairs(items: Mapping[str, object]) -> str:
+    """Names and values, one pair a line."""
+    return f"<dl>{''.join(f'<dt>{text(name)}</dt><dd>{text(value)}</dd>' for name, value in items.items())}</dl>"
+
+
+def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
+    """Figures side by side where there is room; a sentence where there are none."""
+    return f'<div class="grid {kind}">{figures}</div>' if figures else f"<p>{text(otherwise)}</p>"
+
+
+def kind(config: Any) -> str:
+    """The class of a ``{"path", "args"}`` of the configuration."""
+    path = config.get("path", ABSENT) if isinstance(config, dict) else ABSENT
+    return str(path).rpartition(".")[2].removesuffix("Config")
+
+
+def shown(value: Any) -> str:
+    """A setting as text; of a path on somebody's machine only the last part."""
+    if isinstance(value, dict):
+        return f"{kind(value)}({', '.join(f'{k}={shown(v)}' for k, v in value.get('args', {}).items())})"
+    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
+        return PureWindowsPath(value).name
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], kind: str = "") -> str:
+    """A table that scrolls inside of itself where the screen is narrow."""
+    top = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    body = "\n".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def look(index: int) -> dict[str, Any]:
+    """The line of the site with this index: colour, marker and, beyond six sites, dashes."""
+    return {"color": COLOURS[index % 6], "marker": MARKERS[index % 7], "ls": DASHES[index // 6 % 4], "lw": 1.0}
+
+
+def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] | None = None) -> str:
+    """Curves over rounds with an optional dashed level (its name and value)."""
+    curves = [(name, {k: v for k, v in points.items() if math.isfinite(v)}, style) for name, points, style in curves]
+    curves = [curve for curve in curves if curve[1]]
+    if not curves:
+        return ""
+    figure, axes = _axes(title, 2.4, below=0.5 + 0.18 * math.ceil((len(curves) + bool(level)) / 4))
+    handles = [axes.plot(*zip(*sorted(points.items()), strict=True), **style)[0] for _, points, style in curves]
+    if max(len(points) for _, points, _ in curves) > 12:
+        for handle in handles:
+            handle.set_markersize(2)
+    names = [name for name, _, _ in curves]
+    if level:
+        handles.append(axes.axhline(level[1], color="black", ls=(0, (3, 2)), lw=1.1))
+        names.append(f"{level[0]} {level[1]:.5g}")
+    axes.set_xlabel(x)
+    _whole(axes, {k for _, points, _ in curves for k in points})
+    figure.legend(handles, names, loc="lower center", ncols=4, fontsize=8)
+    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
+    return _figure(figure, said, x, {name: points for name, points, _ in curves})
+
+
+def stack(title: str, parts: Mapping[str, Points]) -> str:
+    """One bar a round, divided into ``parts``."""
+    figure, axes = _axes(title, 2.2, below=0.65)
+    base: Points = {}
+    for index, (name, points) in enumerate(parts.items()):
+        below = [base.get(k, 0.0) for k in points]
+        axes.bar(list(points), list(points.values()), 0.7, bottom=below, color=SHADES[index % 4], label=name)
+        base |= {k: base.get(k, 0.0) + v for k, v in points.items()}
+    axes.set_xlabel("round")
+    axes.grid(axis="x", visible=False)
+    _whole(axes, base)
+    figure.legend(loc="lower center", ncols=4, fontsize=8)
+    return _figure(figure, title, "round", parts)
+
+
+def bars(
+    title: str,
+    groups: Mapping[str, Mapping[str, float]],
+    colours: Mapping[str, str],
+    level: tuple[str, float] | None = None,
+) -> str:
+    """For every site (a key of ``colours``) one bar of each group; the last group in the site's colour, others grey."""
+    names = [site if len(site) <= 24 else f"{site[:23]}\N{HORIZONTAL ELLIPSIS}" for site in colours]
+    size = (0.12 + 0.2 * len(groups)) * len(colours)
+    figure, axes = _axes(title, size, below=0.5, left=0.25 + 0.08 * max(map(len, names)), pad=16 if level else 6)
+    last = list(groups)[-1]
+    height = 0.8 / len(groups)
+    for row, (site, colour) in enumerate(colours.items()):
+        for index, (name, values) in enumerate(groups.items()):
+            if site not in values:
+                continue
+            place = row + height * (index - (len(groups) - 1) / 2)
+            axes.barh(place, values[site], 0.92 * height, color=colour if name == last else BEFORE)
+            axes.annotate(
+                number(values[site]), (values[site], place), (3, 0),
+                textcoords="offset points", va="center", fontsize=7.5,
+                bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85},
+            )  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(colours) - 0.45, -0.55)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12)
+    if level:
+        axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
+        said = f"{level[0]} {level[1]:.5g}"
+        axes.annotate(said, (level[1], 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      ha="center", fontsize=8)  # fmt: skip
+    axes.set_xlabel(f"grey: {', '.join(list(groups)[:-1])}; coloured: {last}" if len(groups) > 1 else last)
+    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
+    return _figure(figure, said, "site", groups, list(colours))
+
+
+def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float = 6) -> tuple[Any, Any]:
+    """A drawing ``size`` inches high plus its margins; laid out by hand, as matplotlib's solver doubles the time."""
+    from matplotlib.figure import Figure
+
+    width, above = 5.2, 0.24 + pad / 72
+    height = size + below + above
+    figure = Figure((width, height))
+    axes = figure.add_axes((left / width, below / height, 1 - (left + 0.15) / width, size / height))
+    axes.set_title(title, pad=pad)
+    return figure, axes
+
+
+def _whole(axes: Any, rounds: Iterable[int]) -> None:
+    """Ticks at whole rounds only, however few there are."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
+
+
+def _figure(
+    figure: Any, said: str, key: str, columns: Mapping[str, Mapping[Any, float]], keys: Sequence[Any] | None = None
+) -> str:
+    """The drawing, what it shows in words, and its values in a table."""
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
+    data = base64.b64encode(drawing.getvalue()).decode("ascii")
+    listed = keys if keys is not None else sorted({k for points in columns.values() for k in points})
+    rows = [[k, *(number(points.get(k)) for points in columns.values())] for k in listed]
+    return (
+        f'<figure><img alt="{text(said)}" src="data:image/svg+xml;base64,{data}">'
+        f"<details><summary>Values</summary>{table([key, *columns], rows)}</details></figure>\n"
+    )

@@ -1,0 +1,264 @@
+"""Weighted mean by hand, in any order of arrival, and what the server refuses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fedvlp.core.aggregation as aggregation
+from fedvlp.core.aggregation import StreamingMean, check, check_finite, check_tensors, in_site_order
+from fedvlp.core.types import State, Update
+
+REFERENCE = {"image_encoder.weight": torch.zeros(2, 3), "text_head.bias": torch.zeros(3), "count": torch.tensor(7)}
+GOOD = Update("a", 3, "train", 10, {"image_encoder.weight": torch.ones(2, 3), "text_head.bias": torch.ones(3),
+                                    "count": torch.tensor(9)}, metrics={"loss/x": 1.0})  # fmt: skip
+
+
+def checked(update: Update) -> str | None:
+    return check(update, site="a", round=3, phase="train", reference=REFERENCE, max_samples=1000)
+
+
+def mean(updates: list[tuple[State, float]], reference: State, **options) -> State:
+    folded = StreamingMean(reference, **options)
+    for state, weight in updates:
+        folded.add(state, weight)
+    return folded.result()
+
+
+def single(value: float | list[float]) -> State:
+    return {"w": torch.tensor(value)}
+
+
+@pytest.fixture(params=["float64", "float32"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to accumulate: of small models, and of those beyond EXACT_NUMEL."""
+    if request.param == "float32":
+        monkeypatch.setattr(aggregation, "EXACT_NUMEL", 0)
+    return request.param
+
+
+@pytest.mark.parametrize("expected_total", [1.0, 4.0, 8.0, 0.0])
+def test_weighted_mean_by_hand(path: str, expected_total: float) -> None:
+    """(1*[2, 4] + 3*[6, -4]) / (1 + 3) = [20/4, -8/4] = [5, -2], whatever total was expected."""
+    result = mean([(single([2.0, 4.0]), 1), (single([6.0, -4.0]), 3)], single([0.0, 0.0]),
+                  expected_total=expected_total)  # fmt: skip
+    assert result["w"].tolist() == [5.0, -2.0]
+    assert result["w"].dtype == torch.float32
+
+
+def test_small_models_are_summed_in_float64() -> None:
+    """1e8 + 1 - 1e8 = 1, so the mean of three is 1/3; float32 would lose the 1 and give 0."""
+    updates = [(single(1e8), 1.0), (single(1.0), 1.0), (single(-1e8), 1.0)]
+    assert mean(updates, single(0.0), expected_total=1.0)["w"].item() == pytest.approx(1 / 3)
+
+
+def test_the_limit_of_the_exact_path_counts_the_values_of_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = [({"w": torch.tensor([x]), "v": torch.zeros(2)}, 1.0) for x in (1e8, 1.0, -1e8)]
+    reference = {"w": torch.zeros(1), "v": torch.zeros(2), "whole": torch.zeros(99, dtype=torch.int64)}
+    for limit, expected in ((3, 1 / 3), (2, 0.0)):
+        monkeypatch.setattr(aggregation, "EXACT_NUMEL", limit)
+        assert mean(updates, reference)["w"].item() == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(0, 1000)), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_both_paths_agree_and_stay_within_the_updates(rows: list[tuple[float, int]]) -> None:
+    updates = [({"w": torch.full((3,), value)}, float(weight)) for value, weight in rows]
+    exact = mean(updates, {"w": torch.zeros(3)}, expected_total=1000.0)
+    before, aggregation.EXACT_NUMEL = aggregation.EXACT_NUMEL, 0
+    try:
+        large = mean(updates, {"w": torch.zeros(3)}, expected_total=1000.0)
+    finally:
+        aggregation.EXACT_NUMEL = before
+    counted = [(value, weight) for value, weight in rows if weight]
+    assert bool(exact) == bool(large) == bool(counted)
+    if counted:
+        by_hand = sum(v * n for v, n in counted) / sum(n for _, n in counted)
+        assert exact["w"][0].item() == pytest.approx(by_hand, rel=1e-6, abs=1e-5)
+        assert torch.allclose(exact["w"], large["w"], rtol=1e-5, atol=1e-4)
+        low, high = min(v for v, _ in counted), max(v for v, _ in counted)
+        assert low - 1e-5 <= exact["w"][0].item() <= high + 1e-5
+
+
+def test_integer_buffers_are_left_out(path: str) -> None:
+    """num_batches_tracked is never averaged: (3 + 4)/2 is no count (spec 1.2)."""
+    reference = {"w": torch.zeros(1), "n": torch.tensor(3), "mask": torch.tensor([True])}
+    states = [{"w": torch.ones(1), "n": torch.tensor(n), "mask": torch.tensor([False])} for n in (3, 4)]
+    assert list(mean([(state, 1.0) for state in states], reference)) == ["w"]
+
+
+def test_no_samples_no_weight(path: str) -> None:
+    """0 * 1000 + 2 * 5 over 0 + 2 = 5; FLARE's own aggregator would count the 0 as 1."""
+    assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0))["w"].item() == 5.0
+
+
+def test_all_zero_keeps_the_model(path: str) -> None:
+    assert mean([(single(1000.0), 0), (single(5.0), 0)], single(3.0)) == {}
+    assert mean([], single(3.0)) == {}
+
+
+def test_updates_and_reference_are_not_written_to(path: str) -> None:
+    reference, states = single([1.0]), [single([2.0]), single([4.0])]
+    mean([(state, 1.0) for state in states], reference, expected_total=7.0)
+    assert [reference["w"].item(), *(s["w"].item() for s in states)] == [1.0, 2.0, 4.0]
+
+
+def test_a_large_mean_is_made_in_the_spare_buffers_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregation, "EXACT_NUMEL", 0)
+    spare = single([8.0, 8.0])
+    address = spare["w"].data_ptr()
+    folded = StreamingMean(single([0.0, 0.0]), 5.0, spare)
+    folded.add(single([1.0, 2.0]), 1.0)
+    folded.add(single([3.0, 4.0]), 1.0)
+    result = folded.result()
+    assert result["w"].data_ptr() == address
+    assert result["w"].tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("spare", [torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
+def test_a_spare_buffer_that_does_not_fit_is_not_used(monkeypatch: pytest.MonkeyPatch, spare: Tensor) -> None:
+    monkeypatch.setattr(aggregation, "EXACT_NUMEL", 0)
+    result = mean([(single([1.0, 2.0]), 1.0)], single([0.0, 0.0]), spare={"w": spare})
+    assert result["w"].tolist() == [1.0, 2.0]
+    assert result["w"].data_ptr() != spare.data_ptr()
+    assert not spare.any()
+
+
+def test_the_order_of_arrival_does_not_matter(path: str) -> None:
+    """Values whose sum depends on the order of addition, in all 24 orders: the same bits."""
+    states = {"a": single([1e7, 0.1]), "b": single([0.3, 0.2]), "c": single([-1e7, 0.3]), "d": single([0.7, 1e-8])}
+    results = set()
+    for order in itertools.permutations(states):
+        stream = in_site_order(((site, states[site]) for site in order), sorted(states))
+        results.add(tuple(mean([(state, 1.0) for _, state in stream], states["a"])["w"].tolist()))
+    assert len(results) == 1
+
+
+@given(st.permutations(list("abcde")), st.sets(st.sampled_from("abcde")))
+@settings(max_examples=50, deadline=None)
+def test_site_order_with_sites_that_never_answer(order: list[str], silent: set[str]) -> None:
+    replies = [(site, ord(site)) for site in order if site not in silent]
+    assert list(in_site_order(replies, list("abcde"))) == sorted(replies)
+
+
+def test_site_order_does_not_hold_back_what_is_due() -> None:
+    """b waits for a; once a has come both are handed on, before c is even asked for."""
+    seen = []
+
+    def replies():
+        for site in "bac":
+            seen.append(site)
+            yield site, site.upper()
+
+    stream = in_site_order(replies(), list("abc"))
+    assert (next(stream), next(stream)) == (("a", "A"), ("b", "B"))
+    assert seen == ["b", "a"]
+
+
+@pytest.mark.xfail(reason="a second reply is handed on again at the end", strict=True)
+def test_site_order_hands_a_duplicate_on_once() -> None:
+    replies = [("a", 1), ("a", 2), ("b", 3)]
+    assert [site for site, _ in in_site_order(replies, ["a", "b"])] == ["a", "b"]
+
+
+def test_a_good_update_passes() -> None:
+    assert checked(GOOD) is None
+    assert checked(replace(GOOD, num_samples=0)) is None
+    assert checked(replace(GOOD, num_samples=1000)) is None
+    assert checked(replace(GOOD, aux={"extra": torch.ones(2)})) is None
+
+
+REFUSED = {
+    "another site's name": (replace(GOOD, site="b"), "expected a"),
+    "an old round": (replace(GOOD, round=2), "round 2"),
+    "a round to come": (replace(GOOD, round=4), "round 4"),
+    "the wrong phase": (replace(GOOD, phase="joint"), "'joint'"),
+    "negative samples": (replace(GOOD, num_samples=-1), "-1"),
+    "fractional samples": (replace(GOOD, num_samples=2.5), "2.5"),  # type: ignore[arg-type]
+    "a bool": (replace(GOOD, num_samples=True), "True"),
+    "samples in words": (replace(GOOD, num_samples="10"), "'10'"),  # type: ignore[arg-type]
+    "1e30 samples": (replace(GOOD, num_samples=1e30), "1e+30"),  # type: ignore[arg-type]
+    "10**30 samples": (replace(GOOD, num_samples=10**30), "1,000"),
+    "one sample too many": (replace(GOOD, num_samples=1001), "1,000"),
+    "NaN samples": (replace(GOOD, num_samples=math.nan), "nan"),  # type: ignore[arg-type]
+    "no samples at all": (replace(GOOD, num_samples=None), "None"),  # type: ignore[arg-type]
+    "a NaN metric": (replace(GOOD, metrics={"loss/x": math.nan}), "'loss/x' is nan"),
+    "an infinite metric": (replace(GOOD, metrics={"probe/loss": math.inf}), "'probe/loss' is inf"),
+    "a metric of text": (replace(GOOD, metrics={"note": "secret"}), "'note'"),  # type: ignore[dict-item]
+    "NaN in aux": (replace(GOOD, aux={"rows": torch.tensor([1.0, math.nan])}), "rows has 1 value"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    update, said = REFUSED[name]
+    reason = checked(update)
+    assert reason is not None
+    assert said in reason
+
+
+def with_tensor(value: object) -> Update:
+    return replace(GOOD, state={**GOOD.state, "image_encoder.weight": value})  # type: ignore[dict-item]
+
+
+REFUSED_TENSORS = {
+    "NaN": torch.tensor([[1.0, math.nan, 0.0], [0.0, math.nan, 1.0]]),
+    "inf": torch.full((2, 3), math.inf),
+    "inf and -inf that cancel to NaN": torch.tensor([[math.inf, -math.inf, 0.0], [0.0, 0.0, 0.0]]),
+    "a broadcastable (1,)": torch.ones(1),
+    "0-d": torch.tensor(1.0),
+    "a row too many": torch.ones(3, 3),
+    "the transpose": torch.ones(3, 2),
+    "float64": torch.ones(2, 3, dtype=torch.float64),
+    "float16": torch.ones(2, 3, dtype=torch.float16),
+    "int64": torch.ones(2, 3, dtype=torch.int64),
+    "a list": [[1.0] * 3] * 2,
+    "None": None,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_TENSORS)
+def test_refused_tensors_are_named(name: str) -> None:
+    reason = checked(with_tensor(REFUSED_TENSORS[name]))
+    assert reason is not None
+    assert "image_encoder.weight" in reason
+
+
+def test_the_count_of_bad_values_is_told() -> None:
+    assert "2 value(s)" in str(checked(with_tensor(REFUSED_TENSORS["NaN"])))
+
+
+def test_keys_must_be_exactly_those_that_are_shared() -> None:
+    bias = GOOD.state["text_head.bias"]
+    without = {n: t for n, t in GOOD.state.items() if n != "text_head.bias"}
+    assert "1 missing tensor(s), e.g. text_head.bias" in str(checked(replace(GOOD, state=without)))
+    assert "unexpected" in str(checked(replace(GOOD, state={**GOOD.state, "backdoor": bias})))
+    assert "text_head.bias" in str(checked(replace(GOOD, state={**without, "text_head.offset": bias})))
+    assert "missing" in str(checked(replace(GOOD, state={})))
+
+
+def test_of_many_wrong_keys_three_are_listed() -> None:
+    state = {**GOOD.state, **{f"extra{index}": torch.ones(1) for index in range(9)}}
+    assert checked(replace(GOOD, state=state)) == "9 unexpected tensor(s), e.g. extra0, extra1, extra2"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_huge_but_finite_values_are_not_refused(dtype: torch.dtype) -> None:
+    """Their sum overflows, they do not: 4 * max is infinite in every dtype."""
+    huge = {"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}
+    assert not torch.isfinite(huge["w"].sum())
+    assert check_tensors(huge, huge) is None
+
+
+def test_one_nan_among_many_is_found() -> None:
+    state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
+    assert check_finite(state) is None
+    state["b"][7_777] = math.nan
+    assert check_finite(state) == "b has 1 value(s) that are NaN or infinite"

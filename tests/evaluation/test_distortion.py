@@ -1,0 +1,243 @@
+"""Distortion tables: exactly 0 without re-training, drops as computed by hand, only the asked layers move."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from toy import SGD, Toy, World, clone, differs, pairs, same_bytes
+
+from fedvlp.core.types import State, group
+from fedvlp.evaluation import distortion
+from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
+from fedvlp.evaluation.held_out import Retrieval, paired_similarity
+from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.image import timm_tower
+
+SIGNATURE = b"\x89PNG"
+
+
+def world() -> World:
+    data = {name: pairs(index, 12) for index, name in enumerate("abc")}
+    for index, site in enumerate(data.values()):
+        other = pairs(10 + index, 6)
+        site.content["test"] = other.content["train"]
+    return World(FedAvg(local_steps=3), data=data)
+
+
+def trials(one: World, state: State) -> list[Trial]:
+    return [Trial(site, state, one.client(site)) for site in one.data]
+
+
+def test_zero_retraining_is_exactly_zero() -> None:
+    one = world()
+    state = clone(one.server().state)
+    entries = cross_table(trials(one, state), one.data, Retraining(local_steps=0), SGD)
+    assert [(e.trained_on, e.measured_on) for e in entries] == [(i, j) for i in "abc" for j in "abc"]
+    assert [e.distortion for e in entries] == [0.0] * 9
+
+
+def test_an_entry_is_the_drop_of_the_paired_cosine() -> None:
+    """Computed again by hand: train on a from the same weights, measure on c."""
+    one = world()
+    state = clone(one.server().state)
+    entries = cross_table(trials(one, state), one.data, Retraining(local_steps=3), SGD, round=5)
+    client = one.client("a")
+
+    def cosine() -> float:
+        image, text = one.data["c"].content["test"]
+        with torch.no_grad():
+            output = client.model.eval()({"image": image, "text": text})
+        return torch.nn.functional.cosine_similarity(output.image, output.text).mean().item()
+
+    client.load(state)
+    before = cosine()
+    from fedvlp.core.site import Site, SiteMemory
+    from fedvlp.core.types import Broadcast
+
+    Site(client, FedAvg(local_steps=3), SGD, SiteMemory(None)).handle(Broadcast(5, "train", state))
+    entry = next(e for e in entries if (e.trained_on, e.measured_on) == ("a", "c"))
+    assert entry.distortion == pytest.approx(before - cosine(), abs=1e-6)
+    assert entry.distortion != 0
+
+
+def test_trials_do_not_disturb_each_other_or_the_weights_they_start_from() -> None:
+    one = world()
+    state = clone(one.server().state)
+    kept = clone(state)
+    together = cross_table(trials(one, state), one.data, Retraining(local_steps=3), SGD)
+    alone = cross_table(trials(one, state)[2:], one.data, Retraining(local_steps=3), SGD)
+    assert together[6:] == alone
+    same_bytes(state, kept)
+
+
+def test_models_of_their_own_start_from_their_own_weights() -> None:
+    """Decentralised models on the union: each trial is measured against its own start."""
+    one = world()
+    starts = {site: clone(Toy(seed).state_dict()) for seed, site in enumerate("abc")}
+    own = [Trial(site, start, one.client("a")) for site, start in starts.items()]
+    entries = cross_table(own, {"b": one.data["b"]}, Retraining(local_steps=0), SGD)
+    assert [e.distortion for e in entries] == [0.0] * 3
+    assert len({e.similarity_before for e in entries}) == 3
+
+
+def test_sites_without_test_records_are_left_out() -> None:
+    one = world()
+    del one.data["b"].content["test"]
+    entries = cross_table(trials(one, clone(one.server().state)), one.data, Retraining(local_steps=0), SGD)
+    assert {e.measured_on for e in entries} == {"a", "c"}
+    assert len(entries) == 6
+
+
+def test_paired_similarity_by_hand() -> None:
+    """Cosines 1, 0 and 0.6: mean 1.6 / 3."""
+    image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    text = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    assert paired_similarity(image, text) == pytest.approx(1.6 / 3, rel=1e-6)
+    one = world()
+    metrics = Retrieval()(one.client("a"), ("test",))
+    assert -1 <= metrics["test/similarity"] <= 1
+
+
+# Which layers
+
+
+def test_first_and_last_layers_of_each_encoder() -> None:
+    names = ModelConfig(head_norm="layer").build().state_dict()
+    first, last = encoder_layers(names, 1), encoder_layers(names, 1, deep=True)
+    assert {name.split(".")[0] for name in first | last} == {"image_encoder", "text_encoder"}
+    assert all(".blocks.0." in name for name in first)
+    assert all(".blocks.1." in name for name in last)
+    assert encoder_layers(names) == first  # a third of two layers is one
+    assert encoder_layers(names, 2) == {name for name in names if ".blocks." in name}
+    with pytest.raises(ValueError, match="2 layers, 3 asked"):
+        encoder_layers(names, 3)
+
+
+def test_layers_of_the_papers_towers_are_found_by_name() -> None:
+    vit = [f"image_encoder.model.blocks.{i}.attn.qkv.weight" for i in range(12)]
+    bert = [f"text_encoder.model.encoder.layer.{i}.output.dense.weight" for i in range(6)]
+    rest = ["image_encoder.model.patch_embed.proj.weight", "text_encoder.model.embeddings.word.weight",
+            "image_alignment.blocks.0.weight", "image_head.0.weight"]  # fmt: skip
+    assert encoder_layers([*vit, *bert, *rest], 4) == {*vit[:4], *bert[:4]}
+    assert encoder_layers([*vit, *bert, *rest], 4, deep=True) == {*vit[8:], *bert[2:]}
+    assert encoder_layers([*vit, *bert, *rest]) == {*vit[:4], *bert[:2]}
+
+
+@pytest.mark.parametrize(("name", "layers"), [("resnet18", 4), ("vit_tiny_patch16_224", 12)])
+def test_layers_of_timm_towers(name: str, layers: int) -> None:
+    tower = timm_tower(name, 224, False, 3, None)
+    names = [f"image_encoder.{n}" for n in tower.state_dict()]
+    assert encoder_layers(names, layers)
+    with pytest.raises(ValueError, match=f"{layers} layers"):
+        encoder_layers(names, layers + 1)
+
+
+def test_only_the_asked_layers_are_retrained() -> None:
+    one = world()
+    state = clone(one.server().state)
+    only = frozenset(name for name in state if name.startswith("text_encoder"))
+    cross_table(trials(one, state)[:1], one.data, Retraining(local_steps=2, only=only), SGD)
+    trained = one.client("a").state()
+    assert {name for name in state if differs(state, trained, [name])} == only
+
+
+def test_a_methods_own_local_training_is_the_phase_that_trains_encoders() -> None:
+    names = world().server().state
+    assert encoder_phase(FedDRA(), names, 0) == "joint"
+    assert encoder_phase(FedRGB(), names, 0) == "local"
+    assert encoder_phase(Local(), names, 0) == "train"
+    one = world()
+    state = clone(names)
+    guided = cross_table(trials(one, state), one.data, FedRGB(local_steps=3, alpha=50.0, dro_batch=4), SGD)
+    plain = cross_table(trials(one, state), one.data, Retraining(local_steps=3), SGD)
+    assert [e.distortion for e in guided] != [e.distortion for e in plain]
+    assert {group(name) for name in state} == {"encoder", "alignment", "head"}
+
+
+# Files
+
+ENTRIES = [Entry("a", "a", 0.5, 0.75, 10.0, 20.0), Entry("a", "b", 0.5, 0.25), Entry("b", "a", 0.5, 0.4375),
+           Entry("b", "b", 0.5, 0.5)]  # fmt: skip
+
+
+def test_the_table_is_written_with_its_column_means(tmp_path: Path) -> None:
+    """Columns: a = (-0.25 + 0.0625) / 2, b = (0.25 + 0) / 2."""
+    table, picture = distortion.write_table(ENTRIES, tmp_path / "evaluation" / "distortion", "title")
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["trained_on"], r["measured_on"], float(r["distortion"])) for r in rows] == [
+        ("a", "a", -0.25), ("a", "b", 0.25), ("b", "a", 0.0625), ("b", "b", 0.0),
+        ("mean", "a", -0.09375), ("mean", "b", 0.125),
+    ]  # fmt: skip
+    assert (rows[0]["recall1_before"], rows[1]["recall1_before"]) == ("10.0", "")
+    assert picture.read_bytes()[:4] == SIGNATURE
+
+
+def test_the_curves_are_written(tmp_path: Path) -> None:
+    curves = {"a": {0: 0.1, 1: 0.2}, "b": {1: 0.3}}
+    table, picture = distortion.write_curves(curves, tmp_path / "similarity", "title")
+    assert table.read_text() == "round,site,similarity\n0,a,0.1\n1,a,0.2\n1,b,0.3\n"
+    assert picture.read_bytes()[:4] == SIGNATURE
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory):
+    """Folders of a small fedrgb run and a small local run, by preset name."""
+    from fedvlp import presets
+    from fedvlp.config import override
+    from fedvlp.runs import RunFolder, simulate
+
+    folders = {}
+    for name, extra in (("fedrgb", {"method.aligner_steps": 1}), ("local", {})):
+        experiment = presets.get(name)
+        settings = {"data.size": 200, "data.sites": 2, "rounds.rounds": 1, "method.local_steps": 1, **extra}
+        for key, value in settings.items():
+            experiment = override(experiment, key, str(value))
+        folders[name] = RunFolder.create(tmp_path_factory.mktemp("runs"), experiment)
+        simulate(experiment, folders[name])
+    return folders
+
+
+@pytest.mark.parametrize("what", ["distortion", "shallow", "deep", "similarity"])
+def test_evaluate_writes_into_the_run(run, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    result = CliRunner().invoke(app, ["evaluate", str(run["fedrgb"].path), "--what", what, "--steps", "1"])
+    assert result.exit_code == 0, result.output
+    for suffix in ("csv", "png"):
+        assert (run["fedrgb"].path / "evaluation" / f"{what}.{suffix}").stat().st_size > 0
+
+
+def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
+    from fedvlp.evaluate import Choices, shallow
+
+    table, _ = shallow(run["local"], Choices(steps=1))
+    assert {row.split(",")[0] for row in table.read_text().splitlines()[1:]} == {
+        "site-1's model on all", "site-2's model on all", "mean",
+    }  # fmt: skip
+
+
+def test_evaluate_own_and_zero_steps(run) -> None:
+    from fedvlp.evaluate import Choices, deep, distort
+
+    table, _ = distort(run["fedrgb"], Choices(steps=0))
+    assert {float(row.split(",")[2]) for row in table.read_text().splitlines()[1:]} == {0.0}
+    assert distort(run["fedrgb"], Choices(steps=1, own=True))[0].name == "distortion-own.csv"
+    with pytest.raises(ValueError, match="leave --own out"):
+        deep(run["fedrgb"], Choices(own=True))
+
+
+def test_evaluate_refuses_what_it_does_not_know() -> None:
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    result = CliRunner().invoke(app, ["evaluate", "nowhere", "--what", "distorsion"])
+    assert isinstance(result.exception, ValueError)
+    assert "did you mean 'distortion'" in str(result.exception)

@@ -1,0 +1,112 @@
+"""`nvflare simulator` trains the same bytes as the engine, at any number of threads, and leaves its results outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedvlp import presets
+from fedvlp.config import override
+from fedvlp.flare.jobs import write_job
+from fedvlp.presets import Experiment
+from fedvlp.runs import RunFolder, simulate
+
+pytestmark = pytest.mark.slow
+
+NVFLARE = Path(sys.executable).parent / "nvflare"
+
+
+def small(name: str, **settings: object) -> Experiment:
+    """The preset with a few steps on a small cohort."""
+    chosen = {
+        "data.size": 700, "rounds.rounds": 1, "method.local_steps": 2, "training.batch_size": 16,
+        **({"method.align_steps": 2} if name == "feddra" else {}), **settings,
+    }  # fmt: skip
+    experiment = presets.get(name)
+    for key, value in chosen.items():
+        experiment = override(experiment, key, str(value))
+    return experiment
+
+
+def simulator(job: Path, folder: Path, threads: int) -> subprocess.CompletedProcess[str]:
+    """The verbatim command in ``folder``; results land in ``folder/runs``."""
+    environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
+    return subprocess.run(
+        [NVFLARE, "simulator", job, "-t", str(threads)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "settings"),
+    [
+        ("fedavg", 1, {}),
+        ("fedavg", 5, {"rounds.rounds": 2}),
+        ("feddra", 1, {}),
+        ("feddra", 5, {"rounds.rounds": 2}),
+        ("local", 1, {"rounds.rounds": 2, "data.sites": 2}),  # memory must survive the restart of every process
+    ],
+)
+def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, object], tmp_path: Path) -> None:
+    experiment = small(name, **settings)
+    engine = RunFolder.create(tmp_path / "engine", experiment)
+    simulate(experiment, engine)
+    done = simulator(write_job(experiment, tmp_path / "job"), tmp_path, threads)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    flare = RunFolder(tmp_path / "runs" / name / "001")
+    assert flare.model.read_bytes() == engine.model.read_bytes()
+    same_metrics(flare, engine)
+    assert (flare.path / "metrics.csv").exists()
+    assert {entry.name for entry in (flare.path / "tb").iterdir()} >= {"site-1", "site-2"}
+    if name == "local":
+        memories = sorted((engine.path / "sites").rglob("*.safetensors"))
+        assert len(memories) == 4, "two sites, two versions each"
+        for memory in memories:
+            assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
+
+
+def same_metrics(flare: RunFolder, engine: RunFolder) -> None:
+    """Every metric of every site agrees, seconds aside."""
+    for theirs, ours in zip(flare.history(), engine.history(), strict=True):
+        assert (theirs["round"], theirs["phase"], theirs["dropped"]) == (ours["round"], ours["phase"], {})
+        for site, metrics in ours["sites"].items():
+            expected = {name: value for name, value in metrics.items() if name != "seconds"}
+            assert {name: value for name, value in theirs["sites"][site].items() if name != "seconds"} == expected
+            assert expected
+
+
+def test_tensorboard_has_every_site_and_the_servers_curves(tmp_path: Path) -> None:
+    """Loss terms and recall of the sites come through FLARE's event streaming; worst site, weights, bytes from the server."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = simulator(write_job(small("feddra", **{"rounds.rounds": 2}), tmp_path / "job"), tmp_path, 5)
+    assert done.returncode == 0
+    folder = tmp_path / "runs" / "feddra" / "001" / "tb"
+    curves = {}
+    for entry in folder.iterdir():
+        events = EventAccumulator(str(entry))
+        events.Reload()
+        curves[entry.name] = {tag: len(events.Scalars(tag)) for tag in events.Tags()["scalars"]}
+    for site in (f"site-{index}" for index in range(1, 6)):
+        assert curves[site]["loss/contrastive/align"] == curves[site]["loss/contrastive/joint"] == 2
+        assert curves[site]["val/all/mean/r1"] == 3, "initial model, after round 1, trained model"
+    server = curves[next(name for name in curves if "server" in name)]
+    for tag in ("val/all/mean/r1/worst", "dro_weights/site-3", "bytes_up/align", "seconds/joint"):
+        assert server[tag] >= 2, tag
+
+
+def test_a_lost_quorum_fails_the_job_and_the_same_job_resumes(tmp_path: Path) -> None:
+    """A learning rate that explodes at every site: exit code 2, the reason in run_status.json, nothing half-done."""
+    experiment = small("fedavg", **{"training.lr": 1e30, "rounds.rounds": 2})
+    done = simulator(write_job(experiment, tmp_path / "job"), tmp_path, 5)
+    assert done.returncode == 2
+    folder = RunFolder(tmp_path / "runs" / "fedavg" / "001")
+    status = (folder.path / "run_status.json").read_text()
+    assert '"stopped"' in status
+    assert "0 valid updates, 4 needed" in status
+    assert not folder.model.exists()
+    assert RunFolder.latest(tmp_path / "runs", experiment) == folder

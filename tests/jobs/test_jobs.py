@@ -1,0 +1,57 @@
+"""The committed job folders are what the presets say, and FLARE can build every one of their components."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedvlp import presets
+from fedvlp.config import from_config
+from fedvlp.flare.jobs import COMMITTED, job_files, write_job
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_job_is_up_to_date(name: str) -> None:
+    files = job_files(presets.get(name))
+    committed = {str(f.relative_to(JOBS / name)): f.read_text() for f in (JOBS / name).rglob("*") if f.is_file()}
+    assert committed == files, "run `fedvlp jobs build`"
+
+
+def test_there_is_no_other_job() -> None:
+    assert sorted(entry.name for entry in JOBS.iterdir()) == sorted(COMMITTED)
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_job_describes_the_preset_to_both_sides(name: str) -> None:
+    """Server and sites build the same experiment from it, field by field, and the job names its five sites."""
+    files = {path: json.loads(text) for path, text in job_files(presets.get(name)).items() if path.endswith("json")}
+    server = files["app/config/config_fed_server.json"]["workflows"][0]["args"]
+    client = files["app/config/config_fed_client.json"]["executors"][0]["executor"]["args"]
+    for args in (server, client):
+        built = presets.Experiment(**{key: from_config(value) for key, value in args.items()})
+        assert built == presets.get(name)
+    assert files["meta.json"]["deploy_map"]["app"] == ["server", *(f"site-{i}" for i in range(1, 6))]
+
+
+def test_every_phase_has_an_executor_and_filters_name_tasks_exactly() -> None:
+    client = json.loads(job_files(presets.get("feddra"))["app/config/config_fed_client.json"])
+    assert client["executors"][0]["tasks"] == ["align", "evaluate", "joint"]
+
+
+def test_export_kinds(tmp_path: Path) -> None:
+    installed = write_job(presets.get("fedavg"), tmp_path / "installed", custom=False)
+    assert not (installed / "app" / "custom").exists(), "a hospital with BYOC off would refuse it"
+    bundled = write_job(presets.get("fedavg"), tmp_path / "bundled", bundled=True)
+    assert (bundled / "app" / "custom" / "fedvlp" / "core" / "method.py").exists()
+    assert not list(bundled.rglob("__pycache__"))
+
+
+def test_a_folder_that_is_not_a_job_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="holds no FLARE job"):
+        write_job(presets.get("fedavg"), tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"

@@ -1,0 +1,296 @@
+"""Robust site weights: they move towards hard sites inside the ball, act as they say, and nobody can capture them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from toy import SGD, Pairs, World, clone, differs, pairs, same_bytes
+
+from fedvlp.core.server import Federation, Rounds, Server
+from fedvlp.core.simplex import divergence
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.methods.robust import LOSSES, WEIGHTS, RobustWeights
+
+FIVE = (2.0, 1.0, 1.5, 0.5, 3.0)
+TOY = {"local_steps": 2, "dro_batch": 4}
+
+
+def server(count: int = 5, round: int = 1, **options: Any) -> tuple[RobustWeights, Server]:
+    method = RobustWeights(**options)
+    one = Server(tuple("abcdefghijklmnopqrstuvwxyz"[:count]), {}, round=round)
+    method.start(one)
+    return method, one
+
+
+def told(method: RobustWeights, one: Server, losses: dict[str, float] | tuple[float, ...]) -> list[float]:
+    """The weights after a phase in which the sites reported these losses."""
+    losses = losses if isinstance(losses, dict) else dict(zip(one.sites, losses, strict=True))
+    updates = [Update(s, one.round, "train", 1, metrics={"probe/loss": loss}) for s, loss in sorted(losses.items())]
+    method.aggregate(one, updates, "train")
+    return one.memory[WEIGHTS].tolist()
+
+
+def test_the_weights_of_spec_3_5() -> None:
+    """gamma 0.5 from uniform: e^(0.5 v)/sum; rho 1 does not bind, rho 0.1 does."""
+    free = told(*server(gamma=0.5, rho=1.0), FIVE)
+    assert free == pytest.approx([0.221906, 0.134593, 0.172820, 0.104821, 0.365861], abs=1e-6)
+    bound = told(*server(gamma=0.5, rho=0.1), FIVE)
+    assert bound == pytest.approx([0.221361, 0.136219, 0.173496, 0.107187, 0.361737], abs=1e-6)
+    kl = told(*server(gamma=1.0, rho=0.1, divergence="kl", projection="kl"), FIVE)
+    assert kl == pytest.approx([0.221919, 0.133829, 0.172334, 0.103927, 0.367991], abs=1e-6)
+
+
+def test_weights_start_uniform_and_hard_sites_gain() -> None:
+    method, one = server(gamma=0.5, rho=10.0)
+    assert one.memory[WEIGHTS].tolist() == [0.2] * 5
+    first = told(method, one, FIVE)
+    second = told(method, one, FIVE)
+    order = sorted(range(5), key=FIVE.__getitem__)
+    assert sorted(range(5), key=first.__getitem__) == sorted(range(5), key=second.__getitem__) == order
+    assert second[4] > first[4] > 0.2 > first[3] > second[3]
+
+
+def test_round_0_does_not_move_them() -> None:
+    """The initial model's loss says nothing of a site; and it is not remembered either."""
+    method, one = server(round=0)
+    assert told(method, one, FIVE) == [0.2] * 5
+    assert one.memory[LOSSES].isnan().all()
+
+
+def test_a_phase_without_losses_does_not_move_them() -> None:
+    method, one = server()
+    before = told(method, one, FIVE)
+    method.aggregate(one, [Update("a", 1, "train", 1, metrics={"loss/contrastive": 9.0})], "train")
+    assert one.memory[WEIGHTS].tolist() == before
+
+
+@pytest.mark.parametrize("count", range(2, 61))
+def test_rho_0_is_exactly_1_for_any_number_of_sites(count: int) -> None:
+    """N * (1/N) is not 1.0 for N = 49."""
+    method, one = RobustWeights(rho=0.0), Server(tuple(f"s{index:02d}" for index in range(count)), {}, round=1)
+    method.start(one)
+    told(method, one, {site: float(index) for index, site in enumerate(one.sites)})
+    assert {method.multiplier(one, site) for site in one.sites} == {1.0}
+
+
+def test_the_multiplier_is_n_times_the_weight() -> None:
+    method, one = server(gamma=0.5, rho=1.0)
+    weights = told(method, one, FIVE)
+    assert [method.multiplier(one, site) for site in one.sites] == pytest.approx([5 * w for w in weights])
+
+
+def test_a_site_without_a_loss_keeps_its_weight() -> None:
+    """With no ball to project onto, the weight of the silent site is untouched and the others share the rest."""
+    method, one = server(gamma=0.5, rho=math.inf)
+    weights = told(method, one, {"a": 2.0, "b": 1.0, "d": 0.5, "e": 3.0})
+    assert weights[2] == 0.2
+    assert sum(weights) == pytest.approx(1.0)
+    assert weights[4] > weights[0] > weights[1] > weights[3]
+
+
+def test_a_site_that_is_missing_counts_with_its_last_loss() -> None:
+    method, one = server(gamma=0.5, rho=1.0)
+    told(method, one, FIVE)
+    other = Server(one.sites, {}, dict(one.memory), round=1)
+    absent = told(method, one, {"a": 2.0, "b": 1.0, "c": 1.5, "d": 0.5})
+    assert absent == told(method, other, FIVE)
+
+
+@pytest.mark.parametrize("claim", [100.0, 101.0, 1e9, 1e300])
+def test_a_claimed_loss_counts_as_the_cap_at_most(claim: float) -> None:
+    capped = told(*server(rho=0.1, loss_cap=100.0), (*FIVE[:4], claim))
+    assert capped == told(*server(rho=0.1, loss_cap=100.0), (*FIVE[:4], 100.0))
+
+
+@pytest.mark.parametrize("claim", [1e9, -1e9, 0.0])
+@pytest.mark.parametrize("rho", [0.01, 0.1, 1.0])
+def test_nobody_captures_the_weights(claim: float, rho: float) -> None:
+    """After many rounds of the same claim: on the simplex, in the ball, and max w below its bound in the ball.
+
+    chi2: (N/2)|w - u|^2 <= rho gives max w <= 1/N + sqrt(2 rho (N - 1))/N (spec 3.2: 0.3789 for N = 5, rho = 0.1).
+    """
+    method, one = server(rho=rho, gamma=10.0)
+    for _ in range(30):
+        weights = told(method, one, (*FIVE[:4], claim))
+    assert sum(weights) == pytest.approx(1.0)
+    assert min(weights) >= 0
+    assert divergence(weights) <= rho + 1e-9
+    assert max(weights) <= 0.2 + math.sqrt(2 * rho * 4) / 5 + 1e-9
+
+
+def claims(loss: float) -> Federation:
+    """Sites a and b of Local-like emptiness; b reports ``loss`` in round 1."""
+
+    def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Update]]:
+        for site, message in messages.items():
+            value = loss if (site, message.round) == ("b", 1) else 1.0
+            yield site, Update(site, message.round, message.phase, 1, metrics={"probe/loss": value})
+
+    rounds = Rounds(rounds=2, evaluate_every=0)
+    return Federation(RobustWeights(rho=math.inf), Server(("a", "b"), {}), rounds, exchange)
+
+
+@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+def test_a_loss_that_is_not_finite_drops_the_update_and_keeps_the_weight(loss: float) -> None:
+    run = claims(loss)
+    run.run()
+    assert list(run.server.history[1]["dropped"]) == ["b"]
+    assert "probe/loss" in run.server.history[1]["dropped"]["b"]
+    assert run.server.memory[WEIGHTS].tolist() == [0.5, 0.5]
+    assert run.server.memory[LOSSES].isnan().tolist() == [False, True]
+
+
+def test_a_lost_quorum_does_not_move_the_weights() -> None:
+    run = claims(math.inf)
+    run.rounds = replace(run.rounds, quorum=2)
+    with pytest.raises(Exception, match="2 needed"):
+        run.run()
+    assert run.server.memory[LOSSES].isnan().all()
+
+
+def test_the_weights_are_logged_in_every_record() -> None:
+    run = claims(3.0)
+    run.run()
+    first, second = (record["memory"][WEIGHTS] for record in run.server.history)
+    assert first == [0.5, 0.5]
+    assert second == run.server.memory[WEIGHTS].tolist()
+    assert second[1] > second[0]
+
+
+@pytest.mark.parametrize("action", ["lr", "loss", "aggregate"])
+def test_how_the_weights_act(action: str) -> None:
+    """Weights (0.25, 0.75): N w = (0.5, 1.5) goes to the site as lr_scale or loss_scale, or weighs its update."""
+    method, one = server(2, dro_apply=action)
+    one.phase = "train"
+    one.memory[WEIGHTS] = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    scalars = [method.broadcast(one, site).scalars for site in "ab"]
+    shares = [method.weight(one, Update(site, 1, "train", 10)) for site in "ab"]
+    if action == "aggregate":
+        assert scalars == [{}, {}]
+        assert shares == [0.5, 1.5]
+        assert method.weight(one, Update("a", 1, "train", 0)) == 0.0
+    else:
+        assert scalars == [{f"{action}_scale": 0.5}, {f"{action}_scale": 1.5}]
+        assert shares == [1.0, 1.0]
+
+
+def test_aggregate_by_hand() -> None:
+    """(0.5*2 + 1.5*6)/2 = 5."""
+    method, one = server(2, dro_apply="aggregate", round=0)
+    one.state = {"w": torch.zeros(1)}
+    one.memory[WEIGHTS] = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    updates = [Update(site, 0, "train", 9, {"w": torch.tensor([value])}) for site, value in (("a", 2.0), ("b", 6.0))]
+    method.aggregate(one, updates, "train")
+    assert one.state["w"].item() == 5.0
+
+
+@pytest.mark.parametrize("action", ["lr", "loss", "aggregate"])
+def test_rho_0_is_fedavg_with_uniform_weights_bit_for_bit(action: str) -> None:
+    robust = World(RobustWeights(rho=0.0, dro_apply=action, **TOY), rounds=Rounds(rounds=3, evaluate_every=0)).run()
+    plain = World(FedAvg(local_steps=2, weighting="uniform"), rounds=Rounds(rounds=3, evaluate_every=0)).run()
+    same_bytes(robust.state, plain.state)
+
+
+@pytest.mark.parametrize("action", ["lr", "loss", "aggregate"])
+def test_with_rho_they_act(action: str) -> None:
+    def state(rho: float) -> Any:
+        method = RobustWeights(rho=rho, gamma=5.0, dro_apply=action, **TOY)
+        return World(method, rounds=Rounds(rounds=3, evaluate_every=0)).run().state
+
+    assert differs(state(0.5), state(0.0))
+
+
+def test_the_hard_site_gains_over_a_real_run() -> None:
+    """Site c's texts carry nothing of its images, and its batches are as large: its loss stays highest."""
+    data: dict[str, Pairs] = {}
+    for index, site in enumerate("abc"):
+        image, _ = pairs(index, 64).content["train"]
+        text = image[:, :5].clone() if site != "c" else pairs(9, 64).content["train"][1]
+        data[site] = Pairs(image, text)
+    method = RobustWeights(rho=1.0, gamma=0.5, local_steps=10, dro_batch=8, dro_fraction=1.0)
+    run = World(method, data, replace(SGD, batch_size=16), Rounds(rounds=6, evaluate_every=0)).run()
+    weights = run.memory[WEIGHTS].tolist()
+    assert weights[2] > 0.36 > max(weights[:2])
+
+
+def test_the_probe_by_hand() -> None:
+    """All 12 records in batches of 4: the mean of three batch losses of the received model, in eval mode."""
+    method = RobustWeights(dro_fraction=1.0, dro_batch=4)
+    world = World(method)
+    client = world.client("b")
+    client.model.eval()
+    seen: list[torch.Tensor] = []
+    real = client.data.batches
+    client.data.batches = lambda *a, **k: (seen.append(b["row"]) or b for b in real(*a, **k))  # type: ignore
+    with torch.no_grad():
+        loss = method.probe(client, Broadcast(0, "train", {}))["loss"]
+        losses = [
+            client.objective(client.model(b), b)["contrastive"].item()
+            for b in (client.data._batch("train", rows) for rows in list(seen))  # type: ignore[attr-defined]
+        ]
+    assert [len(rows) for rows in seen] == [4, 4, 4]
+    assert sorted(torch.cat(seen).tolist()) == list(range(12))
+    assert loss == pytest.approx(sum(losses) / 3)
+
+
+@pytest.mark.parametrize(("count", "fraction", "rows"), [(12, 0.1, 4), (12, 0.7, 8), (100, 0.1, 8), (100, 0.5, 48)])
+def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, rows: int) -> None:
+    """At least one batch; floor(fraction * count) records; a short last batch is left out."""
+    method = RobustWeights(dro_fraction=fraction, dro_batch=4)
+    drawn = []
+    for round in (0, 5):
+        torch.manual_seed(round)
+        client = World(method, {"a": pairs(0, count)}).client("a")
+        seen: list[int] = []
+        real = client.data.batches
+        client.data.batches = lambda *a, real=real, seen=seen, **k: (  # type: ignore
+            seen.extend(b["row"].tolist()) or b for b in real(*a, **k)
+        )
+        with torch.no_grad():
+            method.probe(client, Broadcast(round, "train", {}))
+        drawn.append(seen)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == len(set(drawn[0])) == rows
+
+
+def test_a_site_smaller_than_a_probe_batch_sends_no_loss() -> None:
+    """A smaller batch would have a smaller loss: InfoNCE contains log B."""
+    method = RobustWeights(dro_batch=32, local_steps=1)
+    assert method.probe(World(method).client("a"), Broadcast(0, "train", {})) == {}
+    run = World(method, rounds=Rounds(rounds=3, evaluate_every=0)).run()
+    assert run.memory[WEIGHTS].tolist() == [1 / 3] * 3
+
+
+def test_memory_survives_a_restart(tmp_path: Any) -> None:
+    method, one = server(gamma=0.5)
+    told(method, one, FIVE)
+    one.save(tmp_path / "s", 0)
+    back, _ = Server.load(tmp_path / "s")
+    same_bytes(clone(back.memory), clone(one.memory))
+    assert back.memory[WEIGHTS].dtype == torch.float64
+    assert told(method, back, FIVE) == told(method, one, FIVE)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gamma": -1.0}, {"rho": -0.1}, {"rho": math.nan}, {"divergence": "chi"}, {"projection": "l2"},
+        {"dro_apply": "weights"}, {"dro_fraction": 0.0}, {"dro_fraction": 1.1}, {"dro_batch": 1}, {"loss_cap": 0.0},
+        {"loss_cap": math.nan}, {"weighting": "none"},
+    ],
+)  # fmt: skip
+def test_bad_values_fail_when_they_are_built(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RobustWeights(**wrong)
+
+
+@pytest.mark.xfail(reason="accepted; dro_weights refuses it in round 1, in the middle of the aggregation", strict=True)
+def test_an_infinite_gamma_fails_when_it_is_built() -> None:
+    with pytest.raises(ValueError, match="gamma"):
+        FedDRA(gamma=math.inf)

@@ -1,0 +1,232 @@
+"""The import law of DESIGN section 3, read from the source: nothing imports upward, heavy things come late."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedvlp
+
+PACKAGE = Path(fedvlp.__file__).parent
+MODULES = {
+    ".".join(("fedvlp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+LAYERS = [
+    {"core", "config"},  # config knows no part of fedvlp at all (tested below)
+    {"models", "objectives", "data"},
+    {"methods"},
+    {"evaluation"},
+    {"presets"},
+    {"runs"},
+    {"figures"},
+    {"evaluate", "report", "doctor", "compare", "export"},
+    {"flare"},
+    {"cli"},
+]
+"""From the bottom up; a part may import itself and what is below it."""
+
+BELOW: dict[str, set[str]] = {
+    part: {part}.union(*LAYERS[:level]) for level, layer in enumerate(LAYERS) for part in layer
+} | {
+    "core": {"core"},
+    "config": {"config"},
+    "methods": {"methods", "core"},  # towers, objectives and data are protocols to them
+    "models": {"models", "core"},
+    "objectives": {"objectives", "core"},
+    "data": {"data", "core"},
+}
+
+ONLY = {  # a third-party package, and the parts that may import it
+    "nvflare": {"flare"},
+    "pydicom": {"data"},
+    "PIL": {"data"},
+    "monai": {"data"},
+    "timm": {"models"},
+    "transformers": {"models"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "matplotlib": {"evaluation", "figures", "report"},
+}
+
+TORCH_ALONE = {"torch", "numpy", "safetensors"}  # what core and methods may import beside the standard library
+
+
+def part(module: str) -> str:
+    """``fedvlp.core.server`` -> ``core``; the package itself -> nothing."""
+    return [*module.split("."), ""][1]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, lazy) of every import in a file, also inside functions; not those for type checking alone."""
+
+    def visit(node: ast.AST, lazy: bool) -> Iterator[tuple[str, int, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((alias.name, child.lineno, lazy) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path.name}:{child.lineno}: imports are absolute in this project"
+                assert child.module is not None
+                yield child.module, child.lineno, lazy
+                if child.module.startswith("fedvlp"):
+                    full = (f"{child.module}.{alias.name}" for alias in child.names)
+                    yield from ((name, child.lineno, lazy) for name in full if name in MODULES)
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                yield from (found for statement in child.orelse for found in visit(statement, lazy))
+            else:
+                function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                yield from visit(child, lazy or function)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), False)
+
+
+def test_every_part_of_the_package_has_a_layer() -> None:
+    assert {part(name) for name in MODULES} - {""} <= BELOW.keys()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_upward(module: str) -> None:
+    """Not even inside a function: a lazy import is an import."""
+    if module == "fedvlp":
+        assert list(imports(MODULES[module])) == []
+        return
+    allowed = BELOW[part(module)] | {""}
+    for name, line, _ in imports(MODULES[module]):
+        if name.partition(".")[0] == "fedvlp":
+            assert part(name) in allowed, f"{module}, line {line} imports {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_who_may_import_what(module: str) -> None:
+    for name, line, _ in imports(MODULES[module]):
+        owners = ONLY.get(name.partition(".")[0])
+        assert owners is None or part(module) in owners, f"{module}, line {line} imports {name}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if part(name) in ("core", "methods", "config")])
+def test_algorithms_are_pure_torch(module: str) -> None:
+    allowed = TORCH_ALONE | {"fedvlp"} | set(sys.stdlib_module_names)
+    for name, line, _ in imports(MODULES[module]):
+        assert name.partition(".")[0] in allowed, f"{module}, line {line} imports {name}"
+
+
+HEAVY = {"timm", "transformers", "monai", "pydicom", "matplotlib", "torchvision", "tensorboard", "PIL", "rich"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_packages_are_imported_by_the_function_that_needs_them(module: str) -> None:
+    for name, line, lazy in imports(MODULES[module]):
+        assert lazy or name.partition(".")[0] not in HEAVY, f"{module}, line {line} imports {name} at import time"
+
+
+EFFECTS = {
+    "manual_seed", "seed", "set_num_threads", "set_num_interop_threads", "set_default_device", "set_default_dtype",
+    "use_deterministic_algorithms", "setdefault", "putenv", "chdir", "mkdir", "makedirs", "basicConfig", "setlocale",
+    "set_start_method", "filterwarnings", "simplefilter", "is_available", "cwd", "getcwd", "expanduser",
+}  # fmt: skip
+"""Names of functions that change the process, or look at the machine, when they are called."""
+
+
+def at_import_time(node: ast.AST) -> Iterator[ast.AST]:
+    """Every node that runs when the module is imported: not the bodies of functions."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            for always in (*getattr(child, "decorator_list", []), child.args):
+                yield from at_import_time(always)
+        else:
+            yield from at_import_time(child)
+
+
+def effects(source: str) -> list[str]:
+    """What running this module's top level would do to the process."""
+    found = []
+    for node in at_import_time(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in EFFECTS or name == "device":
+                found.append(f"line {node.lineno} calls {name}")
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
+            found += [f"line {node.lineno} writes {ast.unparse(t)}" for t in targets
+                      if isinstance(t, (ast.Attribute, ast.Subscript)) and outside(t)]  # fmt: skip
+    return found
+
+
+def outside(target: ast.expr) -> bool:
+    """Whether the target of an assignment belongs to something imported, e.g. os.environ or torch.backends."""
+    text = ast.unparse(target)
+    return text.startswith(("os.", "sys.", "torch.", "warnings.", "logging."))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_does_nothing_but_define(module: str) -> None:
+    assert effects(MODULES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.manual_seed(0)", "import os\nos.environ['X'] = '1'",
+        "import torch\ntorch.set_num_threads(1)",
+        "import os\nos.environ.setdefault('X', '1')", "import numpy as np\nif True:\n    np.random.seed(0)",
+        "import torch\nDEVICE = torch.device('cuda')", "class A:\n    import torch\n    torch.manual_seed(0)",
+        "import torch\ntorch.backends.cudnn.deterministic = True", "def f(x=__import__('torch').manual_seed(0)): ...",
+    ],
+)  # fmt: skip
+def test_the_test_above_sees(source: str) -> None:
+    assert effects(source)
+
+
+def test_inside_a_function_all_is_allowed() -> None:
+    assert effects("import torch\ndef f():\n    torch.manual_seed(0)\nx = lambda: torch.manual_seed(0)") == []
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("fedvlp.cli", ("torch", "timm", "transformers", "monai", "nvflare", "matplotlib", "torchvision")),
+        ("fedvlp.core.server", ("timm", "transformers", "monai", "nvflare", "pydicom", "torchvision", "PIL")),
+        ("fedvlp.runs", ("timm", "transformers", "monai", "nvflare", "pydicom", "torchvision", "PIL", "tensorboard")),
+    ],
+)
+def test_a_process_pays_only_for_what_it_uses(module: str, absent: tuple[str, ...]) -> None:
+    code = f"import sys, {module}; print(sorted(set({absent!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr[-2000:]
+
+
+def test_importing_everything_changes_no_global_state() -> None:
+    """Environment, threads, default dtype, generators and working folder are as before."""
+    names = [name for name in MODULES if part(name) not in ("flare", "cli")]
+    code = f"""
+import importlib, os, random, torch, numpy as np
+def state():
+    return (dict(os.environ), os.getcwd(), torch.get_num_threads(), torch.get_default_dtype(), random.getstate(),
+            torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), torch.backends.cudnn.deterministic)
+before = state()
+for name in {names!r}: importlib.import_module(name)
+print(state() == before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+FORBIDDEN = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_is_unpickled(module: str) -> None:
+    source = MODULES[module].read_text(encoding="utf-8")
+    assert not {name.partition(".")[0] for name, _, _ in imports(MODULES[module])} & FORBIDDEN
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
+            keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+            safe = keywords.get("weights_only") == "True" or keywords.get("allow_pickle") == "False"
+            assert safe, f"{module}, line {node.lineno}"
