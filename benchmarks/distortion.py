@@ -1,6 +1,6 @@
 """Distortion of FedAvg and FedRGB side by side on the built-in cohort (spec 10.7), and what each phase sends.
 
-    python benchmarks/distortion.py [--seeds 3] [--rounds 8] [--workers 2] [--quick]
+    python benchmarks/distortion.py [--seeds 3] [--rounds 8] [--workers 2] [--set KEY=VALUE] [--quick]
 
 Every seed draws another cohort, other initial weights and other batches; both methods see the same. The model of the
 last round is re-trained on each site in turn for one round's local steps and measured on every site's test records:
@@ -30,12 +30,13 @@ from fedvlp.runs import RunFolder, simulate, summary
 METHODS = ("fedavg", "fedrgb")
 
 
-def experiment(name: str, seed: int, rounds: int, quick: bool) -> Experiment:
-    """The demo preset under another seed; ``quick`` only shows that the program works."""
+def experiment(name: str, seed: int, rounds: int, quick: bool, settings: Sequence[str]) -> Experiment:
+    """The demo preset under another seed and with ``settings``; ``quick`` only shows that the program works."""
     chosen: dict[str, Any] = {"rounds.seed": seed, "data.seed": seed, "rounds.rounds": rounds}
     if quick:
         chosen |= {"data.size": 1200, "rounds.rounds": 1, "method.local_steps": 3}
         chosen |= {"method.aligner_steps": 3} if name == "fedrgb" else {}
+    chosen |= dict(setting.split("=", 1) for setting in settings)
     result = presets.get(name)
     for key, value in chosen.items():
         result = override(result, key, str(value))
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--set", action="append", default=[], help="a setting of both, e.g. model.image_size=32")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     columns: dict[str, list[dict[str, float]]] = {}
@@ -88,7 +90,7 @@ def main() -> None:
     sent: list[list[object]] = []
     for seed in range(1 if options.quick else options.seeds):
         for name in METHODS:
-            chosen = experiment(name, seed, options.rounds, options.quick)
+            chosen = experiment(name, seed, options.rounds, options.quick, options.set)
             with tempfile.TemporaryDirectory() as scratch:
                 folder = RunFolder.create(Path(scratch), chosen)
                 history = simulate(chosen, folder, workers=options.workers)

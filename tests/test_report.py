@@ -224,7 +224,7 @@ def test_a_run_without_evaluation(tmp_path: Path) -> None:
     experiment = presets.get("fedavg")
     experiment = replace(experiment, rounds=replace(experiment.rounds, evaluate_every=0))
     folder = RunFolder.create(tmp_path, experiment)
-    history = [record(0, "train", {"site-1": {"loss/contrastive": 2.0}}, asked=["site-1"])]
+    history = [record(0, "train", {"site-1": {"loss/contrastive": 2.0}}, members=["site-1"])]
     del history[0]["bytes"]
     Server(("site-1",), {}, history=history).save(folder.checkpoint, 0)
     page = page_of(folder)
@@ -234,7 +234,7 @@ def test_a_run_without_evaluation(tmp_path: Path) -> None:
 
 def test_pooled_and_local_runs_say_what_was_measured(tmp_path: Path) -> None:
     pooled = {f"{site}:{name}": value for i, site in enumerate(SITES) for name, value in recalls(5 + i, "val").items()}
-    history = [record(0, "train", {"pooled": {"loss/contrastive": 3.0, **pooled}}, asked=["pooled"])]
+    history = [record(0, "train", {"pooled": {"loss/contrastive": 3.0, **pooled}}, members=["pooled"])]
     page = page_of(run_of(tmp_path, history, "centralized", sites=("pooled",), samples={"pooled": 1600}))
     assert "All records train at one place (pooled)" in page.text
     assert page.tables["Sites"][1:] == [["pooled", "1,600", "100.0 %", "1 of 1"]]

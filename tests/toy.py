@@ -40,19 +40,22 @@ def small(kind: type[Method]) -> Method:
 class Toy(nn.Module):
     """image [B, 6], text [B, 5] -> vectors [B, 4], of unit length unless ``unit=False``; every layer is Linear."""
 
-    def __init__(self, seed: int = 0, *, norm: bool = False, dropout: float = 0.0, unit: bool = True) -> None:
+    def __init__(
+        self, seed: int = 0, *, norm: bool = False, dropout: float = 0.0, unit: bool = True,
+        image: int = IMAGE, text: int = TEXT, dim: int = DIM,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.unit = unit
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.image_encoder, self.text_encoder = (self._tower(n, norm, dropout) for n in (IMAGE, TEXT))
-            self.image_alignment, self.text_alignment = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
-            self.image_head, self.text_head = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM)
+            self.image_encoder, self.text_encoder = (self._tower(n, dim, norm, dropout) for n in (image, text))
+            self.image_alignment, self.text_alignment = nn.Linear(dim, dim), nn.Linear(dim, dim)
+            self.image_head, self.text_head = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     @staticmethod
-    def _tower(width: int, norm: bool, dropout: float) -> nn.Module:
-        extra = [*([nn.BatchNorm1d(DIM)] if norm else []), *([nn.Dropout(dropout)] if dropout else [])]
-        return nn.Sequential(nn.Linear(width, DIM), *extra)
+    def _tower(width: int, dim: int, norm: bool, dropout: float) -> nn.Module:
+        extra = [*([nn.BatchNorm1d(dim)] if norm else []), *([nn.Dropout(dropout)] if dropout else [])]
+        return nn.Sequential(nn.Linear(width, dim), *extra)
 
     def encode(self, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
         image = self.image_encoder(batch["image"]) if "image" in batch else None

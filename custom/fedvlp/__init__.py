@@ -1,2 +1,3 @@
 """Federated medical vision-language pre-training on NVIDIA FLARE."""
+
 __version__ = "0.1.0"

@@ -21,7 +21,6 @@ Setting = Annotated[
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
 
-
 def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
     """The preset with the command line's choices. Raises ValueError."""
     from dataclasses import replace

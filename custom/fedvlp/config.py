@@ -7,6 +7,8 @@ import difflib
 import hashlib
 import importlib
 import json
+import types
+import typing
 from typing import Any
 
 ROOT = "fedvlp."
@@ -31,14 +33,18 @@ def from_config(config: Any) -> Any:
         return config
     path = config.get("path", "")
     module, _, name = path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None) if path.startswith(ROOT) else None
+    try:
+        kind = getattr(importlib.import_module(module), name, None) if path.startswith(ROOT) else None
+    except ImportError:
+        kind = None
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise ValueError(f"config names {path!r}; expected a configuration class of fedvlp")
     args = {key: from_config(value) for key, value in config.get("args", {}).items()}
-    known = [f.name for f in dataclasses.fields(kind)]
+    known = fields_of(kind)
     for key in args:
         if key not in known:
             raise ValueError(f"{path} has no {key!r}{nearest(key, known)}")
+        refuse_misfit(kind, key, args[key])
     return kind(**args)
 
 
@@ -53,7 +59,7 @@ def override(value: Any, key: str, text: str) -> Any:
     Raises ValueError naming the nearest field when there is no such one, or what the field holds when it does not fit.
     """
     head, _, rest = key.partition(".")
-    names = [f.name for f in dataclasses.fields(value)]
+    names = fields_of(value)
     if head not in names:
         raise ValueError(f"unknown setting {head!r}{nearest(head, names)}; there are: {', '.join(sorted(names))}")
     old = getattr(value, head)
@@ -62,24 +68,52 @@ def override(value: Any, key: str, text: str) -> Any:
             raise ValueError(f"{head!r} is a plain value and has no setting {rest!r}")
         return dataclasses.replace(value, **{head: override(old, rest, text)})
     if dataclasses.is_dataclass(old):
-        raise ValueError(f"{head!r} is a group of settings; set one of them, e.g. {head}.{dataclasses.fields(old)[0].name}")
-    return dataclasses.replace(value, **{head: _read(text, old, head)})
+        raise ValueError(f"{head!r} is a group of settings; set one of them, e.g. {head}.{fields_of(old)[0]}")
+    return dataclasses.replace(value, **{head: _read(text, value, head)})
 
 
-def _read(text: str, old: Any, name: str) -> Any:
+def _read(text: str, owner: Any, name: str) -> Any:
+    """``text`` as the type of the field ``name``: JSON where that fits, else the text itself."""
     try:
-        new = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
-        new = text
-    if isinstance(old, str) and not isinstance(new, str):
-        new = text
-    if isinstance(old, tuple) and isinstance(new, list):
-        new = tuple(new)
-    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
-        new = float(new)
-    if old is not None and type(new) is not type(old):
-        raise ValueError(f"{name} is {old!r}, a {type(old).__name__}; {text!r} is not")
-    return new
+        value = text
+    if isinstance(value, list):
+        value = tuple(value)
+    if not fits(value, type_of(type(owner), name)):
+        value = text
+    refuse_misfit(type(owner), name, value)
+    return float(value) if isinstance(getattr(owner, name), float) and isinstance(value, int) else value
+
+
+def type_of(kind: type, name: str) -> Any:
+    """The declared type of a field."""
+    return typing.get_type_hints(kind)[name]
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value has the declared type (a whole number is a float, too); groups check themselves."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(fits(value, part) for part in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if kind is types.NoneType:
+        return value is None
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return kind not in (str, bool, tuple) or isinstance(value, kind)
+
+
+def refuse_misfit(kind: type, name: str, value: Any) -> None:
+    """Raises ValueError unless the value has the type of the field."""
+    hint = type_of(kind, name)
+    if not fits(value, hint):
+        wanted = getattr(hint, "__name__", str(hint))
+        raise ValueError(f"{name} is {value!r}; {kind.__name__}.{name} takes {wanted}")
+
+
+def fields_of(value: Any) -> list[str]:
+    """Names of the settings of a dataclass."""
+    return [f.name for f in dataclasses.fields(value)]
 
 
 def nearest(name: str, known: list[str]) -> str:

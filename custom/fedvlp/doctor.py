@@ -59,5 +59,5 @@ def _gpu() -> Check:
 
     if not torch.cuda.is_available():
         return Check("gpu", None, "none; training runs on the CPU")
-    properties = torch.cuda.get_device_properties(0)
-    return Check("gpu", True, f"{torch.cuda.device_count()} x {properties.name}, {properties.total_memory / 1e9:.0f} GB")
+    card = torch.cuda.get_device_properties(0)
+    return Check("gpu", True, f"{torch.cuda.device_count()} x {card.name}, {card.total_memory / 1e9:.0f} GB")

@@ -82,7 +82,7 @@ PRESETS: dict[str, Experiment] = {
         _demo("local", Local(local_steps=40)),
         _demo("centralized", Centralized(local_steps=40)),
         _demo("feddra", FedDRA(align_steps=10, local_steps=30)),
-        _demo("fedrgb", FedRGB(local_steps=30, aligner_steps=10)),
+        _demo("fedrgb", FedRGB(local_steps=40, aligner_steps=40, rho=0.1)),
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, alpha=1.0, beta=2.0, gamma=1.0, rho=1.0)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),

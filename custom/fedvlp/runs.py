@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -50,10 +51,12 @@ class RunFolder:
     @staticmethod
     def latest(root: Path, experiment: Experiment) -> RunFolder | None:
         """The newest run of this very configuration that has not finished, or None."""
-        for entry in sorted((root / experiment.name).glob("[0-9]*"), reverse=True):
+        entries = [entry for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
+        for entry in sorted(entries, key=lambda entry: int(entry.name), reverse=True):
             folder = RunFolder(entry)
-            if folder.config.exists() and fingerprint(folder.experiment()) == fingerprint(experiment):
-                return None if folder.model.exists() else folder
+            with contextlib.suppress(ValueError):  # a run of another version, or without a readable configuration
+                if fingerprint(folder.experiment()) == fingerprint(experiment):
+                    return None if folder.model.exists() else folder
         return None
 
     @property
@@ -209,7 +212,7 @@ def simulate(
 
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
     assembly.modules()  # before the fork, so that workers need not build them
-    exchange = ForkedWorkers(site, sites, workers) if workers > 1 else InTurn(site)
+    exchange = ForkedWorkers(site, sites, workers, folder.path / "spool") if workers > 1 else InTurn(site)
     if folder.checkpoint.exists():
         server, next_phase = Server.load(folder.checkpoint)
     else:
@@ -225,7 +228,6 @@ def simulate(
             experiment.method, server, experiment.rounds, exchange, checkpoint=folder.checkpoint, report=noted
         )
         state = federation.run(next_phase)
+    folder.note(server.history)
     folder.finish(experiment, state, server.history)
     return server.history
-
-

@@ -20,8 +20,7 @@ from toy import ADAMW, SGD, Fuse, Pairs, Toy, World, clone, forked, pairs, same_
 from fedvlp.core.client import Client
 from fedvlp.core.engine import ForkedWorkers, InTurn, SiteFailedError, answer, pack, unpack
 from fedvlp.core.method import Aborted, Method
-from fedvlp.core.server import Reply, Rounds, Server
-from fedvlp.core.site import Site
+from fedvlp.core.server import Rounds, Server
 from fedvlp.core.types import Batch, Broadcast, State, Update
 from fedvlp.methods import METHODS, FedAvg
 
@@ -143,7 +142,7 @@ class Broken(Pairs):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("kill", "exit code -9"), ("exit", "exit code 3"), ("raise", "RuntimeError: no such luck")]
+    ("how", "said"), [("kill", "exit code -9"), ("exit", "exit code 3"), ("raise", "RuntimeError")]
 )
 def test_a_worker_that_dies_in_a_task_costs_its_site_that_phase_only(tmp_path: Path, how: str, said: str) -> None:
     """b dies at its 4th batch, in round 1: that round is the mean of a and c, and b is back in round 2."""
@@ -155,6 +154,7 @@ def test_a_worker_that_dies_in_a_task_costs_its_site_that_phase_only(tmp_path: P
     dropped = [record["dropped"] for record in seen.history]
     assert [list(d) for d in dropped] == [[], ["b"], []]
     assert said in dropped[1]["b"]
+    assert "no such luck" not in dropped[1]["b"]  # the text of a foreign exception may name a patient
 
     class Without:
         """The same run in one process, in which b does not answer in round 1."""
@@ -228,7 +228,7 @@ def test_an_exception_in_a_worker_keeps_the_worker() -> None:
     with ForkedWorkers(Moody, ("a",), 1) as exchange:  # type: ignore[arg-type]
         first, second = (dict(exchange({"a": Broadcast(0, "train", {})}))["a"] for _ in range(2))
     assert isinstance(first, SiteFailedError)
-    assert str(first) == "ValueError: not today"
+    assert str(first) == "ValueError"  # its text may name a patient
     assert second.num_samples == 2  # type: ignore[union-attr]
 
 
@@ -236,7 +236,7 @@ def test_in_this_process_an_exception_is_an_answer_and_an_abort_is_not(tmp_path:
     failing, aborting = (world(FedAvg(local_steps=1), data={"b": Broken(1, how, tmp_path / how)}).site("b")
                          for how in ("raise", "abort"))  # fmt: skip
     message = Broadcast(0, "train", world(FedAvg()).server().state)
-    assert isinstance(answer(failing, message), RuntimeError)
+    assert str(answer(failing, message)) == "RuntimeError"
     with pytest.raises(Aborted):
         answer(aborting, message)
 
@@ -265,7 +265,6 @@ def test_messages_are_packed_without_pickle_and_come_back() -> None:
     assert message == Broadcast(1, "joint", {}, scalars={"lr_scale": 0.1 + 0.2})
 
 
-@pytest.mark.xfail(reason="setdefault evaluates pack() for every site", strict=True)
 def test_tensors_that_several_sites_are_sent_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import fedvlp.core.engine as engine
 
@@ -408,8 +407,3 @@ def test_all_batches_of_a_step_are_the_sites_own() -> None:
     one.run()
     for site, values in seen.items():
         assert values <= set(one.data[site].content["train"][0][:, 0].tolist())
-
-
-def test_site_and_reply_types() -> None:
-    assert Reply == Update | Exception
-    assert isinstance(world(FedAvg()).site("a"), Site)

@@ -16,8 +16,8 @@ from toy import World, clone, same_bytes, small
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.engine import InTurn
 from fedvlp.core.method import Method
-from fedvlp.core.server import Federation, QuorumLostError, Reply, Rounds, Server
-from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.server import Federation, QuorumLostError, Rounds, Server
+from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.methods import METHODS
 
 Spoil = Callable[[Update], Any]
@@ -81,7 +81,8 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
     "row 7: 1e30": (lambda u: replace(u, num_samples=10**30), "num_samples is 1000"),
     "row 7: True": (lambda u: replace(u, num_samples=True), "num_samples is True"),
     "row 6: NaN metric": (lambda u: replace(u, metrics={"probe/loss": math.nan}), "probe/loss"),
-    "row 9: an exception": (lambda u: TimeoutError("no answer in 60 s"), "TimeoutError: no answer in 60 s"),
+    "row 6: 1e13 as a metric": (lambda u: replace(u, metrics={"probe/loss": -1e13}), "probe/loss"),
+    "row 9: an exception": (lambda u: TimeoutError("no answer in 60 s"), "no answer in 60 s"),
 }
 
 
@@ -157,7 +158,6 @@ def test_row_8_nobody_has_samples_the_model_stays(name: str) -> None:
     same_bytes(one.run(Empty(one)).state, one.server().state)
 
 
-@pytest.mark.xfail(reason="goes on for ever without a word", strict=True)
 def test_row_8_it_is_warned_of_and_stops_after_some_rounds(caplog: pytest.LogCaptureFixture) -> None:
     one = World(Method(local_steps=1), rounds=Rounds(rounds=12, evaluate_every=0))
     stopped = False
@@ -188,7 +188,7 @@ def test_row_10_below_the_quorum_nothing_is_kept_and_it_resumes(tmp_path: Path, 
     """Two of three sites fail in round 1; mended, the run ends with the bytes of one that never failed."""
     one = World(small(METHODS[name]), rounds=Rounds(rounds=3, evaluate_every=0), folder=tmp_path)
     federation, _ = one.federation(exchange(a="1", c="1")(one))
-    with pytest.raises(QuorumLostError, match=r"round 1 .*1 valid updates, 2 needed.*a: ConnectionError.*resume"):
+    with pytest.raises(QuorumLostError, match=r"round 1 .*1 valid updates, 2 needed.*a: gone.*resume"):
         federation.run()
     after_round_0 = World(small(METHODS[name]), rounds=Rounds(rounds=1, evaluate_every=0)).run()
     same_bytes(federation.server.state, after_round_0.state)
@@ -259,7 +259,6 @@ def test_row_24_a_corrupt_memory_costs_its_site_and_is_named(tmp_path: Path) -> 
     assert "00000-0.safetensors" in history[1]["dropped"]["b"]
 
 
-@pytest.mark.xfail(reason="aux is not checked beyond NaN: a non-tensor there ends the run", strict=True)
 def test_row_33_undeclared_aux_costs_its_site() -> None:
     one = world()
     seen = one.run(Spoiled(one, lambda update: replace(update, aux={"rows": [1, 2, 3]})))

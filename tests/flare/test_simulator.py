@@ -80,7 +80,7 @@ def same_metrics(flare: RunFolder, engine: RunFolder) -> None:
 
 
 def test_tensorboard_has_every_site_and_the_servers_curves(tmp_path: Path) -> None:
-    """Loss terms and recall of the sites come through FLARE's event streaming; worst site, weights, bytes from the server."""
+    """The sites' curves come through FLARE's event streaming; worst site, weights and bytes from the server."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = simulator(write_job(small("feddra", **{"rounds.rounds": 2}), tmp_path / "job"), tmp_path, 5)

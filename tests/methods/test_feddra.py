@@ -16,8 +16,8 @@ from fedvlp.core.client import Client
 from fedvlp.core.engine import InTurn
 from fedvlp.core.method import Training
 from fedvlp.core.seeds import seed
-from fedvlp.core.server import Reply, Rounds
-from fedvlp.core.types import Batch, Broadcast, VLOutput, group
+from fedvlp.core.server import Rounds
+from fedvlp.core.types import Batch, Broadcast, Reply, VLOutput, group
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import WEIGHTS

@@ -290,7 +290,6 @@ def test_bad_values_fail_when_they_are_built(wrong: dict[str, Any]) -> None:
         RobustWeights(**wrong)
 
 
-@pytest.mark.xfail(reason="accepted; dro_weights refuses it in round 1, in the middle of the aggregation", strict=True)
 def test_an_infinite_gamma_fails_when_it_is_built() -> None:
     with pytest.raises(ValueError, match="gamma"):
         FedDRA(gamma=math.inf)

@@ -7,15 +7,23 @@ not depend on the order of arrival: in float64 for models up to ``EXACT_NUMEL`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedvlp.core.types import State, Update
+from fedvlp.core.types import Broadcast, Reply, State, Update
 
 EXACT_NUMEL = 16_000_000
 """Up to this many values the mean is accumulated in float64 (128 MB); beyond, in float32 in a fixed order."""
+
+PARK_BYTES = 64_000_000
+"""An update that arrives before its turn waits in memory up to this size, beyond on disk."""
 
 LARGEST_METRIC = 1e12
 """A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
@@ -25,9 +33,16 @@ BLOCK = 1 << 15
 
 
 def check(
-    update: Update, *, site: str, round: int, phase: str, reference: Mapping[str, Tensor], max_samples: int
+    update: Update,
+    *,
+    site: str,
+    round: int,
+    phase: str,
+    reference: Mapping[str, Tensor],
+    max_samples: int,
+    aux: Mapping[str, Tensor] | None = None,
 ) -> str | None:
-    """Why this reply must be dropped, or None. ``reference`` holds exactly the tensors that this phase shares.
+    """Why this reply must be dropped, or None. ``reference`` and ``aux`` hold exactly the tensors that it must carry.
 
     FLARE itself lets NaN through, broadcasts a (1,) tensor into (3,) and counts 0 or negative samples as 1.
     """
@@ -41,7 +56,7 @@ def check(
     for name, value in update.metrics.items():
         if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_METRIC:
             return f"metric {name!r} is {str(value)[:20]}, expected a finite number up to {LARGEST_METRIC:g}"
-    return check_tensors(update.state, reference) or check_finite(update.aux)
+    return check_tensors(update.state, reference) or check_tensors(update.aux, aux or {})
 
 
 def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
@@ -55,10 +70,7 @@ def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) 
         if not isinstance(seen, Tensor):
             return f"{name} is a {type(seen).__name__}, expected a tensor"
         if seen.shape != expected.shape or seen.dtype != expected.dtype:
-            return (
-                f"{name} is {tuple(seen.shape)} {seen.dtype}, "
-                f"expected {tuple(expected.shape)} {expected.dtype}"
-            )
+            return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
     return check_finite(state)
 
 
@@ -84,7 +96,7 @@ class StreamingMean:
     def __init__(self, reference: State, expected_total: float = 1.0, spare: State | None = None) -> None:
         self._reference = {name: t for name, t in reference.items() if t.is_floating_point()}
         self._exact = sum(t.numel() for t in self._reference.values()) <= EXACT_NUMEL
-        self._scale = 1.0 / expected_total if expected_total > 0 and not self._exact else 1.0
+        self._scale = 1.0 / expected_total if expected_total > 0 and not self._exact else 0.0
         self._spare = spare or {}
         self._sum: State = {}
         self.total = 0.0
@@ -97,6 +109,7 @@ class StreamingMean:
         if self._exact:
             self._add_exactly(state, weight)
         else:
+            self._scale = self._scale or 1.0 / weight  # keeps the sum in float32's range
             self._add(state, weight * self._scale)
         self.total += weight
 
@@ -149,16 +162,50 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(tensor.reshape(-1).split(BLOCK) for tensor in tensors), strict=True)
 
 
-def in_site_order(replies: Iterable[tuple[str, object]], sites: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait."""
-    waiting: dict[str, object] = {}
-    order = iter(sites)
-    awaited = next(order, None)
+def in_site_order(
+    replies: Iterable[tuple[str, Reply]], sites: Sequence[str], spool: Path | None = None
+) -> Iterator[tuple[str, Reply]]:
+    """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
+
+    Only a site's first reply counts, and none of a stranger. An update beyond ``PARK_BYTES`` waits on disk in the
+    folder ``spool``, so that one update is resident at a time whoever is slow.
+    """
+    waiting: dict[str, Callable[[], Reply]] = {}
+    pending = list(sites)
     for site, reply in replies:
-        waiting[site] = reply
-        while awaited is not None and awaited in waiting:
-            yield awaited, waiting.pop(awaited)
-            awaited = next(order, None)
-    for site in sites:
+        if site in pending and site not in waiting:
+            waiting[site] = _parked(reply, spool if site != pending[0] else None)
+        del reply
+        while pending and pending[0] in waiting:
+            first = pending.pop(0)
+            yield first, waiting.pop(first)()
+    for site in pending:
         if site in waiting:
-            yield site, waiting.pop(site)
+            yield site, waiting.pop(site)()
+
+
+def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
+    """Puts a reply aside; calling the result brings it back, its tensors mapped from disk if they are there."""
+    if spool is None or isinstance(reply, Exception) or payload(reply) < PARK_BYTES:
+        return lambda: reply
+    spool.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
+    os.close(handle)
+    tensors = {f"{part}/{n}": t for part in ("state", "aux") for n, t in getattr(reply, part).items()}
+    save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+    bare = replace(reply, state={}, aux={})
+
+    def back() -> Reply:
+        parts: dict[str, State] = {"state": {}, "aux": {}}
+        for key, tensor in load_file(name).items():
+            part, _, rest = key.partition("/")
+            parts[part][rest] = tensor
+        os.unlink(name)
+        return replace(bare, state=parts["state"], aux=parts["aux"])
+
+    return back
+
+
+def payload(message: Broadcast | Update) -> int:
+    """Bytes of the tensors in a message."""
+    return sum(t.numel() * t.element_size() for part in (message.state, message.aux) for t in part.values())

@@ -1,10 +1,12 @@
-"""Files that survive a kill: named tensors with a JSON header (safetensors), written to a temporary name, synced, renamed.
+"""Files that survive a kill: named tensors with a JSON header (safetensors).
 
-Nothing is ever unpickled. A file is either the old one or the new one, whole.
+Written to a temporary name, synced, renamed: a file is either the old one or the new one, whole. Nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -34,17 +36,23 @@ def replace_durably(temporary: Path, path: Path) -> None:
         os.close(directory)
 
 
+def _discard(temporary: Path) -> None:
+    """Removes what a failed write left, if it is there at all."""
+    with contextlib.suppress(OSError):
+        temporary.unlink()
+
+
 def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = None) -> None:
     """Writes ``tensors`` and a JSON ``header`` atomically. Raises CheckpointError, the old file untouched."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, temporary, metadata={"fedvlp": json.dumps(header or {})})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         why = "the disk is full" if full else f"{type(error).__name__}: {error}"
         raise CheckpointError(
@@ -73,11 +81,11 @@ def save_json(path: Path, value: Any) -> None:
 
 def save_text(path: Path, text: str) -> None:
     """Writes ``text`` atomically. Raises CheckpointError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         replace_durably(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise CheckpointError(f"cannot write {path.name} in {path.parent}: {error.strerror}") from error

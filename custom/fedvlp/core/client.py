@@ -64,7 +64,7 @@ class Client:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Copies ``state`` into the model and the objective. Raises StateMismatchError unless names and shapes agree."""
+        """Copies ``state`` into model and objective. Raises StateMismatchError unless names and shapes agree."""
         mine = self.state()
         wrong = [n for n in mine if n not in state or state[n].shape != mine[n].shape]
         if wrong or len(state) != len(mine):

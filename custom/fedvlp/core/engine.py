@@ -1,4 +1,4 @@
-"""Runs a federation in this process (sites in turn) or in forked workers (sites side by side). Same bytes either way."""
+"""Runs a federation in this process (sites in turn) or in forked workers (side by side): same bytes either way."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,9 +16,8 @@ from safetensors.torch import load, save
 
 from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.method import Aborted
-from fedvlp.core.server import Reply
 from fedvlp.core.site import Site, reason
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Reply, Update
 
 MakeSite = Callable[[str], Site]
 
@@ -76,8 +76,9 @@ class ForkedWorkers:
     is replaced. Use as a context manager, or call :meth:`close`.
     """
 
-    def __init__(self, make_site: MakeSite, sites: tuple[str, ...], workers: int) -> None:
+    def __init__(self, make_site: MakeSite, sites: tuple[str, ...], workers: int, spool: Path | None = None) -> None:
         self._make = make_site
+        self._spool = spool  # where large updates wait for their turn
         self._owner = {site: index % workers for index, site in enumerate(sites)}
         self._workers: dict[int, tuple[Any, Connection]] = {}
         self._context = multiprocessing.get_context("fork")
@@ -94,7 +95,7 @@ class ForkedWorkers:
         return ours
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
-        return in_site_order(self._replies(messages), list(messages))  # type: ignore[return-value]
+        return in_site_order(self._replies(messages), list(messages), self._spool)
 
     def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         queues: dict[int, list[str]] = {}

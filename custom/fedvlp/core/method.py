@@ -6,6 +6,7 @@ What it remembers between tasks is tensors: ``server.memory`` and ``client.memor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,13 +51,18 @@ class Training:
     def __post_init__(self) -> None:
         require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")
         require(self.optimizer in ("adamw", "sgd"), f"training.optimizer is {self.optimizer!r}; choose adamw or sgd")
-        require(self.lr >= 0, f"training.lr is {self.lr}; it must not be negative")
+        require(0 <= self.lr < math.inf, f"training.lr is {self.lr}; a finite number that is not negative")
+        require(self.weight_decay >= 0, f"training.weight_decay is {self.weight_decay}; it must not be negative")
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"training.{name} is {value}; it must be in [0, 1)")
         require(self.warmup_steps >= 0, f"training.warmup_steps is {self.warmup_steps}; 0 = none")
         require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
 
     def warm_up(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         """The phase's learning-rate schedule: linear over ``warmup_steps``, then constant."""
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / max(1, self.warmup_steps)))
+        steps = max(1, self.warmup_steps)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
 
     def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
         """A fresh optimiser with learning rate ``lr * scale``."""
@@ -78,9 +84,7 @@ class Method:
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
 
     def __post_init__(self) -> None:
-        require(
-            self.weighting in ("samples", "uniform"), f"weighting is {self.weighting!r}; choose samples or uniform"
-        )
+        require(self.weighting in ("samples", "uniform"), f"weighting is {self.weighting!r}; choose samples or uniform")
         require(self.local_steps >= 0, f"local_steps is {self.local_steps}; it must not be negative")
 
     # Both halves
@@ -124,6 +128,10 @@ class Method:
         for update in updates:
             mean.add(update.state, self.weight(server, update))
         server.replace(mean.result())
+
+    def returns(self, server: Server) -> State:
+        """The ``aux`` tensors that a reply in ``server.phase`` must carry, as examples of shape and dtype."""
+        return {}
 
     def finish(self, server: Server) -> State:
         """The trained model."""
@@ -178,6 +186,11 @@ def train(
         if should_stop():
             raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
         terms = method.losses(client, method.complete(client, batch, message), message)
+        if not terms:
+            raise ValueError(
+                f"{client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality is "
+                "missing that this method does not complete; choose another method or objective for this site"
+            )
         loss: Any = sum(terms.values())
         optimizer.zero_grad(set_to_none=True)
         (loss if loss_scale == 1.0 else loss * loss_scale).backward()

@@ -6,6 +6,7 @@ How messages reach the sites is an ``Exchange``: in this process, through forked
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,14 +15,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fedvlp.core.aggregation import EXACT_NUMEL, check
-from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.aggregation import EXACT_NUMEL, check, payload
+from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.method import Method, require
 from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.types import Broadcast, Reply, State, Update
 
-Reply = Update | Exception
-"""A site's answer: its update, or why there is none."""
+logger = logging.getLogger(__name__)
 
 
 class Exchange(Protocol):
@@ -45,11 +45,15 @@ class Rounds:
     max_samples: int = 10_000_000  # a site that claims more training samples is refused
     max_missed: int = 2  # a site that missed so many phases in a row is left out and asked again now and then
     probe_every: int = 3  # rounds after which a site left out is asked again
+    max_empty: int = 10  # phases in a row without any training sample after which the run stops
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
         require(self.quorum >= 0, f"quorum is {self.quorum}; it must not be negative")
         require(self.evaluate_every >= 0, f"evaluate_every is {self.evaluate_every}; 0 = never")
+        require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
+        for name in ("max_missed", "probe_every", "max_empty"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
 
     def needed(self, sites: int) -> int:
         """The quorum among ``sites`` sites."""
@@ -93,6 +97,8 @@ class Server:
     def load(path: Path) -> tuple[Server, int]:
         """The server as :meth:`save` left it, and the index of the next phase."""
         tensors, header = load_tensors(path)
+        if "next_phase" not in header:
+            raise CheckpointError(f"{path.name} in {path.parent} is no server checkpoint; give one that a run wrote")
         part: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
@@ -124,6 +130,7 @@ class Federation:
         self.checkpoint = checkpoint
         self.report = report
         self._bytes: dict[str, int] = {}
+        self._empty = 0
 
     def run(self, next_phase: int = 0) -> State:
         """Runs to the end from the server's round and ``next_phase``; returns the trained model.
@@ -202,7 +209,6 @@ class Federation:
             replies[site] = replace(reply, state={}, aux={})
             yield reply
         for site in server.sites:
-            server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
             if site not in replies:
                 dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
         needed = self.rounds.needed(len(server.sites))
@@ -212,6 +218,20 @@ class Federation:
                 + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
                 + ". The model is as it was before this phase; mend the sites and resume."
             )
+        for site in server.sites:
+            server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
+        self._refuse_emptiness(replies)
+
+    def _refuse_emptiness(self, replies: Mapping[str, Update]) -> None:
+        """Warns of a phase in which no site had a training sample; too many in a row end the run."""
+        self._empty = 0 if any(update.num_samples for update in replies.values()) else self._empty + 1
+        if self._empty == 1:
+            logger.warning("round %d: no site reported a training sample; the model stays as it is", self.server.round)
+        if self._empty >= self.rounds.max_empty:
+            raise QuorumLostError(
+                f"round {self.server.round}: no site reported a training sample for {self._empty} phases. "
+                "Look at the sites' data (num_samples in metrics.csv), then resume."
+            )
 
     def _problem(self, site: str, reply: Reply, reference: Mapping[str, Tensor]) -> str:
         if isinstance(reply, Exception):
@@ -219,15 +239,9 @@ class Federation:
         server = self.server
         return check(
             reply, site=site, round=server.round, phase=server.phase,
-            reference=reference, max_samples=self.rounds.max_samples,
+            reference=reference, aux=self.method.returns(server), max_samples=self.rounds.max_samples,
         ) or ""  # fmt: skip
 
     def _save(self, next_phase: int) -> None:
         if self.checkpoint:
             self.server.save(self.checkpoint, next_phase)
-
-
-
-def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message."""
-    return sum(t.numel() * t.element_size() for part in (message.state, message.aux) for t in part.values())

@@ -18,7 +18,7 @@ from fedvlp.core.seeds import seed
 from fedvlp.core.types import Broadcast, State, Update
 
 EVALUATE = "evaluate"
-"""Phase and scalar name. As a phase: measure only. As a scalar: 1 measures the received model, 2 also on the test split."""
+"""A phase that only measures; and a scalar: 1 measures the received model on the val split, 2 on test as well."""
 
 
 def reason(error: Exception) -> str:
@@ -62,7 +62,9 @@ class SiteMemory:
             save_tensors(self._file(task), memory)
         else:
             self._unsaved[task] = {name: tensor.clone() for name, tensor in memory.items()}
-        for old in sorted(self._versions())[: -self.keep]:
+        versions = sorted(self._versions())
+        later = [version for version in versions if version > task]  # of a run that was begun again before them
+        for old in later + [version for version in versions if version <= task][: -self.keep]:
             if self.folder:
                 self._file(old).unlink(missing_ok=True)
             else:

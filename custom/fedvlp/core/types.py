@@ -13,7 +13,7 @@ Batch = dict[str, Tensor]
 """One step's input; a missing key is a missing modality.
 
 ``image`` [B, 1, H, W] float32, normalised; ``text`` [B, T] int64 token ids; ``text_mask`` [B, T] bool, True at real
-tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the site's split.
+tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the split.
 """
 
 
@@ -41,6 +41,10 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+Reply = Update | Exception
+"""A site's answer: its update, or why there is none."""
+
+
 @dataclass(frozen=True)
 class VLOutput:
     """What a dual encoder returns. ``image``/``text`` are unit vectors [B, d]; None where the modality is absent.
@@ -60,6 +64,6 @@ GROUPS = ("encoder", "alignment", "head")
 
 
 def group(name: str) -> str:
-    """Parameter group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment, head, or the whole prefix."""
+    """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix."""
     prefix = name.partition(".")[0]
     return prefix.rpartition("_")[2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client as FLClient
@@ -20,8 +21,8 @@ from fedvlp.config import fingerprint
 from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.method import Aborted, Method, Training
-from fedvlp.core.server import Federation, QuorumLostError, Reply, Rounds, Server
-from fedvlp.core.types import Broadcast
+from fedvlp.core.server import Federation, QuorumLostError, Rounds, Server
+from fedvlp.core.types import Broadcast, Reply
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
@@ -63,6 +64,7 @@ class FederatedController(Controller):
         self._abort: Signal = Signal()
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
+        self._spool: Path | None = None
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         wire.register()
@@ -81,10 +83,13 @@ class FederatedController(Controller):
         experiment = self.experiment
         root = runs_root(fl_ctx)
         folder = RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
+        self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
         self._run = {
-            "folder": str(folder.path.relative_to(root)), "fingerprint": fingerprint(experiment), "version": __version__,
-        }  # fmt: skip
+            "folder": str(folder.path.relative_to(root)),
+            "fingerprint": fingerprint(experiment),
+            "version": __version__,
+        }
         try:
             self._federate(folder)
             self._status(folder, "finished", "")
@@ -147,7 +152,7 @@ class FederatedController(Controller):
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies in site order."""
-        return in_site_order(self._replies(messages), list(messages))  # type: ignore[return-value]
+        return in_site_order(self._replies(messages), list(messages), self._spool)
 
     def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()

@@ -21,9 +21,9 @@ from fedvlp.presets import Assembly, Experiment
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb")
 """The presets whose job folders are committed under jobs/."""
 
-NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which is what lets the simulator and a
-POC load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take
-a job without this folder: `fedvlp jobs export NAME OUT --installed`.
+NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
+load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take a
+job without this folder: `fedvlp jobs export NAME OUT --installed`.
 """
 
 
@@ -39,9 +39,7 @@ def job_files(experiment: Experiment, *, custom: bool = True) -> dict[str, str]:
     server = {
         "format_version": 2,
         "server": {"task_request_interval": 0.1},
-        "workflows": [
-            {"id": "federation", "path": "fedvlp.flare.controller.FederatedController", "args": parts}
-        ],
+        "workflows": [{"id": "federation", "path": "fedvlp.flare.controller.FederatedController", "args": parts}],
         "components": [
             {"id": "tensorboard", "path": "fedvlp.flare.tracking.TensorBoardReceiver", "args": {}},
             {
@@ -55,9 +53,7 @@ def job_files(experiment: Experiment, *, custom: bool = True) -> dict[str, str]:
     }
     client = {
         "format_version": 2,
-        "executors": [
-            {"tasks": phases, "executor": {"path": "fedvlp.flare.executor.SiteExecutor", "args": parts}}
-        ],
+        "executors": [{"tasks": phases, "executor": {"path": "fedvlp.flare.executor.SiteExecutor", "args": parts}}],
         "components": [
             {
                 "id": "to_server",

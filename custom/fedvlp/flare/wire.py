@@ -58,8 +58,11 @@ def receive_broadcast(shareable: Shareable) -> tuple[Broadcast, dict[str, str]]:
 def send_update(update: Update) -> Shareable:
     """The site's reply; its tensors are read by FLARE before the next task begins."""
     meta = {
-        "round": update.round, "phase": update.phase, "num_samples": update.num_samples, "metrics": dict(update.metrics),
-    }  # fmt: skip
+        "round": update.round,
+        "phase": update.phase,
+        "num_samples": update.num_samples,
+        "metrics": dict(update.metrics),
+    }
     return _shareable(update, meta)
 
 

@@ -46,7 +46,7 @@ class RobustWeights(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.gamma >= 0, f"gamma is {self.gamma}; the step size must not be negative")
+        require(0 <= self.gamma < math.inf, f"gamma is {self.gamma}; a finite step size that is not negative")
         require(self.rho >= 0, f"rho is {self.rho}; the radius must not be negative (0 = uniform weights)")
         require(self.divergence in ("chi2", "kl"), f"divergence is {self.divergence!r}; choose chi2 or kl")
         require(self.projection in ("euclid", "kl"), f"projection is {self.projection!r}; choose euclid or kl")
