@@ -113,7 +113,8 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "model.text_tower": "x", "model.text_layers": "3", "model.in_channels": "3", "model.head_norm": "none",
     "model.alignment": "false", "objective.reduction": "mean", "data.hard_site": "site-1",
     "data.label_code": "positive", "partition.label_code": "positive", "training.optimizer": "sgd",
-    "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80", "model.image_size": "128",
+    "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80",
+    "model.image_size": "128",
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,18 +54,18 @@ class Experiment:
     rounds: Rounds = field(default_factory=Rounds)
 
 
-TINY = ModelConfig(head_norm="layer", head_hidden=256)
+TINY = ModelConfig(head_hidden=256)
 PAPER = ModelConfig(
     image_tower="vit_base_patch16_224", text_tower="bert-base-cased", text_layers=6, max_tokens=112,
     image_size=224, head_hidden=2048, pretrained=True,
 )  # fmt: skip
 
 
-def _demo(name: str, method: Method) -> Experiment:
+def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """Demo size: tiny towers on the built-in cohort, minutes on two CPU cores."""
-    training = Training(batch_size=32, lr=5e-4, weight_decay=0.05, warmup_steps=10)
+    training = Training(batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10)
     data = SyntheticCohort(image_size=72)  # trained on random 64-pixel crops
-    return Experiment(name, method, TINY, data=data, training=training, rounds=Rounds(rounds=8))
+    return Experiment(name, method, TINY, data=data, training=training, rounds=Rounds(rounds=6))
 
 
 def _paper(name: str, method: Method) -> Experiment:
@@ -77,11 +78,12 @@ def _paper(name: str, method: Method) -> Experiment:
 PRESETS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
-        _demo("fedavg", FedAvg(local_steps=40)),
-        _demo("fedprox", FedProx(local_steps=40)),
-        _demo("local", Local(local_steps=40)),
-        _demo("centralized", Centralized(local_steps=40)),
-        _demo("feddra", FedDRA(align_steps=10, local_steps=30)),
+        _demo("fedavg", FedAvg(local_steps=50)),
+        _demo("fedprox", FedProx(local_steps=50)),
+        _demo("local", Local(local_steps=50)),
+        _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
+        # mu = 5, the papers' value, holds back towers that start from random weights; theirs are pre-trained
+        _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=1.0, rho=0.1)),
         _demo("fedrgb", FedRGB(local_steps=40, aligner_steps=40, rho=0.1)),
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, alpha=1.0, beta=2.0, gamma=1.0, rho=1.0)),
@@ -153,6 +155,8 @@ class Assembly:
         """The site ``name``, ready to answer broadcasts."""
         if name not in self.sites():
             raise ValueError(f"site {name!r} has no records in this experiment; there are: {', '.join(self.sites())}")
+        if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+            raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
         model, objective = self.modules()
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, self.data(None if self.pooled else name))

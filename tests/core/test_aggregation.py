@@ -204,8 +204,9 @@ def waiting(spool: Path | None, parked: list[int]) -> list[tuple[str, Reply]]:
 
 
 def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = waiting(None, [])
-    for limit, files in ((0, [0, 1, 2]), (10**9, [0, 0, 0])):
+    expected, write, written = waiting(None, []), aggregation.save_file, []
+    monkeypatch.setattr(aggregation, "save_file", lambda *a: (written.append(1), write(*a)))
+    for limit, files in ((10**9, [0, 0, 0]), (0, [0, 1, 2])):
         monkeypatch.setattr(aggregation, "PARK_BYTES", limit)
         seen, parked = waiting(tmp_path / "spool", found := []), found
         assert parked == files
@@ -216,6 +217,7 @@ def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, m
             assert replace(update, state={}, aux={}) == replace(other, state={}, aux={})
             same_bytes(update.state, other.state)
             same_bytes(update.aux, other.aux)
+    assert len(written) == 2  # a, whose turn it was, did not touch the disk
     assert list((tmp_path / "spool").glob("*")) == []  # nothing is left behind
 
 

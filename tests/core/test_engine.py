@@ -21,7 +21,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.engine import ForkedWorkers, InTurn, SiteFailedError, answer, pack, unpack
 from fedvlp.core.method import Aborted, Method
 from fedvlp.core.server import Rounds, Server
-from fedvlp.core.types import Batch, Broadcast, State, Update
+from fedvlp.core.types import Batch, Broadcast, Reply, State, Update
 from fedvlp.methods import METHODS, FedAvg
 
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
@@ -91,8 +91,8 @@ def test_a_site_is_built_once_and_belongs_to_one_worker() -> None:
     assert rounds[1]["c"].num_samples == 2  # type: ignore[union-attr]
 
 
-def test_workers_answer_in_site_order() -> None:
-    """a is the slowest: it answers only after b has."""
+def test_workers_answer_in_site_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a is released only when the reply of b has been read."""
     read, write = os.pipe()
 
     class Waits:
@@ -102,12 +102,20 @@ def test_workers_answer_in_site_order() -> None:
         def handle(self, message: Broadcast) -> Update:
             if self.name == "a":
                 os.read(read, 1)
-            else:
-                os.write(write, b"x")
             return Update(self.name, 0, "train", 1)
 
     with ForkedWorkers(Waits, ("a", "b"), 2) as exchange:  # type: ignore[arg-type]
+        receive, arrived = exchange._receive, []
+
+        def noting(index: int) -> Reply:
+            reply = receive(index)
+            arrived.append("ab"[index])
+            os.write(write, b"x")
+            return reply
+
+        monkeypatch.setattr(exchange, "_receive", noting)
         replies = list(exchange({s: Broadcast(0, "train", {}) for s in "ab"}))
+    assert arrived == ["b", "a"]
     assert [site for site, _ in replies] == ["a", "b"]
 
 

@@ -265,6 +265,7 @@ def test_a_run_that_begins_again_in_the_same_folder_keeps_its_memory(folder: Pat
     for round in (8, 9):
         task(site, world, round)
     assert [task(site, world, round) for round in (0, 1, 2)] == [1, 2, 3]
+    assert site.memory.newest()["count"].item() == 3
 
 
 def test_training_and_steps_come_from_the_sites_own_configuration() -> None:

@@ -102,10 +102,11 @@ def test_a_site_that_is_missing_counts_with_its_last_loss() -> None:
     assert absent == told(method, other, FIVE)
 
 
-@pytest.mark.parametrize("claim", [100.0, 101.0, 1e9, 1e300])
+@pytest.mark.parametrize("claim", [3.5, 100.0, 1e9, 1e300])
 def test_a_claimed_loss_counts_as_the_cap_at_most(claim: float) -> None:
-    capped = told(*server(rho=0.1, loss_cap=100.0), (*FIVE[:4], claim))
-    assert capped == told(*server(rho=0.1, loss_cap=100.0), (*FIVE[:4], 100.0))
+    capped = told(*server(rho=10.0, loss_cap=3.0), (*FIVE[:4], claim))
+    assert capped == told(*server(rho=10.0, loss_cap=3.0), FIVE)
+    assert capped != told(*server(rho=10.0), (*FIVE[:4], claim))
 
 
 @pytest.mark.parametrize("claim", [1e9, -1e9, 0.0])

@@ -36,6 +36,13 @@ def replace_durably(temporary: Path, path: Path) -> None:
         os.close(directory)
 
 
+def _make_room(path: Path) -> None:
+    """Makes the folder, and removes what writers of ``path`` that were killed left in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        _discard(left)
+
+
 def _discard(temporary: Path) -> None:
     """Removes what a failed write left, if it is there at all."""
     with contextlib.suppress(OSError):
@@ -47,7 +54,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path)
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, temporary, metadata={"fedvlp": json.dumps(header or {})})
         replace_durably(temporary, path)
@@ -83,7 +90,7 @@ def save_text(path: Path, text: str) -> None:
     """Writes ``text`` atomically. Raises CheckpointError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_room(path)
         temporary.write_text(text, encoding="utf-8")
         replace_durably(temporary, path)
     except OSError as error:

@@ -129,7 +129,7 @@ class ForkedWorkers:
         try:
             for part in parts:
                 connection.send_bytes(part)
-        except BrokenPipeError:
+        except ConnectionError:
             pass  # the worker died: reading its answer says so
 
     def _receive(self, index: int) -> Reply:

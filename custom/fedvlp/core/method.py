@@ -205,8 +205,8 @@ def train(
 def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) -> dict[str, float]:
     """Mean of each loss term over the steps; a non-finite one is an error that names its step."""
     means = {}
-    for name in history[0] if history else ():
-        values = torch.stack([terms[name] for terms in history])
+    for name in dict.fromkeys(name for terms in history for name in terms):
+        values = torch.stack([terms[name] for terms in history if name in terms])
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             step = int((~finite).nonzero()[0, 0])

@@ -43,7 +43,7 @@ class Rounds:
     evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
     seed: int = 0  # of everything
     max_samples: int = 10_000_000  # a site that claims more training samples is refused
-    max_missed: int = 2  # a site that missed so many phases in a row is left out and asked again now and then
+    max_missed: int = 2  # a site that missed the phases of so many rounds in a row is left out, asked now and then
     probe_every: int = 3  # rounds after which a site left out is asked again
     max_empty: int = 10  # phases in a row without any training sample after which the run stops
 
@@ -174,7 +174,7 @@ class Federation:
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
             "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
             "members": list(server.sites), "bytes": dict(self._bytes),
-            "memory": {n: t.tolist() for n, t in server.memory.items() if t.numel() == len(server.sites)},
+            "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if t.numel() == len(server.sites)},
         }  # fmt: skip
         server.history.append(record)
 
@@ -185,7 +185,7 @@ class Federation:
         wanted = 0 if not every or index else 2 if ends else int(server.round % every == 0)
         messages = {}
         for site in server.sites:
-            absent = server.missed.get(site, 0) >= self.rounds.max_missed
+            absent = server.missed.get(site, 0) >= self.rounds.max_missed * len(self.method.phases(server.round))
             if absent and server.round % self.rounds.probe_every:
                 continue
             message = self.method.broadcast(server, site)

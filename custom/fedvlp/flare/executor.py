@@ -16,7 +16,7 @@ from fedvlp.core.method import Aborted, Method, Training
 from fedvlp.core.server import Rounds
 from fedvlp.core.site import Site, reason
 from fedvlp.flare import wire
-from fedvlp.flare.places import runs_root
+from fedvlp.flare.places import runs_root, under
 from fedvlp.flare.tracking import Announcer
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.convirt import ConVIRTConfig
@@ -76,7 +76,7 @@ class SiteExecutor(Executor):
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            path = runs_root(fl_ctx) / folder
+            path = under(runs_root(fl_ctx), folder)
             self._site = Assembly(self.experiment, path).site(fl_ctx.get_identity_name())
             self._folder = folder
         return self._site

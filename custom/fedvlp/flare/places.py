@@ -11,6 +11,10 @@ HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
 
 
+class PlaceError(ValueError):
+    """A path leads out of the folder that is meant for it."""
+
+
 def runs_root(fl_ctx: FLContext) -> Path:
     """``$FEDVLP_HOME``; else ``runs`` beside the simulator's workspace (which it empties), or in the site's own one."""
     if os.environ.get(HOME):
@@ -19,3 +23,11 @@ def runs_root(fl_ctx: FLContext) -> Path:
     if fl_ctx.get_job_id() == SIMULATED:
         return workspace.parent.parent / "runs"  # the workspace is <given>/server or <given>/<site>
     return workspace / "runs"
+
+
+def under(root: Path, name: str) -> Path:
+    """``root/name``; raises PlaceError when the server's name leads out of the site's own folder."""
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise PlaceError("the server names a run folder outside this site's own; the task is refused")
+    return path
