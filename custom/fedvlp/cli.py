@@ -214,16 +214,28 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+class Stopped(BaseException):
+    """Ctrl-C or SIGTERM: not an error, and not for the command-line library to swallow."""
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped
+
+
 def main() -> None:
     """Entry point: mistakes are one line and exit code 2, Ctrl-C is 130, a stopped run is 2 and can be resumed."""
+    import signal
+
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.core.server import QuorumLostError
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         app()
     except (ValueError, FileExistsError, CheckpointError, QuorumLostError) as error:
         print(f"fedvlp: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except Stopped:
         print("fedvlp: stopped; go on with --resume and the run's folder", file=sys.stderr)
         sys.exit(130)

@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedvlp.config import fingerprint, from_config, to_config
 from fedvlp.core.checkpoint import save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
@@ -23,6 +25,7 @@ from fedvlp.core.engine import ForkedWorkers, InTurn
 from fedvlp.core.server import Federation, Server
 from fedvlp.core.site import EVALUATE, Site
 from fedvlp.core.types import State
+from fedvlp.data.partition import write_assignment
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.presets import POOLED, Assembly, Experiment
 
@@ -190,6 +193,16 @@ def suffix(record: Record, tag: str) -> str:
     return f"/{record['phase']}" if per_phase and record["phase"] != EVALUATE else ""
 
 
+def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
+    """Writes which record went to which site, with the seed and a hash."""
+    cohort, sites = assembly.cohort, assembly.data_sites()
+    place = {site: index for index, site in enumerate(sites)}
+    owner = np.asarray([place[site] for site in cohort.sites or ()])
+    seed = assembly.experiment.rounds.seed
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_assignment(folder.path / "partition.json", owner, cohort.ids, seed, sites=",".join(sites))
+
+
 def simulate(
     experiment: Experiment,
     folder: RunFolder,
@@ -210,6 +223,7 @@ def simulate(
         torch.set_num_threads(experiment.training.threads)
         return assembly.site(name)
 
+    _note_partition(assembly, folder)
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
     assembly.modules()  # before the fork, so that workers need not build them
     exchange = ForkedWorkers(site, sites, workers, folder.path / "spool") if workers > 1 else InTurn(site)

@@ -164,7 +164,8 @@ class ForkedWorkers:
 
 def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connection]) -> None:
     """A worker's life: answers tasks until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
     sites: dict[str, Site] = {}

@@ -127,6 +127,7 @@ class Method:
         mean = StreamingMean(reference, self.expected_weight(server), server.spare)
         for update in updates:
             mean.add(update.state, self.weight(server, update))
+            del update  # before the next one comes
         server.replace(mean.result())
 
     def returns(self, server: Server) -> State:

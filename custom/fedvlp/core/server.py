@@ -208,6 +208,7 @@ class Federation:
             self._bytes["bytes_up"] += payload(reply)
             replies[site] = replace(reply, state={}, aux={})
             yield reply
+            del reply  # one update is resident at a time
         for site in server.sites:
             if site not in replies:
                 dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")

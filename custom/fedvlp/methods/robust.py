@@ -82,6 +82,7 @@ class RobustWeights(Method):
                 if "probe/loss" in update.metrics:
                     losses[update.site] = update.metrics["probe/loss"]
                 yield update
+                del update
 
         super().aggregate(server, noting(), phase)
         if losses and server.round > 0:

@@ -1,0 +1,90 @@
+"""The command line as a person meets it: mistakes are one line, Ctrl-C is 130 and loses nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedvlp.data.partition import read_assignment
+
+FEDVLP = Path(sys.executable).parent / "fedvlp"
+SMALL = [
+    "--set", "data.size=700", "--set", "method.local_steps=2", "--set", "training.batch_size=16",
+    "--set", "rounds.rounds=2",
+]  # fmt: skip
+
+
+def fedvlp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([FEDVLP, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["simulate", "fedd"], "unknown preset 'fedd'; did you mean 'feddra'?"),
+        (["simulate", "feddra", "--set", "method.rhoo=1"], "unknown setting 'rhoo'; did you mean 'rho'?"),
+        (["simulate", "feddra", "--set", "method.rho"], "has no '='"),
+        (["simulate", "feddra", "--set", "method.rho=-1"], "rho is -1.0; the radius must not be negative"),
+        (["simulate", "feddra", "--data", "parquet:x"], "give synthetic or table:PATH.csv"),
+        (["simulate", "feddra", "--resume", "nowhere"], "holds no run"),
+        (["report", "nowhere"], "holds no run"),
+        (["jobs", "export", "feddra", "x", "--bundled", "--installed"], "exclude each other"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = fedvlp(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
+    done = fedvlp("simulate", "feddra", *SMALL, "--set", "method.align_steps=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^round ", done.stdout, re.MULTILINE)) == 5, "a line per phase, and the last evaluation"
+    run = tmp_path / "runs" / "feddra" / "001"
+    expected = {
+        "config.json", "environment.json", "partition.json", "metrics.csv", "summary.json", "report.html",
+        "checkpoints", "model", "tb",
+    }  # fmt: skip
+    assert {entry.name for entry in run.iterdir()} == expected
+    assert len(set(read_assignment(run / "partition.json").tolist())) == 5
+
+
+def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Interrupted after the first phase: exit code 130, no orphan, and --resume ends with the uninterrupted bytes."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [FEDVLP, "simulate", "fedavg", *SMALL], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("round"):
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume" in errors
+    time.sleep(0.5)
+    left = subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True, check=False).stdout
+    assert left == "", "orphan processes"
+    run = tmp_path / "runs" / "fedavg" / "001"
+    assert not (run / "model").exists()
+    assert fedvlp("simulate", "fedavg", "--resume", str(run), folder=tmp_path).returncode == 0
+    assert fedvlp("simulate", "fedavg", *SMALL, folder=tmp_path).returncode == 0
+    whole = tmp_path / "runs" / "fedavg" / "002"
+    assert (run / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
+
+
+def test_doctor(tmp_path: Path) -> None:
+    done = fedvlp("doctor", folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "torch and torchvision fit: yes" in done.stdout
