@@ -17,7 +17,7 @@ demo: $(VENV)/ready
 	$(BIN)/fedvlp report build/demo/runs/feddra/001
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -40,7 +40,7 @@ def test_the_form_is_that_of_flares_component_builder() -> None:
 def test_nested_values() -> None:
     config = to_config(DEMO)
     assert config["args"]["method"]["path"] == "fedvlp.methods.feddra.FedDRA"
-    assert config["args"]["rounds"]["args"]["rounds"] == 8
+    assert config["args"]["rounds"]["args"]["rounds"] == DEMO.rounds.rounds
     assert from_config([1, [2.5, "x"], None]) == (1, (2.5, "x"), None)
     assert to_config((1, (2.5, FedAvg()))) == [1, [2.5, to_config(FedAvg())]]
 

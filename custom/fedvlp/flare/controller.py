@@ -20,15 +20,13 @@ from fedvlp import __version__
 from fedvlp.config import fingerprint
 from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.checkpoint import save_json
-from fedvlp.core.method import Aborted, Method, Training
-from fedvlp.core.server import Federation, QuorumLostError, Rounds, Server
+from fedvlp.core.method import Aborted
+from fedvlp.core.server import Federation, QuorumLostError, Server
 from fedvlp.core.types import Broadcast, Reply
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
-from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives.convirt import ConVIRTConfig
-from fedvlp.presets import Assembly, Experiment, Partition
+from fedvlp.presets import Assembly, Experiment
 from fedvlp.runs import RunFolder, overall
 
 
@@ -39,25 +37,19 @@ class SiteUnavailableError(RuntimeError):
 class FederatedController(Controller):
     """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
 
-    ``task_timeout`` seconds bound every task; once the quorum has replied, the others get ``grace`` seconds more.
+    ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the quorum
+    has replied, the others get ``grace`` seconds more.
     """
 
     def __init__(
         self,
-        name: str,
-        method: Method,
-        model: ModelConfig,
-        objective: ConVIRTConfig,
-        data: Any,
-        partition: Partition,
-        training: Training,
-        rounds: Rounds,
         task_timeout: int = 3600,
         grace: float = 60.0,
         task_check_period: float = 0.05,
+        **experiment: Any,
     ) -> None:
         super().__init__(task_check_period=task_check_period)
-        self.experiment = Experiment(name, method, model, objective, data, partition, training, rounds)
+        self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
         self.grace = grace
         self.progress: dict[str, Any] = {}

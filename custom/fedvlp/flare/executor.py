@@ -12,15 +12,12 @@ from nvflare.apis.signal import Signal
 
 from fedvlp import __version__
 from fedvlp.config import fingerprint
-from fedvlp.core.method import Aborted, Method, Training
-from fedvlp.core.server import Rounds
+from fedvlp.core.method import Aborted
 from fedvlp.core.site import Site, reason
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root, under
 from fedvlp.flare.tracking import Announcer
-from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives.convirt import ConVIRTConfig
-from fedvlp.presets import Assembly, Experiment, Partition
+from fedvlp.presets import Assembly, Experiment
 
 
 class RefusedError(ValueError):
@@ -30,20 +27,11 @@ class RefusedError(ValueError):
 class SiteExecutor(Executor):
     """Trains in the job's process at a site. What a site remembers is on disk, so a restarted process goes on."""
 
-    def __init__(
-        self,
-        name: str,
-        method: Method,
-        model: ModelConfig,
-        objective: ConVIRTConfig,
-        data: Any,
-        partition: Partition,
-        training: Training,
-        rounds: Rounds,
-    ) -> None:
+    def __init__(self, **experiment: Any) -> None:
+        """``experiment`` are the fields of ``presets.Experiment``, the same as the controller's."""
         super().__init__()
         wire.register()  # before the first task is fetched
-        self.experiment = Experiment(name, method, model, objective, data, partition, training, rounds)
+        self.experiment = Experiment(**experiment)
         self._site: Site | None = None
         self._folder = ""
 
