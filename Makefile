@@ -25,7 +25,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
-	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	for program in orchestration aggregation ablation baselines dro_weights retrieval distortion; do $(BIN)/python benchmarks/$$program.py || exit 1; done
 
 clean:
 	rm -rf build runs $(VENV)
