@@ -22,6 +22,7 @@ from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.method import Aborted
 from fedvlp.core.server import Federation, QuorumLostError, Server
+from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, Reply
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
@@ -92,7 +93,8 @@ class FederatedController(Controller):
             self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
         except Exception as error:
             self._status(folder, "failed", type(error).__name__)
-            self.system_panic(f"{type(error).__name__}: {error}", fl_ctx)
+            self.log_exception(fl_ctx, f"run {folder.path.name} failed")  # FLARE's secure logging decides what it shows
+            self.system_panic(reason(error), fl_ctx)
 
     def _federate(self, folder: RunFolder) -> None:
         """Runs the round loop to its end and writes the model."""
@@ -199,7 +201,9 @@ class FederatedController(Controller):
         try:
             return wire.receive_update(result, site)
         except (KeyError, TypeError, ValueError) as error:
-            return SiteUnavailableError(f"unreadable reply: {type(error).__name__}: {error}")
+            return SiteUnavailableError(
+                f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"
+            )
 
     def process_result_of_unknown_task(
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
