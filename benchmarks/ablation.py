@@ -23,7 +23,7 @@ from common import machine, rounded, say, table
 from fedvlp import presets
 from fedvlp.config import override
 from fedvlp.core.method import Method
-from fedvlp.presets import Experiment
+from fedvlp.experiment import Experiment
 from fedvlp.runs import RunFolder, simulate, summary
 
 COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]

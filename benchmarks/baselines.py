@@ -23,7 +23,7 @@ from common import machine, rounded, say, table
 from fedvlp import presets
 from fedvlp.evaluation.held_out import Retrieval
 from fedvlp.evaluation.retrieval import across_sites
-from fedvlp.presets import Assembly, Experiment
+from fedvlp.experiment import Assembly, Experiment
 from fedvlp.runs import RunFolder, simulate, summary
 
 COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]

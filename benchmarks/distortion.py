@@ -24,7 +24,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.server import Server
 from fedvlp.core.types import group
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, column_means, cross_table
-from fedvlp.presets import Assembly, Experiment
+from fedvlp.experiment import Assembly, Experiment
 from fedvlp.runs import RunFolder, simulate, summary
 
 METHODS = ("fedavg", "fedrgb")

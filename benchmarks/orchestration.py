@@ -54,8 +54,8 @@ def experiment(size: Size) -> Any:
     from fedvlp.core.method import Training
     from fedvlp.core.server import Rounds
     from fedvlp.data.synthetic import SyntheticCohort
+    from fedvlp.experiment import Experiment
     from fedvlp.models.dual_encoder import ModelConfig
-    from fedvlp.presets import Experiment
 
     model = ModelConfig(vocabulary=size.vocabulary, head_norm="layer", head_hidden=256)
     data = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0)

@@ -16,8 +16,8 @@ from common import table
 
 from fedvlp.evaluation.held_out import embed
 from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
+from fedvlp.experiment import Assembly
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.presets import Assembly
 from fedvlp.runs import RunFolder
 
 

@@ -23,6 +23,7 @@ LAYERS = [
     {"models", "objectives", "data"},
     {"methods"},
     {"evaluation"},
+    {"experiment"},
     {"presets"},
     {"runs"},
     {"figures"},

@@ -12,9 +12,10 @@ import pytest
 from fedvlp.config import fingerprint, from_config, nearest, override, to_config
 from fedvlp.core.method import Training
 from fedvlp.core.server import Rounds
+from fedvlp.experiment import Experiment
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.presets import PRESETS, Experiment
+from fedvlp.presets import PRESETS
 
 DEMO = PRESETS["feddra"]
 

@@ -14,9 +14,10 @@ from fedvlp.core.method import Training
 from fedvlp.core.server import Rounds
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic import SyntheticCohort
+from fedvlp.experiment import POOLED, Assembly, Experiment, Partition
 from fedvlp.methods import METHODS, Centralized, FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.presets import POOLED, PRESETS, Assembly, Experiment, Partition, get
+from fedvlp.presets import PRESETS, get
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                     text_layers=1)  # fmt: skip

@@ -19,9 +19,9 @@ from toy import Fuse, forked, same_bytes, small
 from fedvlp.config import from_config, to_config
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
 from fedvlp.core.server import Rounds, Server
+from fedvlp.experiment import Experiment
 from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.presets import Experiment
 from fedvlp.runs import RunFolder, by_site, environment, overall, scalars, simulate, suffix, summary
 
 TWO = replace(SMALL, data=replace(SMALL.data, sites=2, size=48), rounds=Rounds(rounds=2, evaluate_every=1))

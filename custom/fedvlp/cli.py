@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedvlp.presets import Experiment
+    from fedvlp.experiment import Experiment
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 jobs_app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")

@@ -11,7 +11,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.server import Server
 from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
-from fedvlp.presets import POOLED, Assembly
+from fedvlp.experiment import POOLED, Assembly
 from fedvlp.runs import RunFolder, by_site
 
 

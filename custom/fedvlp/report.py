@@ -15,8 +15,8 @@ from fedvlp.core.checkpoint import save_text
 from fedvlp.core.server import Server
 from fedvlp.core.site import EVALUATE
 from fedvlp.evaluation.held_out import Retrieval
+from fedvlp.experiment import POOLED
 from fedvlp.figures import ABSENT, AVERAGE, WORST, Curve, Points, grid, table, text
-from fedvlp.presets import POOLED
 from fedvlp.runs import Record, RunFolder, by_site, is_retrieval, overall
 
 BATCH = Retrieval().batch_size

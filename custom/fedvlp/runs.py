@@ -27,7 +27,7 @@ from fedvlp.core.site import EVALUATE, Site
 from fedvlp.core.types import State
 from fedvlp.data.partition import write_assignment
 from fedvlp.evaluation.retrieval import across_sites
-from fedvlp.presets import POOLED, Assembly, Experiment
+from fedvlp.experiment import POOLED, Assembly, Experiment
 
 Record = dict[str, Any]
 """What the server notes of one phase (core/server.py)."""

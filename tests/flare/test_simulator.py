@@ -11,8 +11,8 @@ import pytest
 
 from fedvlp import presets
 from fedvlp.config import override
+from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
-from fedvlp.presets import Experiment
 from fedvlp.runs import RunFolder, simulate
 
 pytestmark = pytest.mark.slow

@@ -24,10 +24,10 @@ from fedvlp.core.method import Aborted
 from fedvlp.core.server import Federation, QuorumLostError, Server
 from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, Reply
+from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
-from fedvlp.presets import Assembly, Experiment
 from fedvlp.runs import RunFolder, overall
 
 

@@ -14,10 +14,10 @@ from fedvlp import __version__
 from fedvlp.config import fingerprint
 from fedvlp.core.method import Aborted
 from fedvlp.core.site import Site, reason
+from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root, under
 from fedvlp.flare.tracking import Announcer
-from fedvlp.presets import Assembly, Experiment
 
 
 class RefusedError(ValueError):

@@ -16,7 +16,7 @@ import fedvlp
 from fedvlp.config import to_config
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.site import EVALUATE
-from fedvlp.presets import Assembly, Experiment
+from fedvlp.experiment import Assembly, Experiment
 
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb")
 """The presets whose job folders are committed under jobs/."""

@@ -20,8 +20,8 @@ from nvflare.recipe.spec import Recipe
 
 from fedvlp import presets
 from fedvlp.config import override
+from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
-from fedvlp.presets import Experiment
 
 
 class _PresetConfig(FedJobConfig):
