@@ -17,10 +17,12 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.engine import InTurn
+from fedvlp.core.host import Host
 from fedvlp.core.method import Method, Training
 from fedvlp.core.server import Federation, Rounds, Server
 from fedvlp.core.site import Evaluate, Site, SiteMemory
 from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.models.multimodal import fused
 from fedvlp.objectives.convirt import ConVIRT
 
 IMAGE, TEXT, DIM = 6, 5, 4
@@ -29,7 +31,10 @@ TWO_ROUNDS = Rounds(rounds=2, evaluate_every=0)
 ADAMW = Training(batch_size=4, optimizer="adamw", lr=0.01, weight_decay=0.1)
 
 
-KNOBS = {"local_steps": 2, "align_steps": 1, "aligner_steps": 1, "dro_batch": 4, "gamma": 2.0, "mu": 0.5}
+KNOBS = {
+    "local_steps": 2, "align_steps": 1, "aligner_steps": 1, "distil_phases": 1, "distil_steps": 1, "dro_batch": 4,
+    "gamma": 2.0, "mu": 0.5,
+}  # fmt: skip
 
 
 def small(kind: type[Method]) -> Method:
@@ -42,15 +47,16 @@ class Toy(nn.Module):
 
     def __init__(
         self, seed: int = 0, *, norm: bool = False, dropout: float = 0.0, unit: bool = True,
-        image: int = IMAGE, text: int = TEXT, dim: int = DIM,
+        image: int = IMAGE, text: int = TEXT, dim: int = DIM, labels: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.unit = unit
+        self.unit, self.dim = unit, dim
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.image_encoder, self.text_encoder = (self._tower(n, dim, norm, dropout) for n in (image, text))
             self.image_alignment, self.text_alignment = nn.Linear(dim, dim), nn.Linear(dim, dim)
             self.image_head, self.text_head = nn.Linear(dim, dim), nn.Linear(dim, dim)
+            self.classifier = nn.Linear(2 * dim, labels) if labels else None  # on [image; text], as MultimodalClassifier
 
     @staticmethod
     def _tower(width: int, dim: int, norm: bool, dropout: float) -> nn.Module:
@@ -67,14 +73,20 @@ class Toy(nn.Module):
         text = None if text is None else self.text_head(self.text_alignment(text))
         if self.unit:
             image, text = (None if v is None else F.normalize(v, dim=-1) for v in (image, text))
-        return VLOutput(image, text)
+        return VLOutput(image, text, logits=self.classifier and self.classifier(fused(image, text)))
 
     def forward(self, batch: Batch) -> VLOutput:
         return self.project(self.encode(batch))
 
 
 class Pairs:
-    """One site's records in memory: image [n, .], text [n, .]; ``tick`` is called before every training batch."""
+    """One site's records in memory: image [n, .], text [n, .]; ``tick`` is called before every training batch.
+
+    ``labels`` [n, L] are those of the training split; batches hold the ``modalities`` alone.
+    """
+
+    labels: Tensor | None = None
+    modalities: tuple[str, ...] = ("image", "text")
 
     def __init__(self, image: Tensor, text: Tensor, tick: Callable[[], None] = lambda: None, **held_out: Any) -> None:
         self.content = {"train": (image, text), **held_out}
@@ -101,8 +113,10 @@ class Pairs:
                 yield self._batch(split, chosen)
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
-        image, text = self.content[split]
-        return {"image": image[rows], "text": text[rows], "row": rows}
+        there = {name: tensor for name, tensor in zip(("image", "text"), self.content[split], strict=True)}
+        if self.labels is not None and split == "train":
+            there["labels"] = self.labels
+        return {"row": rows} | {n: t[rows] for n, t in there.items() if n in (*self.modalities, "labels")}
 
 
 def pairs(seed: int, count: int = 12, scale: float = 1.0) -> Pairs:
@@ -129,6 +143,7 @@ class World:
     objective: Callable[[], nn.Module] = ConVIRT
     folder: Path | None = None
     evaluate: Evaluate | None = None
+    public: Any = field(default_factory=lambda: pairs(99, 8))  # the public set, of methods that use one
     _modules: Any = None
 
     def modules(self) -> tuple[Any, nn.Module]:
@@ -136,7 +151,9 @@ class World:
         return self._modules
 
     def client(self, name: str) -> Client:
-        return Client(name, self.rounds.seed, *self.modules(), self.data[name])
+        client = Client(name, self.rounds.seed, *self.modules(), self.data.get(name, self.public), public=self.public)
+        client.initial = lambda: named_state(self.model(), self.objective())
+        return client
 
     def site(self, name: str) -> Site:
         memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
@@ -144,7 +161,14 @@ class World:
 
     def server(self) -> Server:
         state = {n: t.detach().clone() for n, t in named_state(self.model(), self.objective()).items()}
-        return Server(tuple(sorted(self.data)), state)
+        return self.equip(Server(tuple(sorted(self.data)), state))
+
+    def equip(self, server: Server) -> Server:
+        """As ``Assembly.equip`` does."""
+        if self.method.uses_public:
+            server.modalities = {name: data.modalities for name, data in self.data.items()}
+            server.host = Host(self.client("server"), self.training)
+        return server
 
     @property
     def checkpoint(self) -> Path | None:
@@ -155,6 +179,7 @@ class World:
         server, phase = self.server(), 0
         if self.checkpoint and self.checkpoint.exists():
             server, phase = Server.load(self.checkpoint)
+            self.equip(server)
         exchange = exchange or InTurn(self.site)
         return Federation(self.method, server, self.rounds, exchange, checkpoint=self.checkpoint, **options), phase
 

@@ -8,18 +8,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from torch import nn
 
+from fedvlp.config import from_config
 from fedvlp.core.client import Client, named_state
-from fedvlp.core.method import Method, Training
+from fedvlp.core.codec import Wire
+from fedvlp.core.host import Host
+from fedvlp.core.method import Method, Training, require
 from fedvlp.core.server import Rounds, Server
 from fedvlp.core.site import Evaluate, Site, SiteMemory
+from fedvlp.data.deid import refuse_phi
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition
-from fedvlp.data.record import Cohort
+from fedvlp.data.record import PUBLIC, SPLITS, Cohort, digest
+from fedvlp.data.retrieved import retrieve_reports
 from fedvlp.data.synthetic import SyntheticCohort
+from fedvlp.evaluation.classification import Classification
 from fedvlp.evaluation.held_out import Retrieval
 from fedvlp.methods import Centralized
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.convirt import ConVIRTConfig
 
 POOLED = "pooled"
@@ -31,6 +39,18 @@ class Source(Protocol):
     def build(self) -> Cohort: ...
 
 
+class Objective(Protocol):
+    """A configured loss: (VLOutput, batch) -> named terms."""
+
+    def build(self) -> nn.Module: ...
+
+
+class Extra(Protocol):
+    """What a method trains beside model and objective, e.g. PMS-FM's selector, for a model of this configuration."""
+
+    def build(self, model: ModelConfig, seed: int) -> nn.Module: ...
+
+
 @dataclass(frozen=True)
 class Partition:
     """How records without a site are dealt to sites in simulation (spec 12.1)."""
@@ -38,6 +58,15 @@ class Partition:
     sites: int = 5
     beta: float = 1.0  # Dirichlet concentration; smaller is more skewed
     label_code: str = "mention"  # mention (papers) | positive
+    image_only: int = 0  # sites without reports; sites stand in the order paired, image-only, text-only
+    text_only: int = 0  # sites without images
+    public: float = 0.0  # share of the patients of every split whose records are the public set and at no site
+    retrieve: bool = False  # records without a report get one of the public set by their labels (data/retrieved.py)
+
+    def __post_init__(self) -> None:
+        for name in ("image_only", "text_only"):
+            require(getattr(self, name) >= 0, f"partition.{name} is {getattr(self, name)}; it must not be negative")
+        require(0 <= self.public < 1, f"partition.public is {self.public}; it must be in [0, 1)")
 
 
 @dataclass(frozen=True)
@@ -47,21 +76,31 @@ class Experiment:
     name: str
     method: Method
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: ConVIRTConfig = field(default_factory=ConVIRTConfig)
+    objective: Objective = field(default_factory=ConVIRTConfig)
     data: Source = field(default_factory=SyntheticCohort)
     partition: Partition = field(default_factory=Partition)
     training: Training = field(default_factory=Training)
     rounds: Rounds = field(default_factory=Rounds)
+    site_models: tuple[tuple[str, ModelConfig], ...] = ()  # (site, its model) where it is not ``model``, the server's
+    server_training: Training | None = None  # of the server's model on the public set; None = ``training``
+    wire: Wire = field(default_factory=Wire)  # how models and updates travel
+    extra: Extra | None = None  # ``objective.extra``, so its tensors are named "objective.extra.<path>"
+
+    def __post_init__(self) -> None:
+        # FLARE's component builder leaves what is inside of a list unbuilt
+        object.__setattr__(self, "site_models", from_config(list(self.site_models)))
 
 
 class Assembly:
     """Puts an experiment together in one process; the model and the cohort are built once and shared by its sites."""
 
-    def __init__(self, experiment: Experiment, folder: Path | None = None) -> None:
+    def __init__(self, experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> None:
         self.experiment = experiment
         self.folder = folder  # of the run; None keeps site memories in this process
+        self.accept_phi_risk = accept_phi_risk  # train on reports in which identifiers were found
         self._cohort: Cohort | None = None
-        self._modules: tuple[Any, Any] | None = None
+        self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
+        self._public: dict[ModelConfig, SiteData] = {}
 
     @property
     def pooled(self) -> bool:
@@ -75,7 +114,13 @@ class Assembly:
             cohort = self.experiment.data.build()
             if cohort.sites is None:
                 cohort = cohort.with_sites(self._deal(cohort))
-            self._cohort = cohort
+            split = self.experiment.partition
+            if split.public:
+                chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
+                cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
+            cohort = drop_modalities(cohort, split.image_only, split.text_only)
+            self._cohort = retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
+            refuse_other_labels(self.experiment.model, cohort)
         return self._cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
@@ -90,41 +135,143 @@ class Assembly:
 
     def data_sites(self) -> tuple[str, ...]:
         """The sites that hold records, sorted by name."""
-        return tuple(sorted(set(self.cohort.sites or ())))
+        return tuple(sorted(set(self.cohort.sites or ()) - {PUBLIC}))
 
     def sites(self) -> tuple[str, ...]:
         """The sites that train, sorted by name."""
         return (POOLED,) if self.pooled else self.data_sites()
 
-    def modules(self) -> tuple[Any, Any]:
-        """The model with its initial weights, and the objective."""
-        if self._modules is None:
-            model = self.experiment.model.build(self.experiment.rounds.seed)
-            self._modules = model, self.experiment.objective.build()
-        return self._modules
+    def config(self, site: str | None = None) -> ModelConfig:
+        """The model of a site, or the server's."""
+        return dict(self.experiment.site_models).get(site or "", self.experiment.model)
+
+    def modules(self, site: str | None = None) -> tuple[Any, Any]:
+        """A site's (the server's) model, with its initial weights, and objective; one pair for every architecture."""
+        config = self.config(site)
+        if config not in self._modules:
+            self._modules[config] = self._build(config)
+        return self._modules[config]
+
+    def _build(self, config: ModelConfig) -> tuple[Any, Any]:
+        """A model and an objective with their initial weights."""
+        seed, extra, objective = self.experiment.rounds.seed, self.experiment.extra, self.experiment.objective.build()
+        if extra is not None:
+            objective.add_module("extra", extra.build(config, seed))
+        return config.build(seed), objective
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server with the initial weights, before round 0."""
         state = named_state(*self.modules())
-        return Server(sites, {name: tensor.detach().clone() for name, tensor in state.items()})
+        return self.equip(Server(sites, {name: tensor.detach().clone() for name, tensor in state.items()}))
+
+    def equip(self, server: Server) -> Server:
+        """Gives a server, new or restored, what follows from the experiment, where the method uses the public set."""
+        if not self.experiment.method.uses_public:
+            return server  # a server needs no data
+        server.modalities = {site: self.data(site).modalities for site in self.data_sites()}
+        if not self.has_public:
+            raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
+        training = self.experiment.server_training or self.experiment.training
+        client = self._client("server", self.public(None), None)
+        server.host = Host(client, training, evaluation(self.config(), public=True))
+        return server
+
+    @property
+    def has_public(self) -> bool:
+        """Whether there is a public set."""
+        return PUBLIC in (self.cohort.sites or ())
 
     def data(self, site: str | None) -> SiteData:
-        """The records of one site, or of all."""
-        rows = {split: self.cohort.rows(split, site) for split in ("train", "val", "test")}
-        return SiteData(self.cohort, rows, self.modules()[0].tokenizer, self.experiment.model.image_size)
+        """The records of one site, or of all sites."""
+        rows = {split: self.cohort.rows(split, site) for split in SPLITS}
+        if site is None:
+            public = np.asarray(self.cohort.sites) == PUBLIC
+            rows = {split: chosen[~public[chosen]] for split, chosen in rows.items()}
+        return SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
+
+    def public(self, site: str | None) -> SiteData:
+        """The public set as the model of ``site`` (the server) reads it; sites with one architecture share it."""
+        config = self.config(site)
+        if config not in self._public:
+            rows = {split: self.cohort.rows(split, PUBLIC) for split in SPLITS}
+            self._public[config] = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, config.image_size)
+        return self._public[config]
+
+    def gate(self) -> None:
+        """Raises PHIError for reports that seem to identify people, unless the risk is accepted."""
+        if not self.accept_phi_risk:
+            refuse_phi(self.cohort.phi, len(self.cohort))
+
+    def _client(self, name: str, data: SiteData, site: str | None) -> Client:
+        model, objective = self.modules(site)
+        seed = self.experiment.rounds.seed
+        client = Client(name, seed, model, objective, data)
+        client.initial = lambda: named_state(*self._build(self.config(site)))
+        if self.has_public:
+            client.public, client.public_id = self.public(site), public_id(self.cohort)
+        return client
 
     def site(self, name: str) -> Site:
-        """The site ``name``, ready to answer broadcasts."""
+        """The site ``name``, ready to answer broadcasts. Raises PHIError for reports that seem to identify people."""
+        self.gate()
         if name not in self.sites():
             raise ValueError(f"site {name!r} has no records in this experiment; there are: {', '.join(self.sites())}")
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
             raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
-        model, objective = self.modules()
-        seed = self.experiment.rounds.seed
-        client = Client(name, seed, model, objective, self.data(None if self.pooled else name))
+        site = None if self.pooled else name
+        client = self._client(name, self.data(site), site)
         memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
-        evaluate: Evaluate = EverySite(self) if self.pooled else Retrieval()
+        evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
         return Site(client, self.experiment.method, self.experiment.training, memory, evaluate)
+
+
+def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
+    """[N] bool: the records of a ``share`` of the patients of every split, of those whose records are all paired."""
+    patients, splits = np.asarray(cohort.patients), np.asarray(cohort.splits)
+    unpaired = set(patients[~(cohort.has_image() & cohort.has_report())].tolist())
+    rng = np.random.default_rng([seed, 1])  # not the stream that deals records to sites
+    chosen: set[str] = set()
+    for split in SPLITS:
+        members = sorted(set(patients[splits == split].tolist()) - unpaired)
+        chosen |= set(rng.permutation(members)[: round(share * len(members))].tolist())
+    return np.isin(patients, sorted(chosen))
+
+
+def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
+    """The cohort with the reports of the ``image_only`` sites before the last ``text_only``, and their images, gone."""
+    if not image_only and not text_only:
+        return cohort
+    sites = np.asarray(cohort.sites)
+    order = sorted(set(sites.tolist()) - {PUBLIC}, key=lambda name: (len(name), name))  # site-2 before site-10
+    paired = len(order) - image_only - text_only
+    if paired < 0:
+        raise ValueError(
+            f"partition: image_only {image_only} and text_only {text_only} are more than the {len(order)} sites"
+        )
+    without_report, without_image = order[paired : paired + image_only], order[paired + image_only :]
+    return cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+
+
+def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:
+    """Raises ValueError unless a classifier's findings are the data's, in their order."""
+    if isinstance(model, MultimodalConfig) and model.labels != cohort.label_names:
+        raise ValueError(
+            f"model.labels are {', '.join(model.labels)}; the data's are {', '.join(cohort.label_names) or 'none'}. "
+            "Give both the same names in one order"
+        )
+
+
+def public_id(cohort: Cohort) -> int:
+    """A hash, below 2^48, of the public set's ids in their order."""
+    ids = (cohort.ids[row] for split in SPLITS for row in cohort.rows(split, PUBLIC))
+    return int(digest(*ids)[:12], 16)
+
+
+def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
+    """What is measured of a model on held-out records, of a site or of the public set."""
+    if isinstance(model, MultimodalConfig):
+        return Classification()
+    return Retrieval(captions=True, folds=5) if public else Retrieval()
 
 
 class EverySite:
@@ -132,11 +279,12 @@ class EverySite:
 
     def __init__(self, assembly: Assembly) -> None:
         self._data = {site: assembly.data(site) for site in assembly.data_sites()}
+        self._evaluate = evaluation(assembly.config())
 
     def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]:
         one = replace(client)
         metrics: dict[str, float] = {}
         for site, data in self._data.items():
             one.data = data
-            metrics |= {f"{site}:{name}": value for name, value in Retrieval()(one, splits).items()}
+            metrics |= {f"{site}:{name}": value for name, value in self._evaluate(one, splits).items()}
         return metrics

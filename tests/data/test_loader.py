@@ -138,8 +138,32 @@ def test_padding_is_trimmed_to_the_longest_report_of_the_batch() -> None:
     assert two["text"].tolist() == tokenize(["word r0", "word r5"])[0][:, :3].tolist()
 
 
+def test_a_missing_modality_is_a_missing_key() -> None:
+    """A site without a single report, and one without a single image (whose images are never read)."""
+    images_only = site([0, 1], n=3, reports=["", "", "word"])
+    assert images_only.modalities == ("image",)
+    (batch,) = images_only.train_batches(1, 2, generator(0))
+    assert batch.keys() == {"image", "row", "labels"}
+    lost = np.array([True, True, False])
+    whole = cohort(3)
+    records = whole.without(reports=np.zeros(3, dtype=bool), images=lost)
+    texts_only = SiteData(records, {"train": np.arange(2)}, tokenize, 8)
+    assert texts_only.modalities == ("text",)
+    (batch,) = texts_only.train_batches(1, 2, generator(0))
+    assert batch.keys() == {"text", "text_mask", "row", "labels"}
+    assert whole.read == []  # type: ignore[attr-defined]
+
+
+def test_a_row_without_an_image_at_a_site_that_has_some_is_black() -> None:
+    records = cohort(3).without(reports=np.zeros(3, dtype=bool), images=np.array([False, True, False]))
+    data = SiteData(records, {"train": np.arange(3)}, tokenize, 8)
+    assert data.modalities == ("image", "text")
+    (batch,) = data.batches("train", 3, drop_last=False)
+    assert batch["image"].amax(dim=(1, 2, 3)).tolist() == pytest.approx([-1, -1, 2 / 127.5 - 1])
+
+
 def test_an_empty_report_has_its_first_token() -> None:
-    data = site([0, 1], n=2, reports=["", ""])
+    data = site([0, 1], [2], n=3, reports=["", "", "word"])
     (batch,) = data.train_batches(1, 2, generator(0))
     assert batch["text"].tolist() == [[1], [1]]
     assert batch["text_mask"].tolist() == [[True], [True]]

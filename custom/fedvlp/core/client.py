@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -21,6 +21,11 @@ class Data(Protocol):
     @property
     def num_train(self) -> int: ...
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the records have, of "image" and "text"; batches lack the keys of the other."""
+        ...
+
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]: ...
 
     def batches(
@@ -37,6 +42,7 @@ class Client:
     """One site's trainee. The modules may be shared by several sites of one process: every task loads its state first.
 
     ``memory`` holds what the method keeps at this site between tasks, as named tensors; nothing else survives a task.
+    ``public`` are the records that the server and every site hold; ``public_id`` (below 2^53) stands for their ids.
     """
 
     name: str
@@ -45,6 +51,9 @@ class Client:
     objective: nn.Module
     data: Data
     memory: State = field(default_factory=dict)
+    public: Data | None = None
+    public_id: int = 0
+    initial: Callable[[], State] | None = None  # the untrained weights, for methods whose sites keep their own model
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 

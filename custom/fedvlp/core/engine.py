@@ -15,18 +15,19 @@ import torch
 from safetensors.torch import load, save
 
 from fedvlp.core.aggregation import in_site_order
+from fedvlp.core.link import Answers
 from fedvlp.core.method import Aborted
-from fedvlp.core.site import Site, reason
+from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, Reply, Update
 
-MakeSite = Callable[[str], Site]
+MakeSite = Callable[[str], Answers]
 
 
 class SiteFailedError(RuntimeError):
     """A site could not answer; the message is the site's own."""
 
 
-def answer(site: Site, message: Broadcast) -> Reply:
+def answer(site: Answers, message: Broadcast) -> Reply:
     """The site's update, or the exception that prevented it (an abort goes through)."""
     try:
         return site.handle(message)
@@ -41,7 +42,7 @@ class InTurn:
 
     def __init__(self, make_site: MakeSite) -> None:
         self._make = make_site
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, Answers] = {}
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for name, message in messages.items():
@@ -66,7 +67,8 @@ def _tensor_bytes(state: dict[str, torch.Tensor]) -> bytes:
 def unpack(kind: type[Any], parts: list[bytes]) -> Any:
     """The Broadcast or Update that :func:`pack` made."""
     state, aux = (load(part) if part else {} for part in parts[1:])
-    return kind(**json.loads(parts[0]), state=state, aux=aux)
+    header = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(parts[0]).items()}
+    return kind(**header, state=state, aux=aux)
 
 
 class ForkedWorkers:
@@ -168,7 +170,7 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for other in inherited:
         other.close()
-    sites: dict[str, Site] = {}
+    sites: dict[str, Answers] = {}
     while True:
         try:
             name = connection.recv_bytes().decode()

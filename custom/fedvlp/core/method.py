@@ -7,12 +7,12 @@ What it remembers between tasks is tensors: ``server.memory`` and ``client.memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
@@ -80,6 +80,8 @@ class Training:
 class Method:
     """FedAvg, and the hooks of every other method. Hooks are listed in the order in which a round calls them."""
 
+    uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
+
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
 
@@ -108,6 +110,13 @@ class Method:
     def start(self, server: Server) -> None:
         """Puts the method's tensors into ``server.memory`` before round 0."""
 
+    def prepare(self, server: Server) -> None:
+        """Called once before the messages of a phase are made, e.g. to train the server's own model."""
+
+    def asks(self, server: Server) -> tuple[str, ...]:
+        """The sites that take part in this phase, in the order of ``server.sites``."""
+        return server.sites
+
     def broadcast(self, server: Server, site: str) -> Broadcast:
         """What ``site`` is sent."""
         return Broadcast(server.round, server.phase, server.state)
@@ -130,9 +139,9 @@ class Method:
             del update  # before the next one comes
         server.replace(mean.result())
 
-    def returns(self, server: Server) -> State:
-        """The ``aux`` tensors that a reply in ``server.phase`` must carry, as examples of shape and dtype."""
-        return {}
+    def expects(self, server: Server, site: str) -> tuple[State, State]:
+        """The tensors that the reply of ``site`` must carry, ``state`` and ``aux``, as examples of shape and dtype."""
+        return {name: t for name, t in server.state.items() if self.shares(name, server.phase)}, {}
 
     def finish(self, server: Server) -> State:
         """The trained model."""
@@ -146,6 +155,10 @@ class Method:
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
         """What the server needs to know of the received model on this site's data (first phase of a round)."""
         return {}
+
+    def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
+        """One batch for every optimiser step of the phase."""
+        return client.data.train_batches(self.steps(message.phase), training.batch_size, generator)
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
         """Fills in what a batch lacks, e.g. a missing modality."""
@@ -180,10 +193,11 @@ def train(
     optimizer = training.build(parameters, message.scalars.get("lr_scale", 1.0))
     schedule = training.warm_up(optimizer)
     loss_scale = message.scalars.get("loss_scale", 1.0)
-    index = method.phases(message.round).index(message.phase)
-    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
+    phases = method.phases(message.round)
+    part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
     history: list[dict[str, Tensor]] = []
-    for batch in client.data.train_batches(method.steps(message.phase), training.batch_size, generator):
+    for batch in method.batches(client, message, training, generator):
         if should_stop():
             raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
         terms = method.losses(client, method.complete(client, batch, message), message)

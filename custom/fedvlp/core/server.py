@@ -11,23 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
-from fedvlp.core.aggregation import EXACT_NUMEL, check, payload
+from fedvlp.core.aggregation import EXACT_NUMEL, check
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.codec import PLAIN, Wire
+from fedvlp.core.host import Host
+from fedvlp.core.link import Exchange, ServerEnd
 from fedvlp.core.method import Method, require
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.core.site import EVALUATE, PUBLIC
+from fedvlp.core.types import MODALITIES, Broadcast, Reply, State, Update
 
 logger = logging.getLogger(__name__)
-
-
-class Exchange(Protocol):
-    """Sends ``messages`` and yields (site, reply), in the order of ``messages``, each site at most once."""
-
-    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]: ...
 
 
 class QuorumLostError(RuntimeError):
@@ -62,7 +59,10 @@ class Rounds:
 
 @dataclass
 class Server:
-    """What the server knows. ``memory`` is the method's; all of it is in every checkpoint."""
+    """What the server knows. ``memory`` is the method's. All is in every checkpoint but ``host`` and ``modalities``,
+
+    which follow from the experiment (``Assembly.equip``), and ``metrics``, which is in the history.
+    """
 
     sites: tuple[str, ...]  # sorted by name
     state: State  # the global model
@@ -73,6 +73,9 @@ class Server:
     missed: dict[str, int] = field(default_factory=dict)  # phases missed in a row
     history: list[dict[str, Any]] = field(default_factory=list)  # one record per phase
     spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
+    metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
+    modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
+    host: Host | None = None  # trains and measures the server's model on the public set, if there is one
 
     def replace(self, tensors: State) -> None:
         """Commits new values for some tensors of the model; an empty dict keeps the model.
@@ -118,6 +121,7 @@ class Federation:
         rounds: Rounds,
         exchange: Exchange,
         *,
+        wire: Wire = PLAIN,
         checkpoint: Path | None = None,
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
@@ -126,10 +130,9 @@ class Federation:
         self.method = method
         self.server = server
         self.rounds = rounds
-        self.exchange = exchange
+        self.exchange = ServerEnd(wire, exchange, method.phases, checkpoint.parent if checkpoint else None)
         self.checkpoint = checkpoint
         self.report = report
-        self._bytes: dict[str, int] = {}
         self._empty = 0
 
     def run(self, next_phase: int = 0) -> State:
@@ -162,64 +165,76 @@ class Federation:
         server, began = self.server, time.perf_counter()
         replies: dict[str, Update] = {}
         dropped: dict[str, str] = {}
-        self._bytes = {"bytes_down": 0, "bytes_up": 0}
-        updates = self._collect(self._messages(index), replies, dropped)
-        if server.phase == EVALUATE:
-            for _ in updates:
-                pass
-        else:
-            self.method.aggregate(server, updates, server.phase)
+        state, memory = server.state, dict(server.memory)
+        wanted = self._wanted(index)
+        server.metrics = server.host.measure(server.state, wanted) if server.host else {}
+        try:
+            if server.phase == EVALUATE:
+                for _ in self._collect(self._messages(wanted), replies, dropped):
+                    pass
+            else:
+                self.method.prepare(server)
+                self.method.aggregate(server, self._collect(self._messages(wanted), replies, dropped), server.phase)
+        except QuorumLostError:
+            server.state, server.memory = state, memory
+            raise
         server.samples |= {site: update.num_samples for site, update in replies.items()}
         record = {
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
             "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
-            "members": list(server.sites), "bytes": dict(self._bytes),
-            "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if t.numel() == len(server.sites)},
+            "members": list(server.sites), "bytes": self.exchange.bytes,
+            "server": server.metrics,
+            "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if _by_site(n, t, len(server.sites))},
         }  # fmt: skip
         server.history.append(record)
 
-    def _messages(self, index: int) -> dict[str, Broadcast]:
-        """One message per site that is asked this time."""
+    def _wanted(self, index: int) -> int:
+        """How many held-out splits the model that this phase starts from is measured on: none, val, or test too."""
         server, every = self.server, self.rounds.evaluate_every
         ends = server.round == 0 or server.phase == EVALUATE
-        wanted = 0 if not every or index else 2 if ends else int(server.round % every == 0)
+        return 0 if not every or index else 2 if ends else int(server.round % every == 0)
+
+    def _asked(self) -> tuple[str, ...]:
+        server = self.server
+        return server.sites if server.phase == EVALUATE else self.method.asks(server)
+
+    def _messages(self, wanted: int) -> dict[str, Broadcast]:
+        """One message per site that is asked this time."""
+        server = self.server
+        public = {PUBLIC: float(server.host.client.public_id)} if server.host else {}
         messages = {}
-        for site in server.sites:
+        for site in self._asked():
             absent = server.missed.get(site, 0) >= self.rounds.max_missed * len(self.method.phases(server.round))
             if absent and server.round % self.rounds.probe_every:
                 continue
             message = self.method.broadcast(server, site)
-            messages[site] = replace(message, scalars={**message.scalars, EVALUATE: float(wanted)})
-            self._bytes["bytes_down"] += payload(message)
+            messages[site] = replace(message, scalars={**message.scalars, **public, EVALUATE: float(wanted)})
         return messages
 
     def _collect(
         self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
     ) -> Iterator[Update]:
         """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
-        server = self.server
-        shared = {n: t for n, t in server.state.items() if self.method.shares(n, server.phase)}
-        reference = {} if server.phase == EVALUATE else shared
+        server, asked = self.server, self._asked()
         for site, reply in self.exchange(messages):
-            problem = self._problem(site, reply, reference)
+            problem = self._problem(site, reply)
             if problem or isinstance(reply, Exception):
                 dropped[site] = problem
                 continue
-            self._bytes["bytes_up"] += payload(reply)
             replies[site] = replace(reply, state={}, aux={})
             yield reply
             del reply  # one update is resident at a time
-        for site in server.sites:
+        for site in asked:
             if site not in replies:
                 dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
-        needed = self.rounds.needed(len(server.sites))
+        needed = self.rounds.needed(len(asked))
         if len(replies) < needed:
             raise QuorumLostError(
                 f"round {server.round} phase {server.phase}: {len(replies)} valid updates, {needed} needed. "
                 + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
                 + ". The model is as it was before this phase; mend the sites and resume."
             )
-        for site in server.sites:
+        for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
         self._refuse_emptiness(replies)
 
@@ -234,15 +249,25 @@ class Federation:
                 "Look at the sites' data (num_samples in metrics.csv), then resume."
             )
 
-    def _problem(self, site: str, reply: Reply, reference: Mapping[str, Tensor]) -> str:
+    def _problem(self, site: str, reply: Reply) -> str:
         if isinstance(reply, Exception):
             return str(reply)
         server = self.server
+        if server.host:
+            if reply.public_id != server.host.client.public_id:
+                return "it is about another list of public records: the hash of their ids is not the server's"
+            server.modalities[site] = tuple(name for name in MODALITIES if name in reply.modalities)
+        reference, aux = ({}, {}) if server.phase == EVALUATE else self.method.expects(server, site)
         return check(
             reply, site=site, round=server.round, phase=server.phase,
-            reference=reference, aux=self.method.returns(server), max_samples=self.rounds.max_samples,
+            reference=reference, aux=aux, max_samples=self.rounds.max_samples,
         ) or ""  # fmt: skip
 
     def _save(self, next_phase: int) -> None:
         if self.checkpoint:
             self.server.save(self.checkpoint, next_phase)
+
+
+def _by_site(name: str, tensor: Tensor, sites: int) -> bool:
+    """Whether a tensor of the memory holds one number per site; those of a model ("personal/<site>/...") do not."""
+    return "/" not in name and tensor.shape == (sites,)

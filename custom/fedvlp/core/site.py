@@ -21,6 +21,14 @@ EVALUATE = "evaluate"
 """A phase that only measures; and a scalar: 1 measures the received model on the val split, 2 on test as well."""
 
 
+PUBLIC = "public"
+"""A scalar: the ``public_id`` of the server's public set, where the method uses one."""
+
+
+class PublicSetError(ValueError):
+    """Server and site do not hold the same public set."""
+
+
 def reason(error: Exception) -> str:
     """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type.
 
@@ -108,6 +116,7 @@ class Site:
         """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
         began = time.perf_counter()
         client, method = self.client, self.method
+        self._refuse_other_public_set(message)
         phases = method.phases(message.round)
         index = phases.index(message.phase) if message.phase in phases else len(phases)
         with torch.random.fork_rng(devices=[]):
@@ -126,7 +135,18 @@ class Site:
             if client.memory:
                 self.memory.after((message.round, index), client.memory)
         metrics["seconds"] = time.perf_counter() - began
-        return Update(client.name, message.round, message.phase, client.data.num_train, state, metrics=metrics)
+        return Update(
+            client.name, message.round, message.phase, client.data.num_train, state,
+            metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
+        )  # fmt: skip
+
+    def _refuse_other_public_set(self, message: Broadcast) -> None:
+        expected, mine = message.scalars.get(PUBLIC), self.client.public_id
+        if expected is not None and expected != mine:
+            raise PublicSetError(
+                f"{self.client.name}: the ids of this site's public set have the hash {mine:012x}, the server's "
+                f"{int(expected):012x}; both must hold the same records in the same order"
+            )
 
     def _measure(self, message: Broadcast) -> dict[str, float]:
         """The probe of the method and, where asked for, the evaluation: both of the received model, in eval mode."""

@@ -30,7 +30,10 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Update:
-    """One site's reply to the server. ``num_samples`` is the size of its training split."""
+    """One site's reply to the server. ``num_samples`` is the size of its training split.
+
+    ``modalities`` are those of its records; ``public_id`` stands for the public records that it holds, 0 = none.
+    """
 
     site: str
     round: int
@@ -39,6 +42,8 @@ class Update:
     state: State = field(default_factory=dict)
     aux: State = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    modalities: tuple[str, ...] = ()
+    public_id: int = 0
 
 
 Reply = Update | Exception
@@ -51,6 +56,7 @@ class VLOutput:
 
     ``image_tokens`` [B, M, W] and ``text_tokens`` [B, T, W] are the alignment modules' outputs, position 0 the summary
     token; ``text_mask`` [B, T] is True at real tokens. Local objectives (GLoRIA, MGCA) read them.
+    ``logits`` [B, L] are a classifier's, one per finding.
     """
 
     image: Tensor | None = None
@@ -58,6 +64,7 @@ class VLOutput:
     image_tokens: Tensor | None = None
     text_tokens: Tensor | None = None
     text_mask: Tensor | None = None
+    logits: Tensor | None = None
 
 
 GROUPS = ("encoder", "alignment", "head")
@@ -67,3 +74,12 @@ def group(name: str) -> str:
     """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix."""
     prefix = name.partition(".")[0]
     return prefix.rpartition("_")[2]
+
+
+MODALITIES = ("image", "text")
+
+
+def modality(name: str) -> str:
+    """Whose tower a tensor belongs to, ``image`` or ``text``; "" for what both share, e.g. a classifier."""
+    prefix = name.partition("_")[0]
+    return prefix if prefix in MODALITIES else ""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.types import Batch
-from fedvlp.data.record import Cohort
+from fedvlp.data.record import Cohort, digest
 from fedvlp.data.transforms import eval_batch, train_batch
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
@@ -21,7 +21,8 @@ Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 class _Split:
     """One split, contiguous: a batch is one ``index_select`` per tensor."""
 
-    images: Tensor  # [n, S, S] uint8
+    size: int  # n
+    images: Tensor | None  # [n, S, S] uint8; None at a site without images
     text: Tensor  # [n, T] int64
     mask: Tensor  # [n, T] bool
     lengths: Tensor  # [n] int64, tokens up to the last real one
@@ -38,6 +39,9 @@ class SiteData:
         self._tokenize = tokenize
         self._input_size = input_size
         self._splits: dict[str, _Split] = {}
+        held = np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()])
+        there = {"image": cohort.has_image()[held].any(), "text": any(cohort.reports[row] for row in held)}
+        self.modalities = tuple(name for name, found in there.items() if found or not len(held))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -67,7 +71,8 @@ class SiteData:
                 order, start = torch.randperm(self.num_train, generator=generator), 0
             rows = order[start : start + size]
             start += size
-            yield self._batch(split, rows, train_batch(split.images[rows], self._input_size, generator))
+            image = None if split.images is None else train_batch(split.images[rows], self._input_size, generator)
+            yield self._batch(split, rows, image)
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
         """The split in its order, or its positions ``rows`` [n] in theirs, cropped at the centre; may be empty."""
@@ -76,11 +81,12 @@ class SiteData:
         if not self.sizes.get(split) or (rows is not None and not len(rows)):
             return
         content = self._split(split)
-        order = torch.arange(len(content.images)) if rows is None else rows.to(torch.int64)
+        order = torch.arange(content.size) if rows is None else rows.to(torch.int64)
         for chosen in order.split(batch_size):
             if drop_last and len(chosen) < batch_size:
                 return
-            yield self._batch(content, chosen, eval_batch(content.images[chosen], self._input_size))
+            image = None if content.images is None else eval_batch(content.images[chosen], self._input_size)
+            yield self._batch(content, chosen, image)
 
     def study_groups(self, split: str) -> Tensor:
         """Group [n] int64 per row: rows of one study, or of one and the same report, are equals in retrieval."""
@@ -102,14 +108,22 @@ class SiteData:
         _, group = np.unique([find(place) for place in range(len(rows))], return_inverse=True)
         return torch.from_numpy(group.astype(np.int64))
 
-    def _batch(self, split: _Split, rows: Tensor, image: Tensor) -> Batch:
-        longest = int(split.lengths[rows].max())
-        batch = {
-            "image": image,
-            "text": split.text[:, :longest].index_select(0, rows),
-            "text_mask": split.mask[:, :longest].index_select(0, rows),
-            "row": rows,
-        }
+    def shared_images(self, split: str) -> tuple[Tensor, Tensor]:
+        """The first row [I] of every different image of the split, in order, and the image [n] of every row."""
+        images = self._split(split).images
+        assert images is not None
+        place: dict[str, int] = {}
+        owner = [place.setdefault(digest(image.numpy().tobytes()), len(place)) for image in images]
+        return torch.from_numpy(np.unique(owner, return_index=True)[1]), torch.tensor(owner)
+
+    def _batch(self, split: _Split, rows: Tensor, image: Tensor | None) -> Batch:
+        batch = {"row": rows}
+        if image is not None:
+            batch["image"] = image
+        if "text" in self.modalities:
+            longest = int(split.lengths[rows].max())
+            batch["text"] = split.text[:, :longest].index_select(0, rows)
+            batch["text_mask"] = split.mask[:, :longest].index_select(0, rows)
         if self._cohort.label_names:
             batch["labels"] = split.labels.index_select(0, rows)
         return batch
@@ -131,9 +145,16 @@ class SiteData:
         mask[:, 0] = True  # position 0 is [CLS]: a record without a report still has one token
         position = torch.arange(1, mask.shape[1] + 1)
         return _Split(
-            images=torch.from_numpy(np.ascontiguousarray(self._cohort.images(rows))),
+            size=len(rows),
+            images=self._pixels(rows) if "image" in self.modalities else None,
             text=text.to(torch.int64).contiguous(),
             mask=mask,
             lengths=(mask * position).amax(dim=1),
             labels=torch.from_numpy(self._cohort.labels[rows]),
         )
+
+    def _pixels(self, rows: np.ndarray) -> Tensor:
+        """[n, S, S] uint8; a row without an image, at a site that has some, is black."""
+        imaged = self._cohort.has_image()[rows]
+        pixels = np.ascontiguousarray(self._cohort.images(rows))
+        return torch.from_numpy(pixels if imaged.all() else np.where(imaged[:, None, None], pixels, 0))

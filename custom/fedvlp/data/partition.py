@@ -22,16 +22,18 @@ FORMAT = 1
 
 
 def class_codes(labels: np.ndarray, label_code: str = "mention") -> np.ndarray:
-    """Class sum_j b_j 2^j of each row of labels [N, L] -> [N] int64.
+    """Class sum_j b_j 2^j of each row of labels [N, L] -> [N] int64; beyond L = 62 any number per combination.
 
     b_j = 1 where the cell is not blank (``mention``: 1, 0 or -1, as published) or where it is 1 (``positive``).
     """
     if label_code not in ("mention", "positive"):
         raise ValueError(f"partition: label_code is {label_code!r}; expected 'mention' or 'positive'")
     labels = np.asarray(labels, dtype=np.float32)
-    if labels.ndim != 2 or labels.shape[1] > 62:
-        raise ValueError(f"partition: labels have shape {labels.shape}; expected [N, L] with L <= 62")
+    if labels.ndim != 2:
+        raise ValueError(f"partition: labels have shape {labels.shape}; expected [N, L]")
     bits = ~np.isnan(labels) if label_code == "mention" else labels == 1
+    if labels.shape[1] > 62:  # beyond an integer: the combinations that occur, numbered
+        return np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return bits.astype(np.int64) @ (1 << np.arange(labels.shape[1], dtype=np.int64))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 SPLITS = ("train", "val", "test")
+PUBLIC = "public"
+"""In place of a site: the record belongs to the public set, which the server and every site hold."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,12 +27,19 @@ class Cohort:
     sites: tuple[str, ...] | None  # natural site per row, None = to be partitioned
     images: Callable[[np.ndarray], np.ndarray]  # rows [n] int -> uint8 [n, S, S], grey
     fingerprint: str  # hash that changes whenever any pixel or report would
+    imaged: np.ndarray | None = None  # [N] bool, False where a row has no image; None = every row has one
+    report_from: tuple[str, ...] | None = None  # id of the row that a retrieved report comes from; "" = its own
+    phi: Mapping[str, int] = field(default_factory=dict)  # reports by kind of identifier found in them (data/deid.py)
 
     def __post_init__(self) -> None:
         n = len(self.ids)
         columns = {"patients": self.patients, "studies": self.studies, "reports": self.reports, "splits": self.splits}
         if self.sites is not None:
             columns["sites"] = self.sites
+        if self.imaged is not None:
+            columns["imaged"] = tuple(self.imaged)
+        if self.report_from is not None:
+            columns["report_from"] = self.report_from
         for name, column in columns.items():
             if len(column) != n:
                 raise ValueError(f"cohort: column {name} has {len(column)} rows, ids has {n}")
@@ -94,6 +103,20 @@ class Cohort:
         """The same rows, each now belonging to the named site."""
         return replace(self, sites=tuple(sites))
 
+    def has_image(self) -> np.ndarray:
+        """[N] bool: which rows have an image."""
+        return np.ones(len(self), dtype=bool) if self.imaged is None else np.asarray(self.imaged)
+
+    def has_report(self) -> np.ndarray:
+        """[N] bool: which rows have a report."""
+        return np.array([report != "" for report in self.reports], dtype=bool)
+
+    def without(self, reports: np.ndarray, images: np.ndarray) -> Cohort:
+        """The same rows; those marked in ``reports`` [N] lose their report, those in ``images`` [N] their image."""
+        kept = tuple("" if lost else report for report, lost in zip(self.reports, reports, strict=True))
+        mark = digest(self.fingerprint, np.packbits(reports).tobytes(), np.packbits(images).tobytes())
+        return replace(self, reports=kept, imaged=self.has_image() & ~images, fingerprint=mark)
+
     def take(self, rows: np.ndarray) -> Cohort:
         """The chosen rows [n] as a cohort of their own; pixels still come from the same reader."""
         rows = np.asarray(rows, dtype=np.int64)
@@ -113,6 +136,9 @@ class Cohort:
             splits=np.asarray(self.splits)[rows],
             sites=None if self.sites is None else pick(self.sites),
             images=_Rows(self.images, rows),
+            imaged=None if self.imaged is None else np.asarray(self.imaged)[rows],
+            report_from=None if self.report_from is None else pick(self.report_from),
+            phi=self.phi,
             fingerprint=digest(self.fingerprint, rows.astype("<i8").tobytes()),
         )
 

@@ -22,6 +22,15 @@ MAX_PIXELS = 64_000_000  # larger images are refused from the header alone (deco
 MAX_BYTES = 512 * 1024 * 1024  # larger files are refused unread
 
 
+DICOM_TAGS = (
+    "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PlanarConfiguration", "PhotometricInterpretation",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "RescaleSlope", "RescaleIntercept",
+    "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "BurnedInAnnotation",
+    "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
+)  # fmt: skip
+"""What a pixel is made of. No other tag of a DICOM file, and no patient in it, is kept when the file is read."""
+
+
 class UnreadableImageError(ValueError):
     """A file that is no usable radiograph. ``reason`` is a short category to count by; it never holds a path or tag."""
 
@@ -162,14 +171,14 @@ def _read_dicom(path: Path) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
 
     _check_syntax(read_file_meta_info(path).get("TransferSyntaxUID"))
-    header = dcmread(path, stop_before_pixels=True)
+    header = dcmread(path, stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
     if str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
     colour = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
     if int(header.BitsAllocated) not in (8, 16) or (colour and header.PhotometricInterpretation == "PALETTE COLOR"):
         raise UnreadableImageError("unsupported image format")
-    dataset = dcmread(path)
+    dataset = dcmread(path, specific_tags=[*DICOM_TAGS, "PixelData"])
     stored = pixel_array(dataset)  # [H, W] or RGB [H, W, 3]
     if colour:
         if stored.dtype != np.uint8 or stored.ndim != 3:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvlp.data import reports
 from fedvlp.data.cache import ImageCache, cached_images
+from fedvlp.data.deid import scan
 from fedvlp.data.record import Cohort, digest
 from fedvlp.data.transforms import DECODING, UnreadableImageError, decode, load
 
@@ -82,8 +83,8 @@ class TableSource:
         """Counts: rows, used, ..., and "skipped: <reason>" for each reason. Reads all, as ``build`` does."""
         return self.prepare()[1]
 
-    def prepare(self) -> tuple[Cohort, dict[str, int]]:
-        """The cohort and the summary of how it came about."""
+    def prepare(self, most: int | None = None) -> tuple[Cohort, dict[str, int]]:
+        """The cohort and the summary of how it came about; with ``most``, of the first usable rows only, as a check."""
         self._check()
         table, columns, undecodable = _read_csv(Path(self.path))
         present = self._present(columns)
@@ -91,12 +92,12 @@ class TableSource:
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.judge()  # before hours of decoding
-        images = self._images(rows, files)
+        images = self._images(rows[:most], files[:most])
         unreadable = images.skipped
         for row, reason in unreadable.items():
             skips.add(reason, rows[row])
         skips.judge()
-        readable = [row for row in range(len(rows)) if row not in unreadable]
+        readable = [row for row in range(len(rows))[:most] if row not in unreadable]
         kept = self._large_sites(rows, readable, present)
         cohort = self._cohort(rows, images, present, kept)
         summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
@@ -195,6 +196,7 @@ class TableSource:
             sites=sites,
             images=lambda chosen: images(place[np.asarray(chosen, dtype=np.int64)]),
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), pixels),
+            phi=scan(row[self.report_column] for row in used) if self.report_column else {},
         )
 
     def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:

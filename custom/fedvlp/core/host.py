@@ -1,0 +1,81 @@
+"""The server as a trainee: its own model on the public set, for methods that train or measure it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method, Training, train
+from fedvlp.core.seeds import seed
+from fedvlp.core.site import Evaluate
+from fedvlp.core.types import Broadcast, State
+
+if TYPE_CHECKING:
+    from fedvlp.core.server import Server
+
+
+@dataclass
+class Host:
+    """``client`` is named "server" and its data are the public set. Every call starts from the state it is given."""
+
+    client: Client
+    training: Training
+    evaluate: Evaluate | None = None
+    should_stop: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """A fixed number of threads, as another number gives other last bits; then those of before."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.training.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
+    def session(self, state: Mapping[str, Tensor], *purpose: object) -> Iterator[Client]:
+        """The client with ``state`` loaded, in eval mode; random numbers are seeded by ``purpose``, then restored."""
+        with self.threads(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed(self.client.seed, self.client.name, *purpose))
+            self.client.load(state)
+            self.client.model.eval()
+            try:
+                yield self.client
+            finally:
+                self.client.release()
+
+    def train(
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
+    ) -> None:
+        """Trains ``server.state`` by the one loop and commits it; see :meth:`trained`."""
+        server.replace(self.trained(method, server, phase, aux, lr_scale))
+
+    def trained(
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
+    ) -> State:
+        """What ``server.state`` becomes by the one loop, as ``phase`` (a name that is none of the method's phases).
+
+        ``method.steps``, ``batches`` and ``losses`` see this client and a message of this phase with ``aux``.
+        The mean loss terms go to ``server.metrics`` as ``loss/<term>``.
+        """
+        message = Broadcast(server.round, phase, server.state, aux or {}, {"lr_scale": lr_scale})
+        with self.session(server.state, server.round, phase) as client:
+            terms = train(method, client, message, self.training, self.should_stop)
+            state = {name: tensor.clone() for name, tensor in client.state().items()}
+        server.metrics |= {f"loss/{phase}/{name}": value for name, value in terms.items()}
+        return state
+
+    @torch.no_grad()
+    def measure(self, state: State, splits: int) -> dict[str, float]:
+        """The held-out figures of ``state`` on the public set's first ``splits`` of val, test."""
+        if not splits or self.evaluate is None:
+            return {}
+        with self.session(state, "evaluate") as client:
+            return self.evaluate(client, ("val", "test")[:splits])

@@ -1,0 +1,50 @@
+"""AG News (Zhang et al., 2015, https://arxiv.org/abs/1509.01626): texts with a class and no image."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedvlp.data.record import Cohort
+from fedvlp.data.sources.listing import Drawn, Listing
+
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+
+
+@dataclass(frozen=True)
+class AGNewsSource:
+    """``train.csv`` and ``test.csv`` without a header: class 1 to 4, title, description. Texts without images."""
+
+    root: str  # the folder of both files
+    image_size: int = 72  # of the images that it does not have, so that sources can be joined
+    val_fraction: float = 0.1  # of the training texts, drawn
+    seed: int = 0  # of that draw
+
+    def build(self) -> Cohort:
+        """The text is title + " " + description."""
+        rows = [(f"{name}-{row}", name, *line) for name in ("train", "test") for row, line in self._read(name)]
+        train = [row for row, (_, name, *_) in enumerate(rows) if name == "train"]
+        val = set(np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * len(train))].tolist())
+        listing = Listing(
+            source="ag_news", keys=[key for key, *_ in rows], patients=[key for key, *_ in rows],
+            studies=[key for key, *_ in rows], reports=[text for *_, text in rows],
+            labels=np.eye(len(TOPICS), dtype=np.float32)[[topic for _, _, topic, _ in rows]], names=TOPICS,
+            splits=["val" if row in val else name for row, (_, name, *_) in enumerate(rows)],
+        )  # fmt: skip
+        return listing.cohort(Drawn(self.image_size, 0.0, 0.0, self.seed))
+
+    def _read(self, name: str) -> list[tuple[int, tuple[int, str]]]:
+        file = Path(self.root) / f"{name}.csv"
+        if not file.is_file():
+            raise ValueError(f"ag_news source: root lacks {file.name}")
+        with file.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.reader(lines))
+        strange = sum(len(row) != 3 or row[0] not in ("1", "2", "3", "4") for row in rows)
+        if strange:
+            raise ValueError(
+                f"ag_news source: {strange} rows of {file.name} are not class (1 to 4), title, description"
+            )
+        return [(n, (int(topic) - 1, f"{title} {text}".strip())) for n, (topic, title, text) in enumerate(rows)]

@@ -1,0 +1,60 @@
+"""CheXpert (Irvin et al., 2019, https://arxiv.org/abs/1901.07031): radiographs with labels, without reports."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedvlp.data.labels import CHEXPERT, by_name, names_of
+from fedvlp.data.record import Cohort
+from fedvlp.data.sources.listing import Drawn, Listing, read_rows
+
+_PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
+
+
+@dataclass(frozen=True)
+class CheXpertSource:
+    """``train.csv`` or ``valid.csv`` as published, and the folder that its paths are relative to.
+
+    Labels keep the published values: 1, 0, -1 (uncertain), blank (nan); the objective says what to make of them.
+    """
+
+    path: str  # the CSV, or the CSV as .gz
+    root: str | None = None  # parent of CheXpert-v1.0(-small); None: labels alone, no image is read
+    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; others than CheXpert's are nan
+    frontal: bool = True  # leave out the lateral views
+    image_size: int = 256  # side of the decoded square, pixels
+    val_fraction: float = 0.1  # of the patients
+    test_fraction: float = 0.2  # of the patients
+    seed: int = 0  # of the drawn splits
+    cache: str | None = None  # folder for decoded images
+
+    def build(self) -> Cohort:
+        """Reads the table and its images. Raises ValueError if columns are missing or an image path is strange."""
+        rows = list(read_rows("chexpert", self.path, ("Path", "Frontal/Lateral", *CHEXPERT)))
+        rows = [row for row in rows if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
+        parts = [_PATH.search(row["Path"]) for row in rows]
+        places = [part for part in parts if part is not None]
+        if len(places) < len(rows):
+            raise ValueError(
+                f"chexpert source: {len(rows) - len(places)} of {len(rows)} values of Path do not end in "
+                "train|valid/patient<number>/study<number>/<view>"
+            )
+        values = np.array([[float(row[name] or "nan") for name in CHEXPERT] for row in rows], dtype=np.float32)
+        wanted = names_of(self.labels)
+        root = Path(self.root) if self.root else None
+        listing = Listing(
+            source="chexpert",
+            keys=[place[0] for place in places],
+            patients=[place["patient"] for place in places],
+            studies=[place["patient"] + place["study"] for place in places],
+            reports=[""] * len(rows),
+            labels=by_name(values.reshape(-1, len(CHEXPERT)), CHEXPERT, wanted),
+            names=wanted,
+            splits=["val" if place["folder"] == "valid" else "" for place in places],
+            files=None if root is None else [root / row["Path"] for row in rows],
+        )
+        return listing.cohort(Drawn(self.image_size, self.val_fraction, self.test_fraction, self.seed, self.cache))

@@ -1,0 +1,79 @@
+"""COCO 2014 captions (Chen et al., 2015, https://arxiv.org/abs/1504.00325), and what Flickr30k shares with them.
+
+The split is that of Karpathy & Fei-Fei (2015, https://arxiv.org/abs/1412.2306). One row per caption; the captions of an
+image share its pixels and its study. Images become grey, as everything here is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlp.data.record import Cohort
+from fedvlp.data.sources.listing import Drawn, Listing
+
+SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Images with captions in Karpathy's JSON; the configuration of both collections."""
+
+    path: str  # Karpathy's dataset_coco.json or dataset_flickr30k.json
+    root: str  # the folder of the images
+    image_size: int = 256  # side of the decoded square, pixels
+    limit: int = 0  # training captions that are kept, drawn by seed, in their order; 0 = all (CreamFL: 50,000 of COCO)
+    seed: int = 0  # of that draw
+    cache: str | None = None  # folder for decoded images
+
+    source = "captions"
+
+    def build(self) -> Cohort:
+        """One row per caption, in the order of the file. Raises ValueError for another file than Karpathy's."""
+        rows = list(self._rows())
+        splits = np.array([split for _, _, split, _ in rows])
+        train = np.flatnonzero(splits == "train")
+        if self.limit:
+            drawn = np.random.default_rng(self.seed).permutation(train)[: self.limit]
+            rows = [rows[row] for row in np.sort(np.concatenate([np.flatnonzero(splits != "train"), drawn]))]
+        listing = Listing(
+            source=self.source, keys=[key for key, *_ in rows], patients=[str(file) for _, file, _, _ in rows],
+            studies=[str(file) for _, file, _, _ in rows], reports=[text for *_, text in rows],
+            labels=np.zeros((len(rows), 0), dtype=np.float32), names=(),
+            splits=[split for _, _, split, _ in rows], files=[Path(self.root) / file for _, file, _, _ in rows],
+        )  # fmt: skip
+        return listing.cohort(Drawn(self.image_size, 0.0, 0.0, self.seed, self.cache))
+
+    def _rows(self) -> Iterator[tuple[str, Path, str, str]]:
+        """(key, image file below root, split, caption)."""
+        try:
+            images = json.loads(Path(self.path).read_text(encoding="utf-8"))["images"]
+            for image in images:
+                file, split = self.file_of(image), SPLIT[image["split"]]
+                for sentence in image["sentences"]:
+                    yield str(sentence["sentid"]), file, split, " ".join(sentence["raw"].split())
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.source} source: path is not Karpathy's JSON ({type(error).__name__}); expected images with "
+                "filename, split and sentences, each with sentid and raw"
+            ) from None
+
+    def file_of(self, image: dict[str, Any]) -> Path:
+        """An image's file below the root."""
+        return Path(Path(image["filename"]).name)
+
+
+@dataclass(frozen=True)
+class CocoCaptionsSource(Captions):
+    """COCO 2014: ``train2014/`` and ``val2014/`` under root, or one folder ``allimages/``."""
+
+    source = "coco_captions"
+
+    def file_of(self, image: dict[str, Any]) -> Path:
+        folder = "allimages" if (Path(self.root) / "allimages").is_dir() else Path(image["filepath"]).name
+        return folder / super().file_of(image)

@@ -1,0 +1,64 @@
+"""NIH ChestX-ray14 (Wang et al., 2017, https://arxiv.org/abs/1705.02315): radiographs with labels, without reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
+from fedvlp.data.record import Cohort
+from fedvlp.data.sources.listing import Drawn, Listing, read_rows
+
+
+@dataclass(frozen=True)
+class NIHSource:
+    """``Data_Entry_2017(_v2020).csv`` as published, and the folder under which its images lie (images_001, ...).
+
+    A finding that is not listed is absent (0): the collection has no blanks and no uncertain values.
+    """
+
+    path: str  # the CSV, or the CSV as .gz
+    root: str | None = None  # folder of the images, searched through; None: labels alone, no image is read
+    test_list: str | None = None  # the published test_list.txt; None: test patients are drawn
+    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; those without a counterpart are nan
+    image_size: int = 256  # side of the decoded square, pixels
+    val_fraction: float = 0.1  # of the patients
+    test_fraction: float = 0.2  # of the patients, where there is no test_list
+    seed: int = 0  # of the drawn splits
+    cache: str | None = None  # folder for decoded images
+
+    def build(self) -> Cohort:
+        """Reads the table and its images. Raises ValueError if columns or images are missing."""
+        rows = list(read_rows("nih_cxr14", self.path, ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")))
+        keys = [row["Image Index"] for row in rows]
+        patients = [row["Patient ID"] for row in rows]
+        wanted = names_of(self.labels)
+        listing = Listing(
+            source="nih_cxr14",
+            keys=keys,
+            patients=patients,
+            studies=[f"{row['Patient ID']}-{row['Follow-up #']}" for row in rows],
+            reports=[""] * len(rows),
+            labels=from_terms([row["Finding Labels"].split("|") for row in rows], NIH, wanted),
+            names=wanted,
+            splits=self._splits(keys, patients),
+            files=self._files(keys),
+        )
+        test = 0.0 if self.test_list else self.test_fraction
+        return listing.cohort(Drawn(self.image_size, self.val_fraction, test, self.seed, self.cache))
+
+    def _splits(self, keys: list[str], patients: list[str]) -> list[str]:
+        """"test" for every record of a patient on the published list."""
+        if not self.test_list:
+            return [""] * len(keys)
+        listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
+        tested = {patient for key, patient in zip(keys, patients, strict=True) if key in listed}
+        return ["test" if patient in tested else "" for patient in patients]
+
+    def _files(self, keys: list[str]) -> list[Path] | None:
+        if self.root is None:
+            return None
+        found = {file.name: file for file in sorted(Path(self.root).rglob("*.png"))}
+        if missing := sum(key not in found for key in keys):
+            raise ValueError(f"nih_cxr14 source: {missing} of {len(keys)} images are not under root; unpack all archives")
+        return [found[key] for key in keys]

@@ -1,0 +1,137 @@
+"""The gate for report texts: what it counts, what it lets pass, and that it repeats nothing. DICOM tags do not enter."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fedvlp import presets
+from fedvlp.config import override
+from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic import SyntheticCohort
+from fedvlp.data.synthetic_files import write
+from fedvlp.data.transforms import decode, load
+from fedvlp.experiment import Assembly
+from fedvlp.runs import RunFolder, simulate
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+
+IDENTIFYING = {
+    "name with title": ["Discussed with Dr. Ferreira.", "seen by dr ferreira at noon", "MR SMITH", "Prof O'Neill"],
+    "labelled name": ["Patient name: Ferreira", "Dictated by: Anna Ferreira", "referring physician: Ferreira"],
+    "record number": ["MRN 00483921", "medical record number: AB-483921", "NHS no. 943 476 5919", "hospital id 48392"],
+    "accession-like id": ["Accession #: CR20481", "see AX1048213", "compared with 20481733", "exam no: 48213"],
+    "date": ["on 03/11/2019", "2019-11-03", "3.11.19", "3rd November 2019", "Nov. 3, 2019", "compared to 11-3-19"],
+    "phone": ["called (617) 555-0134", "+1 617 555 0134", "pager 55521", "Tel: 030 / 12345"],
+    "address": ["lives at 12 Elm Street", "221 Baker St.", "Lindenstraße 5"],
+    "email or link": ["mail a.ferreira@clinic.example", "https://pacs.example/x"],
+}
+HARMLESS = [
+    "Heart size is normal. No pleural effusion, lungs are clear.",
+    "Nodule of 1.2 x 3.4 cm in the right upper lobe, unchanged; T12 compression.",
+    "2/3 of the left hemithorax; ratio 0.55; 5-10 mm; grade 3/6; SpO2 93-95%.",
+    "Discussed with Dr. XXXX on XXXX at XXXX.",
+    "MR imaging of the chest is advised. MS changes. Mild DR artefact. St. post sternotomy.",
+    "ET tube 4.5 cm above the carina. 24-28 Fr chest tube. COVID-19 pneumonia at 37 weeks.",
+    "Serial 1 of 2 views, 120 kVp. 1. Edema. 2. Effusion.",
+]
+
+
+@pytest.mark.parametrize(("kind", "report"), [(kind, text) for kind, texts in IDENTIFYING.items() for text in texts])
+def test_an_identifier_is_counted_under_its_kind(kind: str, report: str) -> None:
+    assert scan([report, "Lungs are clear."])[kind] == 1
+
+
+def test_every_kind_has_an_example() -> None:
+    assert IDENTIFYING.keys() == KINDS.keys()
+
+
+@pytest.mark.parametrize("report", HARMLESS)
+def test_plain_findings_pass(report: str) -> None:
+    assert scan([report]) == {}
+
+
+def test_the_built_in_cohort_is_clean() -> None:
+    assert scan(SyntheticCohort(size=2000).build().reports) == {}
+
+
+def test_the_refusal_holds_counts_alone() -> None:
+    refuse_phi({}, 5)
+    with pytest.raises(PHIError, match=r"2 records: date in 1, name with title in 2\).*accept_phi_risk") as caught:
+        refuse_phi(scan(["Dr. Ferreira 03/11/2019", "Dr. Ferreira again"]), 2)
+    assert "Ferreira" not in str(caught.value)
+    assert "2019" not in str(caught.value)
+
+
+def planted(folder: Path) -> TableSource:
+    """A table of which one report names a doctor."""
+    table = write(SyntheticCohort(sites=2, size=60, image_size=72), folder)
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["report"] += " Discussed with Dr. Ferreira."
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return TableSource(str(table), image_size=72)
+
+
+def test_training_is_blocked_until_the_risk_is_accepted(tmp_path: Path) -> None:
+    experiment = override(presets.get("fedavg"), "rounds.rounds", "1")
+    for key, value in {"method.local_steps": "1", "training.batch_size": "4", "rounds.evaluate_every": "0"}.items():
+        experiment = override(experiment, key, value)
+    experiment = replace(experiment, data=planted(tmp_path / "table"))
+    assembly = Assembly(experiment)
+    assert assembly.cohort.phi == {"name with title": 1}
+    assert assembly.cohort.take(assembly.cohort.rows("train")).phi == {"name with title": 1}
+    with pytest.raises(PHIError, match="name with title in 1"):
+        assembly.site(assembly.sites()[0])
+    with pytest.raises(PHIError, match="name with title in 1"):
+        simulate(experiment, RunFolder.create(tmp_path / "runs", experiment))
+    assert not list((tmp_path / "runs").rglob("*.safetensors"))
+    folder = RunFolder.create(tmp_path / "runs", experiment)
+    simulate(experiment, folder, accept_phi_risk=True)
+    assert folder.model.exists()
+
+
+def test_no_tag_of_a_dicom_file_is_kept(tmp_path: Path) -> None:
+    """Every text of a planted file is searched for in what loading gives, pickled whole, and in the cache."""
+    pydicom = pytest.importorskip("pydicom", reason="pip install 'fedvlp[dicom]'")
+    table = write(SyntheticCohort(sites=2, size=10, image_size=64), tmp_path / "table", format="dicom")
+    words: set[bytes] = set()
+    for path in sorted((tmp_path / "table").rglob("*.dcm")):
+        data = pydicom.dcmread(path)
+        data.PatientName, data.BurnedInAnnotation = "FERREIRA^ANNA", "NO"
+        data.save_as(path)
+        words |= {str(e.value).encode() for e in data.iterall() if e.VR in ("PN", "LO", "SH", "LT", "UI", "DA", "AS")}
+    words = {word for word in words if len(word) > 5}
+    assert b"FERREIRA^ANNA" in words
+    loaded = load(path, decode(64))
+    source = TableSource(str(table), image_size=64, cache=str(tmp_path / "cache"), max_skipped=0.0)
+    cohort = source.build()
+    kept = pickle.dumps(loaded) + b"".join(f.read_bytes() for f in (tmp_path / "cache").rglob("*") if f.is_file())
+    kept += repr((cohort.ids, cohort.patients, cohort.studies, cohort.fingerprint)).encode()
+    assert len(cohort) == 10
+    assert not [word for word in words if word in kept]
+
+
+def test_real_texts_are_counted() -> None:
+    """The 361 clinical notes of pairs.csv credit authors and give dates; Open-I's reports are de-identified."""
+    if not SHARED.exists():
+        pytest.skip("needs ../shared/data")
+    with (SHARED / "real-cxr" / "pairs.csv").open(encoding="utf-8") as file:
+        notes = scan(row["report"] for row in csv.DictReader(file))
+    assert notes.keys() == {"name with title", "date"}
+    with tarfile.open(SHARED / "real-tables" / "NLMCXR_reports.tgz") as archive:
+        members = [member for member in archive if member.name.endswith(".xml")]
+        trees = (ElementTree.parse(archive.extractfile(member)) for member in members)  # type: ignore[arg-type]
+        texts = [" ".join(part.text or "" for part in tree.iter("AbstractText")) for tree in trees]
+    assert len(texts) == 3955
+    assert scan(texts) == {}

@@ -1,0 +1,36 @@
+"""Labels by name: columns follow the names asked for, whatever a collection calls or orders them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedvlp.data.labels import CHEXPERT, NIH, OPENI, by_name, from_terms, names_of
+
+nan = np.nan
+
+
+def test_terms_become_labels_by_name() -> None:
+    """Row 1 has a mass and an effusion, row 2 no finding, row 3 was never labelled; NIH knows no fractures."""
+    names = ("Pleural Effusion", "Fracture", "No Finding", "Lung Lesion")
+    rows = [["Mass", "Effusion"], ["No Finding"], None]
+    expected = [[1, nan, 0, 1], [0, nan, 1, 0], [nan, nan, nan, nan]]
+    np.testing.assert_array_equal(from_terms(rows, NIH, names), np.array(expected, dtype=np.float32))
+
+
+def test_columns_are_found_by_name_in_any_order() -> None:
+    labels = np.array([[1, 0, -1]], dtype=np.float32)
+    picked = by_name(labels, ("Edema", "Pneumonia", "Fracture"), ("Fracture", "Hernia", "Edema"))
+    np.testing.assert_array_equal(picked, np.array([[-1, nan, 1]], dtype=np.float32))
+
+
+def test_the_common_list_is_chexperts() -> None:
+    assert len(CHEXPERT) == len(set(CHEXPERT)) == 14
+    assert set(NIH) | set(OPENI) <= set(CHEXPERT)
+    assert all(len(set(sum(terms.values(), ()))) == len(sum(terms.values(), ())) for terms in (NIH, OPENI))
+
+
+def test_names_of() -> None:
+    assert names_of(" Edema, Pleural Effusion,") == names_of(("Edema", "Pleural Effusion"))
+    with pytest.raises(ValueError, match="1 of 2 names are repeated"):
+        names_of("Edema,Edema")
