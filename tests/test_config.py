@@ -115,7 +115,9 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "model.alignment": "false", "objective.reduction": "mean", "data.hard_site": "site-1",
     "data.label_code": "positive", "partition.label_code": "positive", "training.optimizer": "sgd",
     "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80",
-    "model.image_size": "128",
+    "model.image_size": "128", "partition.public": "0.2", "partition.retrieve": "true", "model.text_pooling": "mean",
+    "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true", "wire.skip_unchanged": "true",
+    "site_models": '[["site-1", {"path": "fedvlp.models.dual_encoder.ModelConfig", "args": {"image_size": 32}}]]',
 }  # fmt: skip
 
 
@@ -166,7 +168,7 @@ def test_override(key: str, text: str, value: Any) -> None:
     [
         ("method.rhoo", "1", r"unknown setting 'rhoo'; did you mean 'rho'\?"),
         ("metod.rho", "1", r"unknown setting 'metod'; did you mean 'method'\?"),
-        ("qqq", "1", "unknown setting 'qqq'; there are: data, method"),
+        ("qqq", "1", "unknown setting 'qqq'; there are: data, extra, method"),
         ("method", "fedavg", "a group of settings; set one of them, e.g. method.weighting"),
         ("name.x", "1", "a plain value and has no setting 'x'"),
         ("rounds.rounds", "many", "rounds is 'many'; Rounds.rounds takes int"),

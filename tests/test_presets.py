@@ -16,6 +16,7 @@ from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.experiment import POOLED, Assembly, Experiment, Partition
 from fedvlp.methods import METHODS, Centralized, FedAvg, FedDRA
+from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.presets import PRESETS, get
 
@@ -47,17 +48,34 @@ def test_the_paper_presets_are_the_papers() -> None:
 
 
 def test_methods_are_compared_on_equal_terms() -> None:
-    """The demos differ in their method alone, and a site's encoders train for up to 50 steps a round.
+    """The demos on paired sites differ in their method alone, and a site's encoders train for up to 50 steps a round.
 
     Centralized sees as many records a step as the five sites together: spec 9's same number of steps.
     """
-    demos = [PRESETS[name] for name in METHODS]
+    demos = [PRESETS[name] for name in METHODS if PRESETS[name].partition == Partition()]
+    assert len(demos) >= 6
     first = demos[0]
     for demo in demos:
         batch = 5 * 32 if demo.name == "centralized" else 32
         assert demo.training == replace(first.training, batch_size=batch)
         assert replace(demo, name=first.name, method=first.method, training=first.training) == first
         assert max(demo.method.steps(phase) for phase in demo.method.phases(0)) <= 50
+
+
+def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
+    """Two paired sites, two with images, one with reports, two architectures; as many steps for everybody."""
+    demos = [experiment for experiment in PRESETS.values() if isinstance(experiment.method, PublicEnsemble)]
+    demos = [demo for demo in demos if not demo.name.endswith("-paper")]
+    names = {"creamfl", "fedmd", "fedet", "fedgems", *(f"reamfl-{n}" for n in ("mean", "avg", "iot", "gca", "inter"))}
+    assert names <= {demo.name for demo in demos}
+    first = demos[0]
+    for demo in demos:
+        assert replace(demo, name=first.name, method=first.method) == first
+        assert (demo.method.local_steps, demo.method.local_epochs, demo.method.server_steps) == (10, 2, 30)
+    assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
+    assert len({first.model, *dict(first.site_models).values()}) == 2
+    iot = PRESETS["fediot"]
+    assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first
 
 
 def test_get_names_the_nearest() -> None:

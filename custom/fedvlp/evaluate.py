@@ -11,7 +11,10 @@ from fedvlp.core.client import Client
 from fedvlp.core.server import Server
 from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
+from fedvlp.evaluation import zero_shot as zero
+from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.experiment import POOLED, Assembly
+from fedvlp.methods.softpull import SoftPull
 from fedvlp.runs import RunFolder, by_site
 
 
@@ -31,16 +34,18 @@ def _client(assembly: Assembly, name: str, data: Any) -> Client:
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
     """The server's model re-trained on each site; of sites that never shared one, their own models on the union."""
-    starts: dict[str, State] = {}
-    for site in assembly.sites():
-        memory = assembly.site(site).memory.newest()
-        if memory.keys() == state.keys():
-            starts[site] = memory
+    starts = _kept_at_sites(assembly, state)
     if starts:
         union = _client(assembly, POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
     sites = assembly.data_sites()
     return [distortion.Trial(site, state, _client(assembly, site, assembly.data(site))) for site in sites]
+
+
+def _kept_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
+    """The models that sites keep in their memories (Local)."""
+    memories = {site: assembly.site(site).memory.newest() for site in assembly.sites()}
+    return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
 
 
 def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: bool | None) -> list[Path]:
@@ -104,10 +109,38 @@ def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
     return distortion.write_curves(curves, _target(folder, "similarity"), title)
 
 
+def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.4: prompt ensembles on each site's test records; the global, each site's own and the selected model."""
+    import torch
+
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
+    assembly, server = Assembly(experiment, folder.path), _server(folder)
+    names = assembly.cohort.label_names
+    protocol = zero.ZeroShot(
+        tuple(name for name in names if name in PROMPTS), getattr(experiment.method, "threshold", 2.0)
+    )
+    state = experiment.method.finish(server)
+    states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    results, chosen = zero.zero_shot(protocol, _client(assembly, zero.SELECTED, None), states, data, names)
+    title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
+    return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
+
+
+def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
+    """The sites' own models, if the method has such: at the server (PMS-FM, FedSM), or in their memories (Local)."""
+    method = assembly.experiment.method
+    if isinstance(method, SoftPull):
+        return {site: {**state, **method.personal(server, site)} for site in server.sites}
+    return _kept_at_sites(assembly, state)
+
+
 WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "distortion": distort,
     "shallow": shallow,
     "deep": deep,
     "similarity": similarity,
+    "zero-shot": zero_shot,
 }
 """What can be evaluated; each writes files under the run's ``evaluation/`` and returns their paths."""

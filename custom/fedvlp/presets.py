@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from fedvlp.core.method import Method, Training
 from fedvlp.core.server import Rounds
 from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.experiment import Experiment
-from fedvlp.methods import Centralized, FedAvg, FedDRA, FedProx, FedRGB, Local
+from fedvlp.data.synthetic_cases import FINDINGS
+from fedvlp.experiment import Experiment, Extra, Partition
+from fedvlp.methods import (
+    CARMFL,
+    PMSFM,
+    Centralized,
+    CreamFL,
+    FedAvg,
+    FedDRA,
+    FedET,
+    FedFed,
+    FedGEMS,
+    FedIoT,
+    FedMD,
+    FedProx,
+    FedRGB,
+    FedSM,
+    Local,
+    MFedAvg,
+)
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.fusion import SelectorConfig
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.models.vae import DistillerConfig
+from fedvlp.objectives.bce import BCEConfig
+from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.medclip import MedCLIPConfig
 
 TINY = ModelConfig(head_hidden=256)
 PAPER = ModelConfig(
@@ -30,6 +57,105 @@ def _paper(name: str, method: Method) -> Experiment:
     return Experiment(name, method, PAPER, data=data, training=training, rounds=Rounds(rounds=25))
 
 
+def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
+    """PMS-FM's setting at demo size: four unlike sites, one with poor films, one whose reports are retrieved ones."""
+    data = SyntheticCohort(sites=4, image_size=72, beta=0.5, hard_site="site-2")
+    partition = Partition(sites=4, image_only=1, public=0.1, retrieve=True)
+    demo = _demo(name, method)
+    rounds = replace(demo.rounds, rounds=10)  # the selector takes one step in each
+    return replace(demo, data=data, partition=partition, objective=MedCLIPConfig(), extra=extra, rounds=rounds)
+
+
+SELECTOR = SelectorConfig(sites=4, classes=FINDINGS)
+IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
+
+PMS_FM_PAPER = replace(  # spec 7.4, with MedCLIP's towers; a site's own local/fedvlp.json names its data set
+    _heterogeneous("pms-fm-paper", PMSFM(local_steps=50, selector_lr=1e-5), SELECTOR),
+    model=ModelConfig(
+        image_tower="swin_tiny_patch4_window7_224", text_tower="emilyalsentzer/Bio_ClinicalBERT", embedding_dim=512,
+        max_tokens=77, image_size=224, head_hidden=None, alignment=False, text_pooling="mean", pretrained=True,
+    ),
+    data=SyntheticCohort(sites=4, image_size=256, beta=0.5),
+    training=Training(batch_size=48, lr=2e-5, weight_decay=1e-4, threads=8),
+    rounds=Rounds(rounds=100),
+)  # fmt: skip
+
+
+def _classifier(name: str, method: Method) -> Experiment:
+    """CAR-MFL's 8:0:2 (image-only, text-only, paired sites) at half its size; a finding left out is absent."""
+    training = Training(batch_size=32, lr=5e-4, weight_decay=0.0, warmup_steps=10)
+    return Experiment(
+        name, method, MultimodalConfig(labels=FINDINGS), BCEConfig(blank="zeros"), SyntheticCohort(image_size=72),
+        Partition(image_only=4, public=0.15), training, Rounds(rounds=6),
+    )  # fmt: skip
+
+
+CAR_MFL_PAPER = Experiment(  # spec 8.4; 144 steps are three epochs of 2,300 studies
+    "car-mfl-paper", CARMFL(local_steps=144, k=10, alpha=0.3, renorm="softmax"),
+    MultimodalConfig(
+        image_tower="resnet50", text_tower="bert-base-uncased", max_tokens=128, image_size=224, pretrained=True,
+        labels=FINDINGS,
+    ),
+    BCEConfig(uncertain="zeros", blank="zeros"), SyntheticCohort(sites=10, size=8000, image_size=256),
+    Partition(image_only=8, public=0.11), Training(batch_size=48, lr=1e-4, weight_decay=0.0, threads=8),
+    Rounds(rounds=30),
+)  # fmt: skip
+
+
+SMALL = replace(TINY, text_tower="gru", head_hidden=128, alignment=False)  # another architecture than the server's
+
+
+def _ensemble(name: str, method: Method) -> Experiment:
+    """Five sites: two with pairs, two with images, one with reports; every second one of another architecture.
+
+    A quarter of the patients is the public set. The server has the largest model.
+    """
+    others = tuple((site, SMALL) for site in ("site-2", "site-4", "site-5"))
+    training = Training(batch_size=32, lr=5e-4, weight_decay=0.05, warmup_steps=10)
+    return Experiment(
+        name, method, replace(TINY, head_hidden=512), CreamFLTaskConfig(classes=len(FINDINGS) + 1),
+        SyntheticCohort(image_size=72), Partition(image_only=2, text_only=1, public=0.25), training, Rounds(rounds=6),
+        site_models=() if isinstance(method, FedIoT) else others,
+    )  # fmt: skip
+
+
+def _creamfl(**settings: Any) -> CreamFL:
+    """At demo size: ten private steps before each pass over the public set."""
+    return CreamFL(local_steps=10, local_epochs=2, server_steps=30, **settings)
+
+
+def _creamfl_paper() -> Experiment:
+    """CreamFL's 15 sites with pairs, 10 with images, 10 with texts, and towers (spec 6.4).
+
+    Differs: AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors.
+    """
+    server = ModelConfig(
+        image_tower="resnet101", text_tower="bert-base-uncased", embedding_dim=512, image_size=224, head_hidden=None,
+        alignment=False, pretrained=True,
+    )  # fmt: skip
+    site = replace(server, image_tower="resnet18", text_tower="gru")
+    return Experiment(
+        "creamfl-paper", CreamFL(local_epochs=5, server_rounds=30, sites_per_round=10), server,
+        CreamFLTaskConfig(classes=len(FINDINGS) + 1, dim=512), SyntheticCohort(sites=35, size=14_000, image_size=256),
+        Partition(image_only=10, text_only=10, public=0.25),
+        Training(batch_size=128, lr=2e-4, weight_decay=0.0, threads=8), Rounds(rounds=30),
+        site_models=tuple((f"site-{index}", site) for index in range(1, 36)),
+    )  # fmt: skip
+
+
+REAMFL = {
+    f"reamfl-{name}": _creamfl(**settings)
+    for name, settings in {
+        "mean": {"aggregation": "mean", "inter": False, "intra": False},
+        "avg": {"aggregation": "avg", "inter": False, "intra": False},
+        "iot": {"aggregation": "iot", "inter": False, "intra": False},
+        "gca": {"inter": False, "intra": False},
+        "inter": {"intra": False},
+        "intra": {"inter": False},
+    }.items()
+}
+"""The steps from plain averaging to CreamFL (spec 6.5), each a setting of it."""
+
 PRESETS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -40,6 +166,21 @@ PRESETS: dict[str, Experiment] = {
         # mu = 5, the papers' value, holds back towers that start from random weights; theirs are pre-trained
         _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=1.0, rho=0.1)),
         _demo("fedrgb", FedRGB(local_steps=40, aligner_steps=40, rho=0.1)),
+        _classifier("mfedavg", MFedAvg(local_steps=50)),
+        _classifier("mfedavg-p", MFedAvg(local_steps=50, public=True)),
+        _classifier("car-mfl", CARMFL(local_steps=50)),
+        CAR_MFL_PAPER,
+        _ensemble("creamfl", _creamfl()),
+        *(_ensemble(name, method) for name, method in REAMFL.items()),
+        _creamfl_paper(),
+        _ensemble("fedmd", FedMD(local_steps=10, local_epochs=2, server_steps=30)),
+        _ensemble("fedet", FedET(local_steps=10, local_epochs=2, server_steps=30)),
+        _ensemble("fedgems", FedGEMS(local_steps=10, local_epochs=2, server_steps=30)),
+        _ensemble("fediot", FedIoT(local_steps=50)),
+        _heterogeneous("pms-fm", PMSFM(local_steps=30, selector_lr=5e-3), SELECTOR),
+        _heterogeneous("fedsm", FedSM(local_steps=30, selector_lr=5e-3), IMAGE_SELECTOR),
+        _heterogeneous("fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20), DistillerConfig()),
+        PMS_FM_PAPER,
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, alpha=1.0, beta=2.0, gamma=1.0, rho=1.0)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),

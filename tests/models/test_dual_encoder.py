@@ -31,7 +31,7 @@ def batch_of(rows: int = 4, config: ModelConfig = SMALL, seed: int = 0) -> Batch
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+    return a.keys() == b.keys() and all(a[n] is b[n] is None or torch.equal(a[n], b[n]) for n in a)
 
 
 @pytest.mark.parametrize("head_norm", ["batch", "layer", "none"])

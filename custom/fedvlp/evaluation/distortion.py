@@ -7,20 +7,18 @@ re-training; one round's steps are the default of whoever calls.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedvlp.core.checkpoint import save_text
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method, Training
 from fedvlp.core.site import Site, SiteMemory
 from fedvlp.core.types import Broadcast, State, group
 from fedvlp.evaluation.held_out import Retrieval
+from fedvlp.evaluation.tables import new_figure, write_csv, write_png
 
 MEAN = "mean"
 _LAYER = re.compile(r"^(\w+)_encoder\.(?:.*?\.)?(?:blocks|layers?|stages)\.?(\d+)\.")
@@ -148,20 +146,20 @@ def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
         for e in entries
     ]  # fmt: skip
     rows += [[MEAN, site, value, None, None, None, None] for site, value in column_means(entries).items()]
-    return [_csv(path, rows), _save(path, heat_map(entries, title))]
+    return [write_csv(path, rows), write_png(path, heat_map(entries, title))]
 
 
 def write_curves(curves: Mapping[str, Mapping[int, float]], path: Path, title: str) -> list[Path]:
     """Writes paired cosine by round and site (FedDRA, figure 4d-f) as ``<path>.csv`` and ``<path>.png``."""
     rows: list[list[Any]] = [["round", "site", "similarity"]]
     rows += [[round, site, value] for site, curve in curves.items() for round, value in curve.items()]
-    figure, axes = _figure(6.0, 3.6)
+    figure, axes = new_figure(6.0, 3.6)
     for site, curve in curves.items():
         axes.plot(list(curve), list(curve.values()), marker="o", markersize=3, label=site)
     axes.set(xlabel="communication round", ylabel="mean cosine of image and report", title=title)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small")
-    return [_csv(path, rows), _save(path, figure)]
+    return [write_csv(path, rows), write_png(path, figure)]
 
 
 def heat_map(entries: Sequence[Entry], title: str) -> Any:
@@ -172,7 +170,7 @@ def heat_map(entries: Sequence[Entry], title: str) -> Any:
     means = column_means(entries)
     values = [[cell[row, column] for column in columns] for row in rows] + [[means[column] for column in columns]]
     limit = max((abs(value) for row in values for value in row), default=0.0) or 1.0
-    figure, axes = _figure(max(6.4, 2.6 + 0.95 * len(columns)), 1.9 + 0.5 * len(values))
+    figure, axes = new_figure(max(6.4, 2.6 + 0.95 * len(columns)), 1.9 + 0.5 * len(values))
     image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(values)), [*rows, MEAN])
@@ -184,26 +182,3 @@ def heat_map(entries: Sequence[Entry], title: str) -> Any:
             axes.text(x, y, f"{value:+.3f}", ha="center", va="center", fontsize="small", color=colour)
     figure.colorbar(image, ax=axes, label="drop of the paired cosine")
     return figure
-
-
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _save(path: Path, figure: Any) -> Path:
-    file = path.with_suffix(".png")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-    return file
-
-
-def _csv(path: Path, rows: list[list[Any]]) -> Path:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    save_text(path.with_suffix(".csv"), text.getvalue())
-    return path.with_suffix(".csv")

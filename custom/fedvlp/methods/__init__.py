@@ -1,12 +1,22 @@
 """One file per federated method, and the registry that names them."""
 
 from fedvlp.core.method import Method
+from fedvlp.methods.car_mfl import CARMFL
 from fedvlp.methods.centralized import Centralized
+from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.feddra import FedDRA
+from fedvlp.methods.fedet import FedET
+from fedvlp.methods.fedfed import FedFed
+from fedvlp.methods.fedgems import FedGEMS
+from fedvlp.methods.fediot import FedIoT
+from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
+from fedvlp.methods.fedsm import FedSM
 from fedvlp.methods.local import Local
+from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.pms_fm import PMSFM
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -15,4 +25,14 @@ METHODS: dict[str, type[Method]] = {
     "centralized": Centralized,
     "feddra": FedDRA,
     "fedrgb": FedRGB,
+    "mfedavg": MFedAvg,
+    "car-mfl": CARMFL,
+    "creamfl": CreamFL,
+    "fedmd": FedMD,
+    "fedet": FedET,
+    "fedgems": FedGEMS,
+    "fediot": FedIoT,
+    "pms-fm": PMSFM,
+    "fedsm": FedSM,
+    "fedfed": FedFed,
 }

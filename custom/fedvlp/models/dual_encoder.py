@@ -10,19 +10,31 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.types import Batch, VLOutput, group
-from fedvlp.models.tiny import Block, HashTokenizer, TextTower, TinyImage, TinyText, Tokenizer, Tower, heads_for
+from fedvlp.models.saved import read_config, read_weights
+from fedvlp.models.tiny import (
+    Block,
+    GRUText,
+    HashTokenizer,
+    TextTower,
+    TinyImage,
+    TinyText,
+    Tokenizer,
+    Tower,
+    heads_for,
+)
 
 FORMAT = 1  # of the folder written by DualEncoder.save
 NORMS = ("batch", "layer", "none")
+POOLINGS = ("summary", "mean")
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -32,15 +44,16 @@ class ModelConfig:
     """What to build. FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224, hidden 2048."""
 
     image_tower: str = "tiny"  # "tiny", a timm name, or a local folder in timm's layout
-    text_tower: str = "tiny"  # "tiny", a transformers name, or a local folder
+    text_tower: str = "tiny"  # "tiny", "gru", a transformers name, or a local folder
     embedding_dim: int = 128  # d
     text_layers: int | None = None  # first layers of the text tower kept; 6 is the papers' "BERT-base"; None: all
     max_tokens: int = 64  # T, with the summary token; the papers use 112
     image_size: int = 64  # pixels, square
     in_channels: int | None = None  # of the image tower; grey is repeated. None: 1 for tiny, 3 for timm
     vocabulary: int = 4096  # of the tiny text tower
-    head_hidden: int = 512  # the papers use 2048
+    head_hidden: int | None = 512  # FedDRA and FedRGB use 2048; None: the head is one linear layer
     head_norm: str = "batch"  # "batch" (papers), "layer" (any batch size, allowed under DP), "none"
+    text_pooling: str = "summary"  # a report's feature: the "summary" token (FedDRA, FedRGB) or the "mean" (MedCLIP)
     alignment: bool = True  # one extra transformer block on each tower
     pretrained: bool = False  # load the towers' published weights
 
@@ -48,18 +61,20 @@ class ModelConfig:
         for name in ("image_tower", "text_tower"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected a name or a folder")
-        optional = {"text_layers", "in_channels"}
-        for name in ("embedding_dim", "max_tokens", "image_size", "vocabulary", "head_hidden", *sorted(optional)):
+        optional = {"text_layers", "in_channels", "head_hidden"}
+        for name in ("embedding_dim", "max_tokens", "image_size", "vocabulary", *sorted(optional)):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             if not (whole or (value is None and name in optional)):
                 raise ValueError(f"ModelConfig.{name}: {value!r}, expected a whole number of at least 1")
         if self.head_norm not in NORMS:
             raise ValueError(f"ModelConfig.head_norm: {self.head_norm!r}, expected one of {', '.join(NORMS)}")
+        if self.text_pooling not in POOLINGS:
+            raise ValueError(f"ModelConfig.text_pooling: {self.text_pooling!r}, expected one of {', '.join(POOLINGS)}")
         for name in ("alignment", "pretrained"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
-        if self.pretrained and self.image_tower == self.text_tower == "tiny":
+        if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
             raise ValueError("ModelConfig.pretrained: the tiny towers have no published weights; set it to false")
 
     def build(self, seed: int = 0) -> DualEncoder:
@@ -90,18 +105,20 @@ class DualEncoder(nn.Module):
     with padding masked. Differs: the reference code attends to the padding.
     """
 
+    config_class: ClassVar[type[ModelConfig]] = ModelConfig
+
     def __init__(self, config: ModelConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
         """``saved``: what a saved model's config.json describes, to rebuild its towers without their sources."""
         super().__init__()
         self.config, saved = config, saved or {}
-        image: Tower = _seeded(seed, 0, lambda: _image_tower(config, saved.get("image_architecture")))
+        image: Tower = seeded(seed, 0, lambda: _image_tower(config, saved.get("image_architecture")))
         described, tokenizer = saved.get("text_architecture"), saved.get("tokenizer")
-        text: TextTower = _seeded(seed, 1, lambda: _text_tower(config, described, tokenizer))
+        text: TextTower = seeded(seed, 1, lambda: _text_tower(config, described, tokenizer))
         self.image_encoder, self.text_encoder = image, text
-        self.image_alignment = _seeded(seed, 2, lambda: _alignment(config, image, post_norm=False))
-        self.text_alignment = _seeded(seed, 3, lambda: _alignment(config, text, post_norm=True))
-        self.image_head = _seeded(seed, 4, lambda: _head(config, image.width))
-        self.text_head = _seeded(seed, 5, lambda: _head(config, text.width))
+        self.image_alignment = seeded(seed, 2, lambda: _alignment(config, image, post_norm=False))
+        self.text_alignment = seeded(seed, 3, lambda: _alignment(config, text, post_norm=True))
+        self.image_head = seeded(seed, 4, lambda: _head(config, image.width))
+        self.text_head = seeded(seed, 5, lambda: _head(config, text.width))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -119,14 +136,16 @@ class DualEncoder(nn.Module):
         return Encoded(image, self.text_encoder(batch["text"], mask), mask)
 
     def project(self, encoded: Encoded) -> VLOutput:
-        """Alignment over all tokens, position 0, head, unit length. Encode once, project with several heads."""
+        """Alignment over all tokens, pooling, head, unit length. Encode once, project with several heads."""
         image = image_tokens = text = text_tokens = None
         if encoded.image is not None:
             image_tokens = self.image_alignment(encoded.image)  # [B, M, W]
             image = _unit(self.image_head(image_tokens[:, 0]))  # [B, d]
         if encoded.text is not None:
             text_tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
-            text = _unit(self.text_head(text_tokens[:, 0]))  # [B, d]
+            mean = self.config.text_pooling == "mean"
+            pooled = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]  # [B, W]
+            text = _unit(self.text_head(pooled))  # [B, d]
         return VLOutput(image, text, image_tokens, text_tokens, encoded.text_mask)
 
     def forward(self, batch: Batch) -> VLOutput:
@@ -177,21 +196,33 @@ class DualEncoder(nn.Module):
     def from_pretrained(cls, folder: str | Path) -> DualEncoder:
         """Reads what ``save`` wrote, on the CPU, in evaluation mode. No network, no unpickling, weights checked."""
         folder = Path(folder)
-        saved, config = _read_config(folder)
+        saved, config = read_config(folder, FORMAT, cls.config_class)
         if saved.pop("tokenizer") == "transformers":
             from fedvlp.models.text import load_tokenizer
 
             saved["tokenizer"] = load_tokenizer(folder / "tokenizer", config.max_tokens)
         model = cls(config, saved=saved)
-        model.load_state_dict(_read_weights(folder, model.state_dict()))
+        model.load_state_dict(read_weights(folder, model.state_dict()))
         return model.eval()
+
+
+def masked_mean(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the real tokens, mask [B, T] True, of each row: [B, T, W] -> [B, W].
+
+    Differs: MedCLIP's released code averages the padding too, and the hidden states of three layers.
+    """
+    if mask is None:
+        return tokens.mean(dim=1)
+    weight = mask.to(tokens.dtype)[:, :, None]  # [B, T, 1]
+    return (tokens * weight).sum(dim=1) / weight.sum(dim=1)
 
 
 def describe(model: DualEncoder) -> dict[str, int]:
     """Parameter counts: {"image_encoder": n, ..., "encoder": n, "alignment": n, "head": n, "total": n}."""
     counts = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
     for name, count in list(counts.items()):
-        counts[group(name)] = counts.get(group(name), 0) + count
+        if group(name) != name:  # a classifier is a group of its own
+            counts[group(name)] = counts.get(group(name), 0) + count
     return {**counts, "total": sum(p.numel() for p in model.parameters())}
 
 
@@ -208,7 +239,9 @@ class _BatchNorm(nn.BatchNorm1d):
 
 
 def _head(config: ModelConfig, width: int) -> nn.Sequential:
-    """Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine: [B, W] -> [B, d]."""
+    """Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine: [B, W] -> [B, d]; or Linear(W, d)."""
+    if config.head_hidden is None:
+        return nn.Sequential(nn.Linear(width, config.embedding_dim))
 
     def norm(features: int, affine: bool) -> nn.Module:
         if config.head_norm == "batch":
@@ -237,6 +270,8 @@ def _image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> To
 def _text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
     if config.text_tower == "tiny":
         return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
+    if config.text_tower == "gru":
+        return GRUText(config.vocabulary, config.max_tokens, config.text_layers or 1)
     from fedvlp.models.text import rebuild_tower, transformers_tower
 
     if architecture is not None:
@@ -244,7 +279,7 @@ def _text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokeni
     return transformers_tower(config.text_tower, config.text_layers, config.max_tokens, config.pretrained)
 
 
-def _seeded(seed: int, part: int, build: Callable[[], M]) -> M:
+def seeded(seed: int, part: int, build: Callable[[], M]) -> M:
     """Builds with a CPU generator of its own: unaffected by the global generators and by the other parts."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed((seed * 8 + part) % 2**63)
@@ -254,46 +289,3 @@ def _seeded(seed: int, part: int, build: Callable[[], M]) -> M:
 def _unit(vectors: Tensor) -> Tensor:
     """Rows scaled to unit length, in at least float32. [B, d] -> [B, d]"""
     return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
-
-
-def _read_config(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
-    try:
-        saved = json.loads((folder / "config.json").read_text())
-        seen = saved["format"]
-        if seen == FORMAT:
-            config = ModelConfig(**saved["model"])
-            return {key: saved[key] for key in ("image_architecture", "text_architecture", "tokenizer")}, config
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        known = ", ".join(f.name for f in fields(ModelConfig))
-        raise ValueError(
-            f"{folder}/config.json: not a saved DualEncoder ({error}); model fields are {known}"
-        ) from error
-    raise ValueError(
-        f"{folder}/config.json: format {seen!r}, expected {FORMAT}; load it with the version that wrote it"
-    )
-
-
-def _read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of model.safetensors, exactly those expected: names, shapes and kinds."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    path = folder / "model.safetensors"
-    try:
-        seen = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: unreadable or damaged weights ({error}); copy the folder again") from error
-    shapes = [
-        f"{name}: {list(seen[name].shape)} {seen[name].dtype}, expected {list(t.shape)} {t.dtype}"
-        for name, t in expected.items()
-        if name in seen and (seen[name].shape != t.shape or seen[name].is_floating_point() != t.is_floating_point())
-    ]
-    faults = {"missing": sorted(set(expected) - set(seen)), "unexpected": sorted(set(seen) - set(expected))}
-    found = [
-        f"{len(names)} {fault} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
-        for fault, names in {**faults, "shape": shapes}.items()
-        if names
-    ]
-    if found:
-        raise ValueError(f"{path}: does not fit config.json: {'; '.join(found)}")
-    return seen

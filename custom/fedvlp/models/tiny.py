@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 PAD, CLS = 0, 1
 """Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
@@ -197,6 +198,30 @@ class TinyText(TextTower):
         for block in self.blocks:
             tokens = block(tokens, mask)
         return self.norm(tokens)
+
+
+class GRUText(TextTower):
+    """Word embeddings and a bidirectional GRU of 2 x 64, as at CreamFL's sites; position 0 holds both final states."""
+
+    width, mlp_ratio = 128, 2
+
+    def __init__(self, vocabulary: int = 4096, max_tokens: int = 64, layers: int = 1) -> None:
+        super().__init__()
+        self.tokenizer = HashTokenizer(vocabulary, max_tokens)
+        self.words = nn.Embedding(vocabulary, self.width)
+        nn.init.trunc_normal_(self.words.weight, std=0.05)
+        self.gru = nn.GRU(self.width, self.width // 2, layers, batch_first=True, bidirectional=True)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        check_length(ids, self.tokenizer.max_tokens)
+        lengths = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)  # [B], to the last real token
+        packed = pack_padded_sequence(self.words(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
+        outputs, final = self.gru(packed)  # final [2 * layers, B, W/2]
+        tokens, _ = pad_packed_sequence(outputs, batch_first=True, total_length=ids.shape[1])  # [B, T, W]
+        return torch.cat([torch.cat([final[-2], final[-1]], dim=1)[:, None], tokens[:, 1:]], dim=1)
+
+    def architecture(self) -> dict[str, Any]:
+        return {"model_type": "gru"}
 
 
 def check_length(ids: Tensor, max_tokens: int) -> None:

@@ -1,0 +1,123 @@
+"""CAR-MFL (Poudel et al., 2024, https://arxiv.org/abs/2407.04011): missing modalities retrieved from a public set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client, Data
+from fedvlp.core.method import require
+from fedvlp.core.neighbours import most_alike, nearest
+from fedvlp.core.public import only
+from fedvlp.core.server import Server
+from fedvlp.core.site import EVALUATE
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, State, Update
+from fedvlp.methods.mfedavg import MFedAvg
+
+LABELS = "labels"
+PARTNERS, ROUNDS = "partners", "partner_rounds"
+"""A site's memory: the public item of every record [R, n] int32, one row for each of the rounds [R] it was asked."""
+
+
+@dataclass(frozen=True)
+class CARMFL(MFedAvg):
+    """Each round a site without a modality imputes it: of the k public items nearest to a record by its own feature,
+    both under the received model, the one with the most similar labels lends its other half.
+
+    In the mean of a tower, a site whose inputs to it are imputed counts alpha n_k; the classifier keeps n_k. The server
+    trains on the public set as one more client. ``renorm="linear", alpha=1`` weighs as FedAvg with n_k does.
+    Differs: a site is sent the public features of its own modality alone, and a public image is lent as evaluation
+    sees it, not augmented.
+    """
+
+    public: bool = True
+    k: int = 10  # nearest public items to choose among; 1 = plain nearest neighbour
+    alpha: float = 0.3  # factor of a site whose inputs to a tower are imputed, 0 to 1
+    renorm: str = "softmax"  # softmax (paper: nearly uniform, spec 8.3) over w_k = n_k / n; or linear
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.public and self.private, "CAR-MFL trains on public and private records; leave both true")
+        require(self.k >= 1, f"k is {self.k}; at least one neighbour")
+        require(0 <= self.alpha <= 1, f"alpha is {self.alpha}; it must be in [0, 1]")
+        require(self.renorm in ("softmax", "linear"), f"renorm is {self.renorm!r}; choose softmax or linear")
+
+    # Server half
+    def prepare(self, server: Server) -> None:
+        """Features [P, d] of the public set by the global model, and its findings [P, L], if a site needs them."""
+        assert server.host is not None
+        if all(server.modalities.get(site) == MODALITIES for site in server.sites):
+            return
+        with server.host.session(server.state, server.round, "features") as client:
+            for part in MODALITIES:
+                server.memory[part], server.memory[LABELS] = features(client, client.data, part)
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        held = server.modalities.get(site)  # unknown before a real site's first reply: then it is sent both
+        wanted = () if held == MODALITIES or server.phase == EVALUATE else (*(held or MODALITIES), LABELS)
+        return replace(super().broadcast(server, site), aux={part: server.memory[part] for part in wanted})
+
+    def share(self, held: tuple[str, ...], part: str) -> float:
+        return 1.0 if not part or part in held else self.alpha
+
+    def weighted(self, server: Server, updates: Iterable[Update]) -> Iterator[tuple[Update, dict[str, float]]]:
+        """As printed, softmax over alpha n_k / n: needs the sum first, so a round's updates are held together."""
+        if self.renorm == "linear":
+            yield from super().weighted(server, updates)
+            return
+        kept = [replace(update, state={n: t.clone() for n, t in update.state.items()}) for update in updates]
+        total = sum(self.weight(server, update) for update in kept)
+        for update in kept:
+            n = self.weight(server, update)
+            parts = {part: math.exp(s * n / total) if n else 0.0 for part, s in self.factors(server, update).items()}
+            yield update, {**parts, "": n}
+
+    # Site half
+    def sends(self, held: tuple[str, ...], name: str) -> bool:
+        return True
+
+    def receive(self, client: Client, message: Broadcast) -> None:
+        super().receive(client, message)
+        if not message.aux or client.data.modalities == MODALITIES:
+            return
+        (part,) = client.data.modalities
+        pool = message.aux[part]
+        mine, labels = features(client, client.data, part)
+        candidates = nearest(mine, pool, min(self.k, len(pool)))
+        found = most_alike(labels, message.aux[LABELS], candidates)
+        noted = {PARTNERS: found[None].to(torch.int32), ROUNDS: torch.tensor([message.round])}
+        client.memory = {n: torch.cat([client.memory[n], t]) if n in client.memory else t for n, t in noted.items()}
+
+    def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
+        """How many different public items a record has met so far, mean over the records."""
+        if PARTNERS not in client.memory:
+            return {}
+        return {"distinct_partners": float(distinct(client.memory[PARTNERS]).double().mean())}
+
+    def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
+        missing = [part for part in MODALITIES if part not in batch]
+        if not missing or client.public is None:
+            return batch
+        rows = client.memory[PARTNERS][-1][batch["row"]]
+        lent = next(client.public.batches("train", len(rows), drop_last=False, rows=rows))
+        return {**batch, **{key: tensor for key, tensor in lent.items() if key.partition("_")[0] in missing}}
+
+
+@torch.no_grad()
+def features(client: Client, data: Data, part: str) -> tuple[Tensor, Tensor]:
+    """Unit features [n, d] of one modality of the training records, in eval mode, and their findings [n, L] bool."""
+    client.model.eval()
+    found, labels = [], []
+    for batch in data.batches("train", 96, drop_last=False):
+        found.append(getattr(client.model(only(batch, (part,))), part))
+        labels.append(batch["labels"] == 1)
+    return torch.cat(found), torch.cat(labels)
+
+
+def distinct(partners: Tensor) -> Tensor:
+    """How many different items every record [n] has had over the rounds, from its partners [R, n]."""
+    return (partners.sort(dim=0).values.diff(dim=0) != 0).sum(dim=0) + 1

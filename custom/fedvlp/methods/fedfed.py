@@ -1,0 +1,134 @@
+"""FedFed (Yang et al., 2023, https://arxiv.org/abs/2310.05077): distils of each image what is worth sharing.
+
+Adapted to image-text pairs: where the paper asks a classifier, the objective asks the paired report (spec 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import OBJECTIVE, Client
+from fedvlp.core.method import Method, require
+from fedvlp.core.seeds import seed
+from fedvlp.core.server import Server
+from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
+
+EXTRA = OBJECTIVE + "extra."  # the distiller q, a VAE (``Experiment.extra``); without one FedFed is FedAvg
+
+
+@dataclass(frozen=True)
+class FedFed(Method):
+    """An image is x = q(x) + x_s. Round 0 begins with ``distil-1`` .. ``distil-n``, which train q and the model:
+
+        recon |x - q(x)|^2 (mean) + kl KL + residual L(x_s + noise, report) + plain L(x, report)
+
+    so that the small x_s keeps what tells of the report. ``train`` then minimises L(x) + L(x_s + noise) with q frozen.
+    With ``share``, ``give`` first sends the server ``shared`` pairs (x_s + noise, text embedding) of every site, and
+    ``train`` adds L of pairs from everybody's pool, which each site keeps in its memory. That shows other sites parts
+    of images of patients: noise is no guarantee, hence off by default.
+    Differs: the paper trains stage B afresh, on two noise levels; here the distilled model is kept, with one.
+    """
+
+    distil_phases: int = 15  # of round 0, each aggregated; 0 = none
+    distil_steps: int = 20
+    share: bool = False
+    shared: int = 32  # pairs that every site gives to the pool
+    noise: float = 0.25  # standard deviation; images are in [-1, 1]
+    recon: float = 5.0
+    residual: float = 2.0  # the paper's CE of x_s
+    kl: float = 0.005
+    plain: float = 0.4  # the paper's CE of x
+    image_size: int = 64  # pixels, and
+    embedding_dim: int = 128  # d of the model: what the server holds the shared pairs against
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("distil_phases", "distil_steps", "noise", "recon", "residual", "kl", "plain"):
+            require(getattr(self, name) >= 0, f"{name} is {getattr(self, name)}; it must not be negative")
+        for name in ("shared", "image_size", "embedding_dim"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        distil = tuple(f"distil-{index + 1}" for index in range(self.distil_phases))
+        return (*distil, *(("give",) if self.share else ()), "train") if round == 0 else ("train",)
+
+    def steps(self, phase: str) -> int:
+        return {"train": self.local_steps, "give": 0}.get(phase, self.distil_steps)
+
+    def trains(self, name: str, phase: str) -> bool:
+        return phase.startswith("distil") or not name.startswith(EXTRA)
+
+    def shares(self, name: str, phase: str) -> bool:
+        return phase != "give" and self.trains(name, phase)
+
+    # Server half
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        pool = server.memory if (server.round, server.phase) == (0, "train") else {}
+        return replace(super().broadcast(server, site), aux=dict(pool))
+
+    def expects(self, server: Server, site: str) -> tuple[State, State]:
+        if server.phase != "give":
+            return super().expects(server, site)
+        image = torch.empty(self.shared, 1, self.image_size, self.image_size)
+        return {"image": image, "text": torch.empty(self.shared, self.embedding_dim)}, {}
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        if phase != "give":
+            super().aggregate(server, updates, phase)
+            return
+        given = [update.state for update in updates]
+        server.memory |= {name: torch.cat([pairs[name] for pairs in given]) for name in ("image", "text")}
+
+    # Site half
+    def receive(self, client: Client, message: Broadcast) -> None:
+        super().receive(client, message)
+        client.memory = message.aux or client.memory
+
+    def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        output, distiller = client.model(batch), getattr(client.objective, "extra", None)
+        terms: dict[str, Tensor] = client.objective(output, batch)
+        if distiller is None or "image" not in batch:
+            return terms
+        distils = message.phase != "train"
+        with torch.set_grad_enabled(distils):
+            kept, divergence = distiller(batch["image"], sample=distils)
+        residual = self._noised(batch["image"] - kept)
+        if distils:
+            terms = {name: self.plain * term for name, term in terms.items()}
+            terms |= {"recon": self.recon * (batch["image"] - kept).square().mean(), "kl": self.kl * divergence}
+        terms["residual"] = (self.residual if distils else 1.0) * _match(client, residual, output.text, batch)
+        if not distils and client.memory:
+            rows = torch.randperm(len(client.memory["image"]))[: len(residual)]
+            terms["pool"] = _match(client, client.memory["image"][rows], client.memory["text"][rows], {})
+        return terms
+
+    def _noised(self, residual: Tensor) -> Tensor:
+        return residual + self.noise * torch.randn_like(residual)
+
+    def upload(self, client: Client, message: Broadcast) -> State:
+        return self._pairs(client, message) if message.phase == "give" else super().upload(client, message)
+
+    @torch.no_grad()
+    def _pairs(self, client: Client, message: Broadcast) -> State:
+        """``shared`` pairs of this site, some of them twice only where it has fewer records."""
+        generator = torch.Generator().manual_seed(seed(client.seed, client.name, "pool"))
+        order = torch.randperm(client.data.num_train, generator=generator)
+        rows = order.repeat(-(-self.shared // len(order)))[: self.shared]
+        model: Any = client.anchor(message.state)
+        distiller: Any = getattr(client.objective, "extra", None)
+        require(distiller is not None, "FedFed shares what its distiller leaves; set Experiment.extra")
+        batches = list(client.data.batches("train", 32, drop_last=False, rows=rows))
+        residuals = [batch["image"] - distiller(batch["image"])[0] for batch in batches]
+        image, text = self._noised(torch.cat(residuals)), torch.cat([model(batch).text for batch in batches])
+        return {"image": image, "text": text}
+
+
+def _match(client: Client, image: Tensor, text: Tensor | None, batch: Batch) -> Tensor:
+    """The objective between images [B, 1, S, S] and text embeddings [B, d] of the same studies."""
+    terms = client.objective(VLOutput(client.model({"image": image}).image, text), batch)
+    return torch.stack([torch.zeros(()), *terms.values()]).sum()

@@ -1,0 +1,67 @@
+"""FedIoT, Mm-FedAvg (Zhao et al., 2022, https://arxiv.org/abs/2109.04833): towers are averaged modality by modality."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Generator
+
+from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method, Training, require
+from fedvlp.core.server import Server
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, State, Update, modality
+
+SHARED = ""  # what belongs to no modality, e.g. the objective
+
+
+@dataclass(frozen=True)
+class FedIoT(Method):
+    """FedAvg in which a site sends, and is averaged over, the modalities that it has; multimodal sites count more.
+
+    ``alpha=1`` and only multimodal sites is FedAvg. As in CreamFL's comparison all have the server's architecture, and
+    the public set is given to the multimodal sites: every second step of theirs is on it.
+    """
+
+    uses_public: ClassVar[bool] = True
+
+    alpha: float = 100.0  # how often a sample of a multimodal site counts, > 0
+    share_public: bool = True  # whether multimodal sites train on the public set, too
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.alpha > 0, f"alpha is {self.alpha}; it must be positive")
+
+    def expects(self, server: Server, site: str) -> tuple[State, State]:
+        return held(server.modalities[site], server.state), {}
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        parts = (*MODALITIES, SHARED)
+        means = {p: StreamingMean({n: t for n, t in server.state.items() if modality(n) == p}) for p in parts}
+        for update in updates:
+            has = server.modalities[update.site]
+            weight = self.weight(server, update) * (self.alpha if has == MODALITIES else 1.0)
+            for part in (*has, SHARED):
+                means[part].add(update.state, weight)
+            del update  # before the next one comes
+        for mean in means.values():
+            server.replace(mean.result())
+
+    def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
+        private = super().batches(client, message, training, generator)
+        if not self.share_public or client.public is None or len(client.data.modalities) < 2:
+            yield from private
+            return
+        public = client.public.train_batches(self.steps(message.phase), training.batch_size, generator)
+        for step, batch in enumerate(private):
+            yield next(public) if step % 2 else batch
+
+    def upload(self, client: Client, message: Broadcast) -> State:
+        return held(client.data.modalities, client.state())
+
+
+def held(modalities: Sequence[str], state: State) -> State:
+    """The tensors that a site with records of ``modalities`` trains."""
+    return {name: tensor for name, tensor in state.items() if modality(name) in (*modalities, SHARED)}

@@ -1,0 +1,117 @@
+"""Model selection (Xu et al., 2022, FedSM, https://arxiv.org/abs/2203.10144): which site's model fits a study.
+
+The part that FedSM and PMS-FM share beside SoftPull: the training of one selector for all sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.client import Client
+from fedvlp.core.method import require
+from fedvlp.core.server import Server
+from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.methods.softpull import EXTRA, SoftPull
+
+GRADIENT = "gradient/"
+STEP, FIRST, SECOND = "selector/step", "selector/exp_avg/", "selector/exp_avg_sq/"  # Adam's memory
+BATCH = 64  # records at a time in the pass over all of them
+
+
+@dataclass(frozen=True)
+class Selection(SoftPull):
+    """SoftPull and, in ``train``, one step of the selector (``Experiment.extra``); without a selector just SoftPull.
+
+    A site knows one class alone, its own: local training would answer "always me". So each site sends the gradient
+    over all its records at the received weights, and the server takes one Adam step on their n_k/n mean: one
+    full-batch step on the pooled records. Differs: FLARE's FedSM has every site take the step and averages weights
+    and Adam moments; Adam is not linear in the gradient, so that is another step. The frozen encoders under the
+    selector are the global ones that the round starts from, so that no third pair of encoders travels.
+    """
+
+    threshold: float = 0.9  # a site's model is used where its probability is above this, else the global model
+    selector_lr: float = 1e-3  # of Adam
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.threshold >= 0, f"threshold is {self.threshold}; a probability, above 1: always the global model")
+        require(self.selector_lr >= 0, f"selector_lr is {self.selector_lr}; it must not be negative")
+
+    # Server half
+    def start(self, server: Server) -> None:
+        super().start(server)
+        server.memory[STEP] = torch.zeros(())
+        for prefix in (FIRST, SECOND):
+            server.memory |= {prefix + name: torch.zeros_like(t) for name, t in _selector(server.state).items()}
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        return replace(super().broadcast(server, site), scalars={"site": float(server.sites.index(site))})
+
+    def expects(self, server: Server, site: str) -> tuple[State, State]:
+        state, aux = super().expects(server, site)
+        return state | (_selector(server.state, GRADIENT) if server.phase == "train" else {}), aux
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        if phase == "personal":
+            super().aggregate(server, updates, phase)
+            return
+        gradient = StreamingMean(_selector(server.state, GRADIENT))
+
+        def noting() -> Iterator[Update]:
+            for update in updates:
+                gradient.add(update.state, self.weight(server, update))
+                yield update
+                del update
+
+        super().aggregate(server, noting(), phase)
+        self.step(server, gradient.result())
+
+    def step(self, server: Server, gradient: State) -> None:
+        """One Adam step on the selector; the moments stay in the server's memory."""
+        memory = server.memory
+        weights = {name.removeprefix(GRADIENT): nn.Parameter(server.state[name.removeprefix(GRADIENT)].clone())
+                   for name in gradient}  # fmt: skip
+        if not weights:
+            return
+        adam = torch.optim.Adam(weights.values(), lr=self.selector_lr)
+        for name, weight in weights.items():
+            weight.grad = gradient[GRADIENT + name]
+            moments = {"exp_avg": memory[FIRST + name].clone(), "exp_avg_sq": memory[SECOND + name].clone()}
+            adam.state[weight] = {"step": memory[STEP].clone(), **moments}
+        adam.step()
+        server.replace({name: weight.detach() for name, weight in weights.items()})
+        for prefix, moment in ((FIRST, "exp_avg"), (SECOND, "exp_avg_sq")):
+            memory |= {prefix + name: adam.state[weight][moment] for name, weight in weights.items()}
+        memory[STEP] = memory[STEP] + 1
+
+    # Site half
+    def upload(self, client: Client, message: Broadcast) -> State:
+        selector: Any = getattr(client.objective, "extra", None)
+        learns = selector is not None and message.phase == "train"
+        return super().upload(client, message) | (self.gradient(client, selector, message) if learns else {})
+
+    def gradient(self, client: Client, selector: Any, message: Broadcast) -> State:
+        """Mean over all training records of the gradient of the selector's loss, at the received weights."""
+        frozen, site = client.anchor(message.state), int(message.scalars["site"])
+        ids, mask = client.model.tokenizer(selector.words)
+        words = frozen({"text": ids, "text_mask": mask}).text  # [C, d]
+        parameters = dict(selector.requires_grad_(True).named_parameters())
+        total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        for batch in client.data.batches("train", BATCH, drop_last=False):
+            output = frozen(batch)
+            loss = selector.loss(output.image, output.text, words, batch.get("labels"), site)
+            parts: tuple[Tensor, ...] = torch.autograd.grad(loss, list(parameters.values()))
+            for gradient, part in zip(total.values(), parts, strict=True):
+                gradient.add_(part, alpha=len(batch["row"]) / client.data.num_train)
+        return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
+
+
+def _selector(state: Mapping[str, Tensor], prefix: str = "") -> State:
+    """The selector's tensors, their names with a prefix."""
+    return {prefix + name: tensor for name, tensor in state.items() if name.startswith(EXTRA)}

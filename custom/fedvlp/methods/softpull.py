@@ -1,0 +1,89 @@
+"""SoftPull (Xu et al., 2022, FedSM, https://arxiv.org/abs/2203.10144): personalised models pulled towards each other.
+
+The part that FedSM and PMS-FM share: beside the global model the server keeps one model per site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.method import Method, require
+from fedvlp.core.server import Server
+from fedvlp.core.types import Broadcast, State, Update
+
+EXTRA = OBJECTIVE + "extra."  # tensors of ``Experiment.extra``: the selector's
+
+
+@dataclass(frozen=True)
+class SoftPull(Method):
+    """Each round: ``train`` is FedAvg on the global model, then ``personal`` trains site k's own model w_k at site k.
+
+    After it, w_k <- softpull w_k + (1 - softpull) / (K - 1) sum_{j != k} w_j for each of the K sites. A site is sent
+    its own w_k alone. The global model is FedAvg's, bit for bit.
+    """
+
+    softpull: float = 0.7  # lambda in (0, 1]: 1 leaves the personalised models alone, 1/K makes them all the same
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # 0 would hand each of two sites the other's very model
+        require(0 < self.softpull <= 1, f"softpull is {self.softpull}; it must be in (0, 1]")
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        return ("train", "personal")
+
+    def trains(self, name: str, phase: str) -> bool:
+        return not name.startswith(EXTRA)
+
+    def start(self, server: Server) -> None:
+        for site in server.sites:
+            own = {name: t.clone() for name, t in server.state.items() if self.shares(name, "personal")}
+            server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+
+    def personal(self, server: Server, site: str) -> State:
+        """The personalised model of ``site``: every tensor that ``personal`` trains."""
+        prefix = _owned(site, "")
+        return {n.removeprefix(prefix): t for n, t in server.memory.items() if n.startswith(prefix)}
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        message = super().broadcast(server, site)
+        if server.phase != "personal":
+            return message
+        return replace(message, state=server.state | self.personal(server, site))
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        if phase != "personal":
+            super().aggregate(server, updates, phase)
+            return
+        models = {site: self.personal(server, site) for site in server.sites}  # who does not reply keeps what it has
+        for update in updates:
+            models[update.site] = {name: tensor.clone() for name, tensor in update.state.items()}
+        for site, own in soft_pull(models, self.softpull).items():
+            server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+
+
+def _owned(site: str, name: str) -> str:
+    return f"personal/{site}/{name}"
+
+
+@torch.no_grad()
+def soft_pull(models: Mapping[str, State], keep: float) -> dict[str, State]:
+    """w_k <- keep w_k + (1 - keep) / (K - 1) sum_{j != k} w_j: the sum over the K models stays the same.
+
+    In float64. Integer buffers stay each model's own; a single model stays as it is.
+    """
+    if len(models) == 1:
+        return dict(models)
+    share = (1 - keep) / (len(models) - 1)
+    pulled: dict[str, State] = {site: dict(model) for site, model in models.items()}
+    for name, example in next(iter(models.values())).items():
+        if example.is_floating_point():
+            total = torch.stack([model[name].double() for model in models.values()]).sum(dim=0)
+            for site, model in models.items():
+                own = model[name].double()
+                pulled[site][name] = (keep * own + share * (total - own)).to(example.dtype)
+    return pulled

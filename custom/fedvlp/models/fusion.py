@@ -1,0 +1,178 @@
+"""Model selector of PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs): which site's model fits.
+
+A study's site is told from its embeddings alone: the image's e_i, the report's e_r and that of the words naming its
+findings, e_t; [B, d] each, from frozen encoders. Attention runs over the embeddings of one study, never over the batch,
+and nothing is random, so the gradient over all records is the mean of those over any equal batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.models.dual_encoder import ModelConfig, seeded
+from fedvlp.models.tiny import heads_for
+
+EMBEDDINGS = ("image", "report", "token")
+FUSIONS = ("mlp", "attention")
+NO_FINDING = "No Finding"
+
+
+class SelectorError(ValueError):
+    """The selector does not fit the records or the sites; the message says which setting to change."""
+
+
+@dataclass(frozen=True)
+class SelectorConfig:
+    """Configuration of ``Selector``."""
+
+    sites: int = 4  # K
+    classes: tuple[str, ...] = ()  # names of the findings in the order of the data's label columns
+    embeddings: tuple[str, ...] = EMBEDDINGS  # what the selector sees, of image, report and token
+    fusion: str = "mlp"  # mlp (MLP) | attention (CA)
+    hidden: int = 512
+    layers: int = 2  # of the cross attention; the released code has 6
+    report_weight: float = 0.8  # lambda_a
+    token_weight: float = 0.2  # lambda_b
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "embeddings"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON knows lists only
+        unknown = [name for name in self.embeddings if name not in EMBEDDINGS]
+        if unknown or not self.embeddings or len(set(self.embeddings)) < len(self.embeddings):
+            raise ValueError(f"selector: embeddings {self.embeddings}, expected some of {', '.join(EMBEDDINGS)}, once")
+        if self.fusion not in FUSIONS:
+            raise ValueError(f"selector: fusion {self.fusion!r}, expected one of {', '.join(FUSIONS)}")
+        for name in ("sites", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"selector: {name} {getattr(self, name)}, expected at least 1")
+        if "token" in self.embeddings and not self.classes:
+            raise ValueError("selector: no classes, but the token embedding is made of their names; give them")
+
+    def build(self, model: ModelConfig, seed: int) -> Selector:
+        """A selector for embeddings of ``model``; the same weights for the same seed."""
+        return seeded(seed, 6, lambda: Selector(self, model.embedding_dim))
+
+
+class TextFusion(nn.Module):
+    """e_f = lambda_a e_r + lambda_b e_a; e_a = h(attention of a learned prompt over the words of the findings)."""
+
+    def __init__(self, dim: int, report_weight: float, token_weight: float) -> None:
+        super().__init__()
+        self.report_weight, self.token_weight = report_weight, token_weight
+        self.prompt = nn.Parameter(torch.randn(1, 1, dim) * dim**-0.5)
+        self.attention = nn.MultiheadAttention(dim, heads_for(dim), batch_first=True)
+        self.project = nn.Linear(dim, dim)
+
+    def augment(self, words: Tensor, present: Tensor) -> Tensor:
+        """e_a [B, d] from the embeddings ``words`` [C, d] of all class names, of which row b has ``present`` [B, C]."""
+        rows = len(present)
+        tokens = words.expand(rows, -1, -1)  # [B, C, d]
+        query = self.prompt.expand(rows, -1, -1)
+        mixed, _ = self.attention(query, tokens, tokens, key_padding_mask=~present, need_weights=False)
+        return self.project(mixed[:, 0])
+
+    def fuse(self, report: Tensor, augmented: Tensor) -> Tensor:
+        """e_f [B, d]."""
+        return self.report_weight * report + self.token_weight * augmented
+
+
+class Selector(nn.Module):
+    """Logits [B, K]: which of K sites a study resembles most.
+
+    Differs from the released code: the MLP has a non-linearity between all its layers; the cross attention's keys are
+    the embeddings of one study (there, the other studies of the batch); the true site is no input; L_emb's target is
+    the report's embedding, without gradient (the paper prints the fused one, which contains e_a itself).
+    """
+
+    def __init__(self, config: SelectorConfig, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        if self.uses("token"):
+            self.text = TextFusion(dim, config.report_weight, config.token_weight)
+        width = dim
+        if config.fusion == "attention":
+            layer = nn.TransformerDecoderLayer(dim, heads_for(dim, 16), config.hidden, dropout=0.0, batch_first=True)
+            self.attention = nn.TransformerDecoder(layer, config.layers)
+        else:
+            width = dim * (self.uses("image") + (self.uses("report") or self.uses("token")))
+        self.out = nn.Sequential(
+            nn.LayerNorm(width),
+            nn.Linear(width, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, config.sites),
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The class names whose embeddings are e_t, the last one for a study without findings."""
+        return (*self.config.classes, NO_FINDING)
+
+    def uses(self, embedding: str) -> bool:
+        """Whether the selector sees this embedding."""
+        return embedding in self.config.embeddings
+
+    def present(self, labels: Tensor | None) -> Tensor | None:
+        """Which of ``words`` name a study's findings, [B, L + 1] bool, from labels [B, L]; uncertain ones do not."""
+        if not self.uses("token"):
+            return None
+        seen = "no" if labels is None else labels.shape[1]
+        if labels is None or seen != len(self.config.classes):
+            raise SelectorError(
+                f"selector: records have {seen} labels, the selector knows {len(self.config.classes)} classes; "
+                "extra.classes must name the data's label columns"
+            )
+        found = labels == 1
+        return torch.cat([found, ~found.any(dim=1, keepdim=True)], dim=1)
+
+    def fused(self, report: Tensor, words: Tensor, present: Tensor | None) -> Tensor:
+        """e_f [B, d], which zero-shot compares with images; e_r itself where the token embedding is switched off."""
+        augmented = self._augmented(words, present)
+        return report if augmented is None else self.text.fuse(report, augmented)
+
+    def forward(self, image: Tensor | None, report: Tensor | None, words: Tensor, present: Tensor | None) -> Tensor:
+        """Logits [B, K] from e_i [B, d], e_r [B, d], the embeddings [C, d] of ``words`` and who has which [B, C]."""
+        return self._logits(image, report, self._augmented(words, present))
+
+    def loss(
+        self, image: Tensor | None, report: Tensor | None, words: Tensor, labels: Tensor | None, site: int
+    ) -> Tensor:
+        """L_CS = cross entropy with the site's own number + L_emb = |e_r - e_a|^2 (eq. 10), mean over the batch."""
+        if not 0 <= site < self.config.sites:
+            raise SelectorError(
+                f"selector: this is site {site + 1} of {self.config.sites}; set extra.sites to how many there are"
+            )
+        augmented = self._augmented(words, self.present(labels))
+        logits = self._logits(image, report, augmented)
+        loss = F.cross_entropy(logits, torch.full((len(logits),), site, device=logits.device))
+        if augmented is None or report is None:
+            return loss
+        return loss + (report.detach() - augmented).square().sum(dim=1).mean()
+
+    def _augmented(self, words: Tensor, present: Tensor | None) -> Tensor | None:
+        return None if present is None or not self.uses("token") else self.text.augment(words, present)
+
+    def _logits(self, image: Tensor | None, report: Tensor | None, augmented: Tensor | None) -> Tensor:
+        seen = {"image": image, "report": report, "token": augmented}
+        parts: dict[str, Tensor] = {}
+        for name in self.config.embeddings:
+            part = seen[name]
+            if part is None:
+                raise SelectorError(
+                    f"selector: no {name} embedding of these records; leave it out of extra.embeddings, or let the "
+                    "sites without reports retrieve some (partition.retrieve)"
+                )
+            parts[name] = part
+        weights = {"report": self.config.report_weight, "token": self.config.token_weight}
+        text = [weights[name] * part for name, part in parts.items() if name in weights]
+        inputs = [parts["image"]] if self.uses("image") else []  # e_i, e_f
+        inputs += [torch.stack(text).sum(dim=0)] if text else []
+        if self.config.fusion == "mlp":
+            return self.out(torch.cat(inputs, dim=1))
+        keys = torch.stack(list(parts.values()), dim=1)  # [B, up to 3, d]
+        return self.out(self.attention(inputs[-1][:, None], keys)[:, 0])

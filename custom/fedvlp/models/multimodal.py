@@ -1,0 +1,62 @@
+"""Multi-label classifier on both towers (CAR-MFL, Poudel et al., 2024, https://arxiv.org/abs/2407.04011): late fusion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.core.types import VLOutput
+from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig, seeded
+
+
+@dataclass(frozen=True)
+class MultimodalConfig(ModelConfig):
+    """A dual encoder and the findings it tells. CAR-MFL: resnet50, bert-base-uncased, 128 tokens, d = 256, no hidden."""
+
+    embedding_dim: int = 256
+    head_hidden: int | None = None  # the heads are one linear layer
+    alignment: bool = False
+    labels: tuple[str, ...] = ()  # names of the L findings, in the order of the data's columns
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.labels, str):
+            raise ValueError("MultimodalConfig.labels: one text, expected a list of names")
+        object.__setattr__(self, "labels", tuple(self.labels))  # JSON knows lists only
+        if not self.labels or len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"MultimodalConfig.labels: {len(self.labels)} names, expected at least one and no repeats")
+
+    def build(self, seed: int = 0) -> MultimodalClassifier:
+        return MultimodalClassifier(self, seed)
+
+
+class MultimodalClassifier(DualEncoder):
+    """logits [B, L] = W [image; text] + b, with unit features [B, d] each; an absent modality's feature is zero.
+
+    So the columns of W that read an absent modality get no gradient from that batch (zero filling, mFedAvg).
+    """
+
+    config_class: ClassVar[type[ModelConfig]] = MultimodalConfig
+
+    def __init__(self, config: MultimodalConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
+        super().__init__(config, seed, saved)
+        self.classifier = seeded(seed, 6, lambda: nn.Linear(2 * config.embedding_dim, len(config.labels)))
+
+    def project(self, encoded: Encoded) -> VLOutput:
+        output = super().project(encoded)
+        return VLOutput(
+            output.image, output.text, output.image_tokens, output.text_tokens, output.text_mask,
+            logits=self.classifier(fused(output.image, output.text)),
+        )  # fmt: skip
+
+
+def fused(image: Tensor | None, text: Tensor | None) -> Tensor:
+    """[image; text] [B, 2 d] of features [B, d], zeros for the absent one. Raises ValueError if both are."""
+    present = image if image is not None else text
+    if present is None:
+        raise ValueError("classifier: the batch has neither image nor text")
+    zeros = torch.zeros_like(present)
+    return torch.cat([zeros if feature is None else feature for feature in (image, text)], dim=1)

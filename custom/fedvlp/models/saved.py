@@ -1,0 +1,56 @@
+"""Reading a saved model: its description and its weights, checked against each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+C = TypeVar("C")
+
+
+def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any], C]:
+    """What config.json describes beside the model, and the model's configuration."""
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+        seen = saved["format"]
+        if seen == format:
+            config = kind(**saved["model"])
+            return {key: saved[key] for key in ("image_architecture", "text_architecture", "tokenizer")}, config
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        known = ", ".join(f.name for f in fields(kind))
+        raise ValueError(
+            f"{folder}/config.json: not a saved DualEncoder ({error}); model fields are {known}"
+        ) from error
+    raise ValueError(
+        f"{folder}/config.json: format {seen!r}, expected {format}; load it with the version that wrote it"
+    )
+
+
+def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, exactly those expected: names, shapes and kinds."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / "model.safetensors"
+    try:
+        seen = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: unreadable or damaged weights ({error}); copy the folder again") from error
+    shapes = [
+        f"{name}: {list(seen[name].shape)} {seen[name].dtype}, expected {list(t.shape)} {t.dtype}"
+        for name, t in expected.items()
+        if name in seen and (seen[name].shape != t.shape or seen[name].is_floating_point() != t.is_floating_point())
+    ]
+    faults = {"missing": sorted(set(expected) - set(seen)), "unexpected": sorted(set(seen) - set(expected))}
+    found = [
+        f"{len(names)} {fault} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
+        for fault, names in {**faults, "shape": shapes}.items()
+        if names
+    ]
+    if found:
+        raise ValueError(f"{path}: does not fit config.json: {'; '.join(found)}")
+    return seen

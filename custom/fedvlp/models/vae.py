@@ -1,0 +1,56 @@
+"""The image distiller of FedFed (Yang et al., 2023, https://arxiv.org/abs/2310.05077): a small convolutional VAE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.models.dual_encoder import ModelConfig, seeded
+
+
+@dataclass(frozen=True)
+class DistillerConfig:
+    """Configuration of ``Distiller``."""
+
+    channels: int = 16  # of the first layer; doubled in each of the two others
+    latent: int = 16  # channels of the latent map
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "latent"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"distiller: {name} {getattr(self, name)}, expected at least 1")
+
+    def build(self, model: ModelConfig, seed: int) -> Distiller:
+        """A distiller; the same weights for the same seed. Images of ``model`` must have a multiple of 8 pixels."""
+        if model.image_size % 8:
+            raise ValueError(f"distiller: image_size {model.image_size}, expected a multiple of 8")
+        return seeded(seed, 6, lambda: Distiller(self.channels, self.latent))
+
+
+class Distiller(nn.Module):
+    """q(x): images [B, 1, S, S] -> (reconstruction [B, 1, S, S], KL divergence per pixel, a scalar)."""
+
+    def __init__(self, channels: int, latent: int) -> None:
+        super().__init__()
+        first, second, third = channels, 2 * channels, 4 * channels
+        self.encode = nn.Sequential(
+            nn.Conv2d(1, first, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(first, second, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(second, third, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(third, 2 * latent, 1),
+        )  # fmt: skip
+        self.decode = nn.Sequential(
+            nn.Conv2d(latent, third, 1), nn.ReLU(),
+            nn.ConvTranspose2d(third, second, 4, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(second, first, 4, 2, 1), nn.ReLU(),
+            nn.ConvTranspose2d(first, 1, 4, 2, 1),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor, sample: bool = False) -> tuple[Tensor, Tensor]:
+        """``sample`` draws the latent map, as in training; else it is its mean."""
+        mean, log_variance = self.encode(images).chunk(2, dim=1)  # [B, latent, S/8, S/8]
+        drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp() if sample else mean
+        kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum() / images.numel()
+        return self.decode(drawn), kl

@@ -1,0 +1,96 @@
+"""Task losses of CreamFL's parties (https://arxiv.org/abs/2302.08888): pairs are matched, lone modalities classified.
+
+Pairs: PCME's soft contrastive loss (Chun et al., 2021, https://arxiv.org/abs/2101.05068) of one embedding per input.
+Differs: a record may have several positive labels, or none (see ``CreamFLTask``); the papers' have exactly one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.types import Batch, VLOutput
+
+
+def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """Sum over all pairs of image [B, d] and text [B, d], both directions, of softplus(-2 m_ij s_ij), a scalar.
+
+    s_ij = -scale sqrt(|x_i - y_j|^2 + 1e-6) + shift; m_ij is 1 for i = j, else -1.
+    """
+    squares = image.square().sum(1)[:, None] + text.square().sum(1) - 2 * image @ text.T  # [B, B]
+    score = shift - scale * (squares.clamp_min(0) + 1e-6).sqrt()
+    match = 2 * torch.eye(len(image), dtype=score.dtype, device=score.device) - 1
+    return 2 * F.softplus(-2 * match * score).sum()
+
+
+class CreamFLTask(nn.Module):
+    """Term ``contrastive`` of a pair; terms ``classification`` and ``centre`` of an image or a report alone.
+
+    Classes are the labels, and, if ``classes`` is one more, "none of them". The target is uniform over a record's
+    positive labels: the papers' one-hot where there is one. Without a class for it, a record without a positive label
+    is left out.
+    """
+
+    needs = ("image", "text", "labels")
+
+    def __init__(
+        self, classes: int, dim: int, feature_scale: float, margin: float, centre: float, reduction: str
+    ) -> None:
+        super().__init__()
+        self.feature_scale, self.margin, self.centre, self.reduction = feature_scale, margin, centre, reduction
+        self.scale, self.shift = (nn.Parameter(torch.tensor(15.0)) for _ in range(2))
+        self.weight = nn.Parameter(torch.empty(classes, dim))  # used as max(weight, 0)
+        generator = torch.Generator().manual_seed(0)
+        nn.init.uniform_(self.weight, -(dim**-0.5), dim**-0.5, generator=generator)
+
+    def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        if output.image is not None and output.text is not None:
+            total = soft_contrastive(output.image, output.text, self.scale, self.shift)
+            return {"contrastive": total / (2 * len(output.image) ** 2) if self.reduction == "mean" else total}
+        features = output.image if output.image is not None else output.text
+        if features is None or "labels" not in batch:
+            return {}
+        return self.classify(features, batch["labels"])
+
+    def classify(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the classes' separation."""
+        if features.shape[1] != self.weight.shape[1] or len(self.weight) - labels.shape[1] not in (0, 1):
+            raise ValueError(
+                f"CreamFLTask: weights {list(self.weight.shape)} (classes, dim), features {list(features.shape)}, "
+                f"labels {list(labels.shape)}; set objective.dim to model.embedding_dim and objective.classes to the "
+                "number of labels, or one more"
+            )
+        positive = (labels == 1).to(features.dtype)  # [B, L]
+        if len(self.weight) > labels.shape[1]:
+            positive = torch.cat([positive, (positive.sum(1, keepdim=True) == 0).to(features.dtype)], dim=1)
+        known = positive.sum(1) > 0
+        weight = self.weight.clamp_min(0)  # [C, d]
+        logits = self.feature_scale * features @ weight.T - self.margin * positive  # [B, C]
+        target = positive / positive.sum(1, keepdim=True).clamp_min(1)
+        losses = -(target * F.log_softmax(logits, dim=1)).sum(1)  # [B]
+        centre = F.cross_entropy(weight @ weight.T, torch.arange(len(weight), device=weight.device))
+        return {"classification": losses.sum() / known.sum().clamp_min(1), "centre": self.centre * centre}
+
+
+@dataclass(frozen=True)
+class CreamFLTaskConfig:
+    """Configuration of ``CreamFLTask``; the defaults are the released code's (spec 6.2)."""
+
+    classes: int = 5  # L labels, or L + 1 with "none of them"
+    dim: int = 128  # d, the model's embedding_dim
+    feature_scale: float = 128.0
+    margin: float = 4.0  # subtracted from the logits of the positive classes
+    centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
+    reduction: str = "sum"  # over all pairs and both directions: sum (released code) | mean, on a par with LCR
+
+    def __post_init__(self) -> None:
+        if self.classes < 2 or self.dim < 1:
+            raise ValueError(f"CreamFLTask: classes {self.classes}, dim {self.dim}; expected at least 2 and 1")
+        if self.reduction not in ("sum", "mean"):
+            raise ValueError(f"CreamFLTask: reduction {self.reduction!r}, expected 'sum' or 'mean'")
+
+    def build(self) -> nn.Module:
+        return CreamFLTask(self.classes, self.dim, self.feature_scale, self.margin, self.centre, self.reduction)

@@ -1,0 +1,102 @@
+"""MedCLIP (Wang et al., 2022, https://arxiv.org/abs/2210.10163): pairs whose findings agree are matches in part.
+
+Differs: the released code takes the dot product of the label vectors, the paper its cosine: ``similarity`` chooses.
+The second, word-shuffled view of each report is left out: augmentation belongs to the data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.types import Batch, VLOutput
+
+LARGEST_SCALE = math.log(100.0)  # of the learnable log scale, as in CLIP
+SIMILARITIES = ("dot", "cosine")
+
+
+def finding_vectors(labels: Tensor, negative: float = -1.0) -> Tensor:
+    """Labels [B, L] in {1, 0, -1 uncertain, nan not mentioned} as vectors [B, L + 1] that can be compared.
+
+    A finding that is present is 1, denied is ``negative``, uncertain or not mentioned is 0. The last entry, "No
+    Finding", is 1 where none is present or uncertain.
+    """
+    values = torch.where(labels == 1, 1.0, torch.where(labels == 0, negative, 0.0))  # nan equals nothing: 0
+    healthy = ~((labels == 1) | (labels == -1)).any(dim=1, keepdim=True)
+    return torch.cat([values, healthy.to(values.dtype)], dim=1)
+
+
+def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: float | Tensor) -> Tensor:
+    """Soft cross entropy of unit vectors image [B, d], text [B, d] against targets from ``similarity`` [B, B].
+
+    1/2 [-(1/B) sum_ij softmax_j(S_ij) log softmax_j(scale image_i . text_j) + the same on both transposes] (MedCLIP,
+    section 3.3), in nats. S = k I tends to the mean of both InfoNCE directions as k grows; a constant S is least at
+    log B. An empty batch gives 0.
+    """
+    if image.ndim != 2 or image.shape != text.shape or similarity.shape != (len(image), len(image)):
+        seen = f"image {list(image.shape)}, text {list(text.shape)}, similarity {list(similarity.shape)}"
+        raise ValueError(f"semantic_matching: {seen}; expected [B, d] twice and [B, B]")
+    if not len(image):
+        return image.sum() * 0 + text.sum() * 0
+    with torch.autocast(image.device.type, enabled=False):
+        dtype = torch.promote_types(torch.promote_types(image.dtype, text.dtype), torch.float32)
+        logits = scale * (image.to(dtype) @ text.to(dtype).T)  # [B, B]
+        similarity = similarity.to(dtype)
+        i2t = F.cross_entropy(logits, similarity.softmax(dim=1))
+        t2i = F.cross_entropy(logits.T, similarity.T.softmax(dim=1))
+        return (i2t + t2i) / 2
+
+
+class MedCLIP(nn.Module):
+    """Semantic matching of a VLOutput by the findings of its records; term ``contrastive``, absent when a modality is.
+
+    The scale of the cosines is learned: exp(``logit_scale``), clamped to [1, 100]. In a batch without ``labels`` every
+    image matches its own report alone, which is CLIP's loss.
+    """
+
+    needs = ("image", "text", "labels")
+
+    def __init__(self, temperature: float = 0.07, negative: float = -1.0, similarity: str = "dot") -> None:
+        super().__init__()
+        if not 0.01 <= temperature <= 1:
+            raise ValueError(f"MedCLIP: temperature {temperature}, expected 0.01 to 1 (the scale starts at 1/t)")
+        if not -1 <= negative <= 0:
+            raise ValueError(f"MedCLIP: negative {negative}, expected -1 (denials agree) to 0 (they say nothing)")
+        if similarity not in SIMILARITIES:
+            raise ValueError(f"MedCLIP: similarity {similarity!r}, expected one of {', '.join(SIMILARITIES)}")
+        self.negative, self.similarity = negative, similarity
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
+
+    def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        if output.image is None or output.text is None:
+            return {}
+        scale = self.logit_scale.clamp(0.0, LARGEST_SCALE).exp()
+        return {"contrastive": semantic_matching(output.image, output.text, self._targets(output.image, batch), scale)}
+
+    def _targets(self, image: Tensor, batch: Batch) -> Tensor:
+        """S [B, B]; without labels, log of the identity: its softmax is the identity itself."""
+        if "labels" not in batch:
+            return torch.eye(len(image), device=image.device).log()
+        vectors = finding_vectors(batch["labels"], self.negative)  # [B, L + 1]
+        if self.similarity == "cosine":
+            vectors = F.normalize(vectors, dim=1)
+        return vectors @ vectors.T
+
+
+@dataclass(frozen=True)
+class MedCLIPConfig:
+    """Configuration of ``MedCLIP``; see there."""
+
+    temperature: float = 0.07  # the learned scale starts at its inverse
+    negative: float = -1.0  # what a denied finding counts in the label vector
+    similarity: str = "dot"  # of label vectors: dot (released code) | cosine (paper)
+
+    def __post_init__(self) -> None:
+        self.build()
+
+    def build(self) -> nn.Module:
+        return MedCLIP(self.temperature, self.negative, self.similarity)

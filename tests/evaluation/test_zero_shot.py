@@ -1,0 +1,302 @@
+"""Zero-shot by prompt ensembles (spec 10.4, 7.3, 7.6): keyed by name, seeded, selected once an image, without a leak."""
+
+from __future__ import annotations
+
+import csv
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.client import Client, named_state
+from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.data.synthetic_cases import FINDINGS
+from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.evaluation.zero_shot import (
+    GLOBAL,
+    SELECTED,
+    Choices,
+    Result,
+    ZeroShot,
+    choose,
+    class_scores,
+    class_texts,
+    over_sites,
+    pick,
+    site_probabilities,
+    write_results,
+    zero_shot,
+)
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.fusion import SelectorConfig
+from fedvlp.objectives.convirt import ConVIRT
+
+D = 6
+CLASSES = ("Edema", "Pneumonia", "Consolidation")
+PROTOCOL = ZeroShot(CLASSES, threshold=0.4, prompts=4, seeds=(0, 1))
+SELECTOR = SelectorConfig(sites=2, classes=CLASSES, hidden=8)
+
+
+class Reader(nn.Module):
+    """Images [B, 6] and words, whose features follow from each word; one Linear layer for each."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.image_head, self.text_head = nn.Linear(D, D), nn.Linear(D, D)
+
+    def tokenizer(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        def features(text: str) -> Tensor:
+            words = [torch.Generator().manual_seed(zlib.crc32(word.encode())) for word in text.lower().split()]
+            return torch.stack([torch.randn(D, generator=g) for g in words]).mean(0)
+
+        return torch.stack([features(text) for text in texts]), torch.ones(len(texts), 1).bool()
+
+    def forward(self, batch: Batch) -> VLOutput:
+        image = F.normalize(self.image_head(batch["image"]), dim=-1) if "image" in batch else None
+        return VLOutput(image, F.normalize(self.text_head(batch["text"]), dim=-1) if "text" in batch else None)
+
+
+class Records:
+    """Test records: images [n, 6], labels [n, 3]; the first of every four has two findings."""
+
+    def __init__(self, seed: int, count: int = 24) -> None:
+        self.image = torch.randn(count, D, generator=torch.Generator().manual_seed(seed))
+        self.labels = F.one_hot(torch.arange(count) % 3, 3).float()
+        self.labels[::4] = torch.tensor([1.0, 1.0, math.nan])
+        self.labels[5, 0] = -1.0
+        self.sizes = {"test": count}
+
+    def batches(self, split: str, size: int, *, drop_last: bool) -> Iterator[Batch]:
+        for rows in torch.arange(len(self.image)).split(size):
+            yield {"image": self.image[rows], "labels": self.labels[rows], "row": rows}
+
+
+def trainee(config: SelectorConfig | None = SELECTOR) -> Client:
+    objective = ConVIRT()
+    if config is not None:
+        objective.add_module("extra", config.build(ModelConfig(embedding_dim=D), 0))
+    return Client("x", 0, Reader(0), objective, None)  # type: ignore[arg-type]
+
+
+def three_models(client: Client) -> dict[str, State]:
+    rest = {n: t.clone() for n, t in named_state(client.model, client.objective).items() if n.startswith("objective")}
+    return {
+        name: {**{n: t.clone() for n, t in Reader(seed).state_dict().items()}, **rest}
+        for seed, name in enumerate((GLOBAL, "site-1", "site-2"))
+    }
+
+
+def data() -> dict[str, Any]:
+    return {"site-1": Records(1), "site-2": Records(2)}
+
+
+def table(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
+    return {(result.model, result.site): result for result in results}
+
+
+def run(protocol: ZeroShot = PROTOCOL, config: SelectorConfig | None = SELECTOR, **given: Any) -> tuple[Any, Any]:
+    client = trainee(config)
+    return zero_shot(
+        protocol, client, given.get("states") or three_models(client), given.get("data") or data(), CLASSES
+    )
+
+
+# Prompts
+
+
+def test_prompts_follow_from_name_and_seed_alone() -> None:
+    assert prompts("Edema", 10, 3) == prompts("Edema", 10, 3)
+    assert prompts("Edema", 10, 3) != prompts("Edema", 10, 4)
+    assert prompts("Edema", 5, 3) == prompts("Edema", 10, 3)[:5]
+    assert len(set(prompts("Edema", 10, 0))) == 10
+    assert len(prompts("Cardiomegaly", 1000, 0)) == 9
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts_are_sentences_of_their_class(name: str) -> None:
+    last = {"Cardiomegaly": ("cardiomegaly", "heart", "cardiac enlargement")}.get(name, (name.lower().split()[-1],))
+    for sentence in prompts(name, 1000, 0):
+        assert any(word in sentence for word in last)
+        assert sentence == " ".join(sentence.split())
+
+
+def test_both_class_lists_have_prompts() -> None:
+    competition = {"Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion"}
+    assert competition | set(FINDINGS) <= PROMPTS.keys()
+    with pytest.raises(ValueError, match="no prompts for class 'Normal'; there are: Atelectasis"):
+        prompts("Normal", 1, 0)
+
+
+# Scores
+
+
+def test_class_scores_by_hand() -> None:
+    """Image e1 against the prompts (e1, e2) and (e2): cosines (1, 0) and (0): mean 1/2 and 0, max 1 and 0."""
+    eye = torch.eye(2)
+    texts = {"a": eye, "b": 3 * eye[1:]}
+    assert class_scores(eye[:1], texts).tolist() == [[0.5, 0.0]]
+    assert class_scores(2 * eye[:1], texts, "max").tolist() == [[1.0, 0.0]]
+
+
+def test_identical_prompts_are_one_prompt_and_one_prompt_makes_mean_and_max_the_same() -> None:
+    image, text = torch.randn(5, D), torch.randn(1, D)
+    one = class_scores(image, {"a": text})
+    torch.testing.assert_close(class_scores(image, {"a": text.expand(7, -1)}), one)
+    assert torch.equal(class_scores(image, {"a": text}, "max"), one)
+
+
+@pytest.mark.parametrize("threshold", [0.4, 0.0])
+def test_permuting_the_classes_permutes_columns_and_changes_no_figure(threshold: float) -> None:
+    client = trainee()
+    order = CLASSES[::-1]
+    sentences = {name: prompts(name, 4, 0) for name in CLASSES}
+    image = Records(1).image
+    plain = class_scores(image, class_texts(client, sentences)[1])
+    turned = class_scores(image, class_texts(client, {name: sentences[name] for name in order})[1])
+    torch.testing.assert_close(turned, plain.flip(1))
+    protocol = replace(PROTOCOL, threshold=threshold)
+    assert [r.accuracy for r in run(protocol)[0]] == [r.accuracy for r in run(replace(protocol, classes=order))[0]]
+
+
+def test_accuracy_and_auc_by_hand() -> None:
+    """Images that are the class texts: every single-finding record is right; the shuffled ones are not."""
+    client = trainee(None)
+    sentences = {name: prompts(name, 1, 0) for name in CLASSES}
+    texts = torch.cat(list(class_texts(client, sentences)[0].values()))  # [3, d]
+    records = Records(3)
+    with torch.no_grad():
+        wanted = texts[torch.arange(24) % 3] - client.model.image_head.bias
+        records.image = torch.linalg.solve(client.model.image_head.weight, wanted.T).T
+    protocol = ZeroShot(CLASSES, prompts=1, seeds=(0,))
+    states = {GLOBAL: named_state(client.model, client.objective)}
+    found = zero_shot(protocol, client, states, {"s": records}, CLASSES)[0]
+    assert [(r.model, r.records, r.single, r.accuracy) for r in found] == [(GLOBAL, 24, 18, (100.0, 0.0))]
+    records.labels = records.labels.roll(1, dims=1)
+    assert zero_shot(protocol, client, states, {"s": records}, CLASSES)[0][0].accuracy == (0.0, 0.0)
+
+
+def test_a_split_without_single_findings_or_with_one_class_has_no_figure() -> None:
+    records = Records(1)
+    records.labels = torch.ones(24, 3)
+    result = run(data={"s": records})[0][0]
+    assert (result.accuracy, result.auc, result.single) == (None, None, 0)
+    assert math.isnan(over_sites([result])[GLOBAL][0])
+
+
+def test_figures_are_mean_and_population_deviation_over_the_prompt_seeds() -> None:
+    each = [table(run(replace(PROTOCOL, seeds=(seed,)))[0])[GLOBAL, "site-1"] for seed in (0, 1)]
+    both = table(run()[0])[GLOBAL, "site-1"]
+    for name in ("accuracy", "auc"):
+        low, high = sorted(getattr(one, name)[0] for one in each)
+        assert getattr(both, name) == pytest.approx(((low + high) / 2, (high - low) / 2))
+
+
+# Selection
+
+
+def test_choose_and_pick_by_hand() -> None:
+    choice = choose(torch.tensor([[0.5, 0.5], [0.3, 0.7], [0.9, 0.1]]), 0.6)
+    assert choice.tolist() == [-1, 1, 0], "not above the threshold: the global model"
+    scores = torch.arange(3.0)[:, None, None, None].expand(3, 1, 3, 2)  # model m says m
+    assert pick(scores, choice[None])[0, :, 0].tolist() == [2.0, 1.0, 0.0]
+
+
+def test_a_threshold_above_one_is_the_evaluation_of_the_global_model() -> None:
+    """Spec 7.6: always global; and without a token embedding that is FedAvg's, which has no selector at all."""
+    results, choices = run(replace(PROTOCOL, threshold=1.01))
+    seen = table(results)
+    for site in data():
+        chosen, shared = seen[SELECTED, site], seen[GLOBAL, site]
+        assert (chosen.accuracy, chosen.auc) == (shared.accuracy, shared.auc)
+    assert all(one.shares == {"site-1": 0.0, "site-2": 0.0, GLOBAL: 1.0} for one in choices)
+
+
+@pytest.mark.parametrize("config", [replace(SELECTOR, token_weight=0.0), replace(SELECTOR, embeddings=("image",))])
+def test_without_the_token_the_global_figures_are_fedavgs(config: SelectorConfig) -> None:
+    """lambda_b = 0: e_f = lambda_a e_r, and the cosine does not know lambda_a."""
+    plain = trainee(None)
+    states = {GLOBAL: {n: t.clone() for n, t in named_state(plain.model, plain.objective).items()}}
+    fedavg = table(zero_shot(PROTOCOL, plain, states, data(), CLASSES)[0])
+    seen = table(run(replace(PROTOCOL, threshold=1.01), config)[0])
+    for site in data():
+        assert seen[SELECTED, site].accuracy == fedavg[GLOBAL, site].accuracy
+        assert seen[SELECTED, site].auc == pytest.approx(fedavg[GLOBAL, site].auc)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_selector_forced_to_one_site_gives_that_sites_figures(place: int) -> None:
+    client = trainee()
+    states = three_models(client)
+    for state in states.values():
+        state["objective.extra.out.5.weight"].zero_()
+        state["objective.extra.out.5.bias"].copy_(50.0 * F.one_hot(torch.tensor(place), 2))
+    results, choices = run(states=states)
+    seen, owner = table(results), f"site-{place + 1}"
+    for site in data():
+        assert (seen[SELECTED, site].accuracy, seen[SELECTED, site].auc) == (
+            seen[owner, site].accuracy,
+            seen[owner, site].auc,
+        )
+    assert all(one.shares[owner] == 1.0 for one in choices)
+
+
+def test_the_true_site_of_a_record_is_no_input() -> None:
+    """The released code adds 0.4 to the true site's probability: here records moved to the other site choose the same."""
+    swapped = {"site-1": data()["site-2"], "site-2": data()["site-1"]}
+    straight, moved = (run(replace(PROTOCOL, threshold=0.0), data=given) for given in (data(), swapped))
+    other = {"site-1": "site-2", "site-2": "site-1"}
+    for one in straight[0]:
+        twin = table(moved[0])[one.model, other[one.site]]
+        assert (twin.accuracy, twin.auc) == (one.accuracy, one.auc)
+    shares = {choice.site: choice.shares for choice in moved[1]}
+    assert all(shares[other[one.site]] == one.shares for one in straight[1])
+    assert any(0 < share < 1 for one in straight[1] for share in one.shares.values()), "the choice depends on the image"
+
+
+def test_probabilities_are_the_mean_over_all_prompts_and_do_not_depend_on_the_batch() -> None:
+    client = trainee()
+    reports, _, words = class_texts(client, {name: prompts(name, 3, 0) for name in CLASSES})
+    selector, image = client.objective.extra, F.normalize(Records(1).image, dim=1)
+    found = site_probabilities(selector, image, reports, words)
+    torch.testing.assert_close(found.sum(1), torch.ones(24, dtype=torch.float64))
+    torch.testing.assert_close(site_probabilities(selector, image[3:4], reports, words), found[3:4])
+    each = [
+        site_probabilities(selector, image, {name: text[None]}, words)
+        for name, texts in reports.items()
+        for text in texts
+    ]
+    torch.testing.assert_close(torch.stack(each).mean(0), found)
+
+
+def test_a_class_that_the_selector_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="not trained with class 'Consolidation'"):
+        run(config=replace(SELECTOR, classes=CLASSES[:2]))
+
+
+@pytest.mark.parametrize("wrong", [{"classes": ("Edema",)}, {"ensemble": "sum"}])
+def test_refuses(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="zero-shot"):
+        replace(PROTOCOL, **wrong)
+
+
+def test_files(tmp_path: Path) -> None:
+    results, choices = run()
+    files = write_results(results, choices, tmp_path / "zero-shot", "a title")
+    assert [file.name for file in files] == ["zero-shot.csv", "zero-shot.png", "zero-shot-choices.csv"]
+    rows = list(csv.DictReader(files[0].open()))
+    assert {(row["model"], row["site"]) for row in rows} == {
+        (model, site) for model in (GLOBAL, "site-1", "site-2", SELECTED) for site in ("site-1", "site-2", "mean")
+    }
+    mean = next(row for row in rows if (row["model"], row["site"]) == (GLOBAL, "mean"))
+    expected = [r.accuracy[0] for r in results if r.model == GLOBAL and r.accuracy]
+    assert float(mean["accuracy"]) == pytest.approx(sum(expected) / 2)
+    assert len(write_results(results, [Choices("s", {})][:0], tmp_path / "plain", "x")) == 2

@@ -1,0 +1,305 @@
+"""CAR-MFL: what is retrieved and from where, how towers are weighed, and its identities with mFedAvgP and FedAvg."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy_multimodal import aggregated, labelled, mixed, paired, world
+from toy import Fuse, World, clone, forked, same_bytes
+
+from fedvlp.core.engine import InTurn
+from fedvlp.core.server import Server
+from fedvlp.core.types import MODALITIES, Broadcast, Update, modality
+from fedvlp.methods.car_mfl import PARTNERS, ROUNDS, CARMFL, distinct, features
+from fedvlp.methods.mfedavg import MFedAvg
+
+LINEAR = CARMFL(local_steps=2, renorm="linear")
+SOFTMAX = CARMFL(local_steps=2)
+THREE = {"a": (1.0, 8), "b": (2.0, 12), "c": (4.0, 16)}
+
+
+def sent(place: World, site: str) -> Broadcast:
+    """The message of round 0 to a site."""
+    server = place.server()
+    server.phase = "train"
+    place.method.prepare(server)
+    return place.method.broadcast(server, site)
+
+
+def partners(method: CARMFL, site: str = "b", place: World | None = None) -> torch.Tensor:
+    """The public items that a site retrieves in round 0."""
+    place = place or world(method)
+    client = place.client(site)
+    method.receive(client, sent(place, site))
+    return client.memory[PARTNERS][-1]
+
+
+# Retrieval
+
+
+def test_the_query_in_the_pool_retrieves_itself() -> None:
+    """Distance 0 and, as its labels are its own, Jaccard 1."""
+    public = labelled(99, 10)
+    own = labelled(99, 10, ("image",))
+    for k in (1, 5, 10):
+        found = partners(replace(LINEAR, k=k), place=world(LINEAR, {"a": labelled(0, 8), "b": own}, public=public))
+        assert found.tolist() == list(range(10))
+
+
+def test_one_neighbour_is_the_plain_nearest() -> None:
+    place = world(LINEAR)
+    client = place.client("b")
+    client.load(place.server().state)
+    mine, pool = (features(client, data, "image")[0] for data in (client.data, place.public))
+    nearest = (mine[:, None] - pool[None]).square().sum(2).argmin(1)
+    assert partners(replace(LINEAR, k=1), place=place).tolist() == nearest.tolist()
+
+
+def test_all_neighbours_is_the_best_label_match_and_then_the_nearest() -> None:
+    place = world(LINEAR)
+    client = place.client("c")
+    client.load(place.server().state)
+    (mine, labels), (pool, theirs) = (features(client, data, "text") for data in (client.data, place.public))
+    expected = []
+    for row in range(len(mine)):
+        distance = (pool - mine[row]).square().sum(1)
+        union = (labels[row] | theirs).sum(1)
+        alike = torch.where(union == 0, 1.0, (labels[row] & theirs).sum(1) / union.clamp(min=1))
+        best = (alike == alike.max()).nonzero()[:, 0]
+        expected.append(int(best[distance[best].argmin()]))
+    assert partners(replace(LINEAR, k=1000), "c", place).tolist() == expected, "k beyond the pool is the whole pool"
+
+
+def test_the_other_modality_of_the_partner_is_lent_and_nothing_else_changes() -> None:
+    place = world(LINEAR)
+    for site, own, lent in (("b", "image", "text"), ("c", "text", "image")):
+        client, message = place.client(site), sent(place, site)
+        LINEAR.receive(client, message)
+        batch = {key: t[[3, 0, 3]] for key, t in next(client.data.batches("train", 99, drop_last=False)).items()}
+        full = LINEAR.complete(client, batch, message)
+        donors = client.memory[PARTNERS][-1][[3, 0, 3]]
+        assert torch.equal(full[lent], place.public.content["train"][MODALITIES.index(lent)][donors])
+        assert torch.equal(full[own], batch[own])
+        assert torch.equal(full["labels"], batch["labels"]), "a partner lends its modality, not its labels"
+        one = LINEAR.complete(client, {key: t[:1] for key, t in batch.items()}, message)
+        assert len(one[lent]) == 1, "bug M2: a last batch of one record"
+
+
+def test_a_paired_site_retrieves_nothing() -> None:
+    place = world(LINEAR)
+    message = sent(place, "a")
+    assert message.aux == {}
+    client = place.client("a")
+    LINEAR.receive(client, message)
+    assert client.memory == {}
+    batch = next(client.data.batches("train", 4, drop_last=False))
+    assert LINEAR.complete(client, batch, message) is batch
+
+
+def test_only_the_public_set_is_searched() -> None:
+    """Whatever the other hospitals hold, b retrieves and imputes the same; every imputed row is a public one.
+
+    What b is sent is the model and the public features and findings, and b's client knows no other hospital's data.
+    """
+    place, other = world(LINEAR), world(LINEAR)
+    other.data = {**mixed(), "a": labelled(7, 40), "c": labelled(8, 40, ("text",))}
+    message, unaffected = sent(place, "b"), sent(other, "b")
+    same_bytes(message.aux, unaffected.aux)
+    assert {name: len(t) for name, t in message.aux.items()} == {"image": 10, "labels": 10}
+    assert torch.equal(partners(LINEAR, "b", place), partners(LINEAR, "b", other))
+    theirs = {tuple(row) for row in place.public.content["train"][1].tolist()}
+    hospitals = {tuple(row) for data in place.data.values() for row in data.content["train"][1].tolist()}
+    client = place.client("b")
+    LINEAR.receive(client, message)
+    full = LINEAR.complete(client, next(client.data.batches("train", 99, drop_last=False)), message)
+    imputed = {tuple(row) for row in full["text"].tolist()}
+    assert imputed <= theirs
+    assert not imputed & hospitals
+
+
+def test_features_are_the_received_models_in_eval_mode() -> None:
+    """With dropout on, two passes would differ."""
+    place = world(LINEAR)
+    client = place.client("b")
+    client.load(place.server().state)
+    client.model.image_encoder.append(torch.nn.Dropout(0.5))
+    client.model.train()
+    once, again = (features(client, client.data, "image")[0] for _ in range(2))
+    assert torch.equal(once, again)
+    assert torch.allclose(once.norm(dim=1), torch.ones(len(once)))
+
+
+def test_public_features_are_those_of_the_weights_that_are_sent() -> None:
+    """After a round they are new, for the server and the sites alike."""
+    place = world(LINEAR)
+    before = sent(place, "b")
+    server = place.run()
+    LINEAR.prepare(server)
+    server.phase = "train"
+    after = LINEAR.broadcast(server, "b")
+    assert not torch.equal(after.aux["image"], before.aux["image"])
+    client = place.client("b")
+    client.load(after.state)
+    assert torch.equal(after.aux["image"], features(client, place.public, "image")[0])
+
+
+def test_memory_grows_by_a_row_a_round_and_the_probe_counts_distinct_items() -> None:
+    """Partners 5 5 6 / 1 1 1 / 2 3 2 of three records over three rounds: 2, 1 and 2 different ones."""
+    assert distinct(torch.tensor([[5, 1, 2], [5, 1, 3], [6, 1, 2]])).tolist() == [2, 1, 2]
+    place = world(LINEAR, rounds=replace(world(LINEAR).rounds, rounds=3))
+    sites = {name: place.site(name) for name in place.data}
+    history = place.run(InTurn(sites.__getitem__)).history
+    memory = sites["b"].client.memory
+    assert memory[PARTNERS].shape == (3, 12)
+    assert memory[ROUNDS].tolist() == [0, 1, 2]
+    assert history[0]["sites"]["b"]["probe/distinct_partners"] == 1.0
+    expected = float(distinct(memory[PARTNERS]).double().mean())
+    assert history[2]["sites"]["b"]["probe/distinct_partners"] == expected
+    assert "probe/distinct_partners" not in history[0]["sites"]["a"]
+
+
+# Weights
+
+
+def means(method: CARMFL, part: str) -> torch.Tensor:
+    """Shares (a, b, c, public) in the mean of a part, read off an aggregation of unit updates, one site at a time."""
+    shares = []
+    for site in "abc":
+        state, own = aggregated(method, mixed(), {s: (float(s == site), n) for s, (_, n) in THREE.items()})
+        zero, _ = aggregated(method, mixed(), {s: (0.0, n) for s, (_, n) in THREE.items()})
+        name = next(n for n in state if modality(n) == part)
+        shares.append(float((state[name] - zero[name]).mean()))
+    return torch.tensor([*shares, 1 - sum(shares)])
+
+
+def test_linear_weights_by_hand() -> None:
+    """n = 8, 12, 16 and 10 public; the text of b and the image of c are imputed and count 0.3 n."""
+    torch.testing.assert_close(means(LINEAR, "image"), torch.tensor([8, 12, 4.8, 10]) / 34.8)
+    torch.testing.assert_close(means(LINEAR, "text"), torch.tensor([8, 3.6, 16, 10]) / 37.6)
+    torch.testing.assert_close(means(LINEAR, ""), torch.tensor([8.0, 12, 16, 10]) / 46)
+
+
+def test_softmax_weights_by_hand() -> None:
+    """softmax(alpha n_k / n) per tower; the classifier keeps n_k / n."""
+    n = torch.tensor([8.0, 12, 16, 10]) / 46
+    torch.testing.assert_close(means(SOFTMAX, "image"), (n * torch.tensor([1, 1, 0.3, 1])).softmax(0))
+    torch.testing.assert_close(means(SOFTMAX, "text"), (n * torch.tensor([1, 0.3, 1, 1])).softmax(0))
+    torch.testing.assert_close(means(SOFTMAX, ""), n)
+
+
+@pytest.mark.parametrize(
+    ("renorm", "alpha", "expected"),
+    [
+        ("softmax", 1.0, 72.6), ("softmax", 0.3, 71.3), ("softmax", 0.0, 70.8),
+        ("linear", 1.0, 71.5), ("linear", 0.3, 42.9), ("linear", 0.0, 0.0),
+    ],
+)  # fmt: skip
+def test_the_softmax_is_almost_a_no_op(renorm: str, alpha: float, expected: float) -> None:
+    """Spec 8.3: text-tower share of 8 image-only sites beside 2 paired ones and the public set, in percent.
+
+    Sizes are the published ones: 10 sites of about 2,300 training records (spec 12.2) and 2,701 public records.
+    """
+    held = {f"s{i}": ("image",) if i < 8 else MODALITIES for i in range(10)}
+    server = Server(tuple(held), {}, modalities=held)
+    replies = [Update(site, 0, "train", 2300) for site in held] + [Update("server", 0, "train", 2701)]
+    method = CARMFL(renorm=renorm, alpha=alpha)
+    weights = {update.site: parts["text"] for update, parts in method.weighted(server, replies)}
+    share = sum(weights[f"s{i}"] for i in range(8)) / sum(weights.values())
+    assert 100 * share == pytest.approx(expected, abs=0.3)
+
+
+@pytest.mark.parametrize("method", [LINEAR, SOFTMAX])
+def test_the_classifier_does_not_depend_on_alpha(method: CARMFL) -> None:
+    one, other = (aggregated(replace(method, alpha=alpha), mixed(), THREE)[0] for alpha in (0.0, 1.0))
+    for name in one:
+        assert torch.equal(one[name], other[name]) == (modality(name) == ""), name
+
+
+def test_linear_with_alpha_0_leaves_imputed_inputs_out() -> None:
+    """Image-only sites and the public set: the text tower is the n-weighted mean of the paired site and the public."""
+    data = {"a": labelled(0, 8), "b": labelled(1, 12, ("image",)), "c": labelled(2, 16, ("image",))}
+    state, own = aggregated(replace(LINEAR, alpha=0.0), data, THREE)
+    for name in state:
+        if modality(name) == "text":
+            torch.testing.assert_close(state[name], (8 * 1.0 + 10 * own[name]) / 18)
+
+
+def test_linear_with_alpha_1_is_fedavg_over_all_and_the_public_set() -> None:
+    state, own = aggregated(replace(LINEAR, alpha=1.0), mixed(), THREE)
+    for name in state:
+        torch.testing.assert_close(state[name], (8 * 1.0 + 12 * 2.0 + 16 * 4.0 + 10 * own[name]) / 46)
+
+
+def test_softmax_with_alpha_1_is_fedavg_only_for_equal_sizes() -> None:
+    """Equal n_k (10, as the public set): the plain mean. Unequal: not the n-weighted mean."""
+    equal = {"a": (1.0, 10), "b": (2.0, 10), "c": (4.0, 10)}
+    method = replace(SOFTMAX, alpha=1.0)
+    state, own = aggregated(method, mixed(), equal)
+    for name in state:
+        torch.testing.assert_close(state[name], (7.0 + own[name]) / 4)
+    state, own = aggregated(method, mixed(), THREE)
+    tower = next(n for n in state if modality(n) == "text")
+    assert not torch.allclose(state[tower], (96 + 10 * own[tower]) / 46, rtol=1e-3)
+
+
+def test_a_site_without_samples_has_no_weight_under_softmax() -> None:
+    """exp(0) = 1 would let an empty site have its say."""
+    state, own = aggregated(SOFTMAX, mixed(), {"a": (1.0, 8), "b": (math.pi * 100, 0), "c": (1.0, 8)})
+    assert all(t.max() < 3 for t in state.values())
+
+
+# Runs
+
+
+def test_with_paired_sites_only_it_is_mfedavgp_bit_for_bit() -> None:
+    """mFedAvgP-NM: nothing to impute, whatever alpha and k are."""
+    data = paired(8, 12, 16)
+    expected = world(MFedAvg(local_steps=2, public=True), data).run().state
+    same_bytes(world(replace(LINEAR, alpha=0.1, k=3), data).run().state, expected)
+
+
+def test_imputation_reaches_every_weight_of_a_uni_modal_site() -> None:
+    place = world(LINEAR)
+    update = place.site("b").handle(sent(place, "b"))
+    start = place.server().state
+    assert update.state.keys() == start.keys()
+    assert all(not torch.equal(t, start[n]) for n, t in update.state.items() if n.endswith("weight"))
+
+
+@pytest.mark.parametrize("method", [LINEAR, SOFTMAX, MFedAvg(local_steps=2, public=True)])
+@pytest.mark.parametrize("at", [2, 7, 13])
+def test_killed_and_resumed_gives_the_same_bytes(method: MFedAvg, at: int, tmp_path: Path) -> None:
+    """SIGKILL before the at-th training batch of a site, in the first and the second of three rounds."""
+    rounds = replace(world(method).rounds, rounds=3)
+    expected = world(method, folder=tmp_path / "whole", rounds=rounds).run()
+    folder = tmp_path / "killed"
+    assert forked(lambda: world(method, mixed(Fuse(at)), folder=folder, rounds=rounds).run()) == -9
+    resumed = world(method, folder=folder, rounds=rounds).run()
+    same_bytes(resumed.state, expected.state)
+    same_bytes(resumed.memory, expected.memory)
+    files = sorted(path.relative_to(folder) for path in (folder / "sites").rglob("*.safetensors"))
+    assert files == sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole" / "sites").rglob("*.safetensors"))
+    for file in files:
+        assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_updates_are_held_as_copies_under_softmax() -> None:
+    """The sites of one process share their modules, so that live tensors would all be the last site's."""
+    class Apart(World):
+        def site(self, name: str) -> object:
+            self._modules = None
+            return super().site(name)
+
+    shared = world(SOFTMAX)
+    apart = Apart(**{f: getattr(shared, f) for f in ("method", "data", "training", "rounds", "model", "objective", "public")})
+    same_bytes(shared.run().state, clone(apart.run().state))
+
+
+def test_refusals() -> None:
+    for wrong in ({"k": 0}, {"alpha": 1.5}, {"renorm": "none"}, {"public": False}, {"private": False}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            CARMFL(**wrong)

@@ -1,0 +1,131 @@
+"""mFedAvg: who averages which tower, zero features, the virtual client, and its identities with FedAvg."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from toy_multimodal import aggregated, labelled, mixed, paired, world
+from toy import Toy, clone, same_bytes
+
+from fedvlp.core.engine import InTurn
+from fedvlp.core.types import MODALITIES, modality
+from fedvlp.methods.fedavg import FedAvg
+from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.models.multimodal import fused
+from fedvlp.objectives.bce import BCE
+
+PLAIN = MFedAvg(local_steps=2)
+WITH_PUBLIC = MFedAvg(local_steps=2, public=True)
+THREE = {"a": (1.0, 8), "b": (2.0, 12), "c": (4.0, 16)}
+
+
+def values(state: dict[str, torch.Tensor], part: str) -> set[float]:
+    return {round(value, 5) for n, t in state.items() if modality(n) == part for value in t.unique().tolist()}
+
+
+def test_each_tower_is_averaged_over_its_owners_by_hand() -> None:
+    """Image: a and b, (8 + 24) / 20; text: a and c, (8 + 64) / 24; classifier: all, (8 + 24 + 64) / 36."""
+    state, _ = aggregated(PLAIN, mixed(), THREE)
+    assert values(state, "image") == {1.6}
+    assert values(state, "text") == {3.0}
+    assert values(state, "") == {2.66667}
+
+
+def test_the_virtual_client_counts_with_its_records_everywhere() -> None:
+    """10 public records: (96 + 10 own) / 46 for the classifier, (72 + 10 own) / 34 for the text tower."""
+    state, own = aggregated(WITH_PUBLIC, mixed(), THREE)
+    for name in state:
+        total, count = {"image": (32, 20), "text": (72, 24), "": (96, 36)}[modality(name)]
+        torch.testing.assert_close(state[name], (total + 10 * own[name]) / (count + 10))
+
+
+def test_without_a_paired_site_it_works_and_an_unowned_tower_stays() -> None:
+    """Bug M4: the released code takes its key set from the first site, so that one had to be paired."""
+    data = {name: labelled(i, 8, ("image",)) for i, name in enumerate("ab")}
+    start = world(PLAIN, data).server().state
+    state, _ = aggregated(PLAIN, data, {"a": (1.0, 8), "b": (3.0, 8)})
+    assert values(state, "image") == values(state, "") == {2.0}
+    for name in state:
+        if modality(name) == "text":
+            assert torch.equal(state[name], start[name])
+
+
+def test_a_site_sends_only_what_it_owns_and_more_is_refused() -> None:
+    place = world(PLAIN)
+    server = place.server()
+    server.phase = "train"
+    for site, held in server.modalities.items():
+        update = place.site(site).handle(PLAIN.broadcast(server, site))
+        assert {modality(name) for name in update.state} == {*held, ""}
+        assert update.state.keys() == PLAIN.expects(server, site)[0].keys()
+
+    def everything(messages: object) -> object:
+        for site, reply in InTurn(place.site)(messages):  # type: ignore[arg-type]
+            yield site, replace(reply, state=clone(server.state)) if site == "b" else reply  # type: ignore[type-var]
+
+    assert "unexpected" in place.run(everything).history[0]["dropped"]["b"]
+
+
+def test_zero_features_give_the_classifiers_absent_columns_no_gradient() -> None:
+    """Columns 4.. of the classifier read the text feature; an image-only batch must leave them alone, bit for bit."""
+    model = Toy(labels=3)
+    data = labelled(0, 8, ("image",))
+    (batch,) = data.batches("train", 8, drop_last=False)
+    BCE()(model(batch), batch)["bce"].backward()
+    gradient = model.classifier.weight.grad
+    assert torch.equal(gradient[:, 4:], torch.zeros(3, 4))
+    assert (gradient[:, :4] != 0).all()
+    assert all(parameter.grad is None for name, parameter in model.named_parameters() if modality(name) == "text")
+    place = world(replace(PLAIN, local_steps=3), {"b": data}, training=replace(world(PLAIN).training, weight_decay=0.0))
+    before, after = place.server().state, place.run().state
+    assert torch.equal(after["classifier.weight"][:, 4:], before["classifier.weight"][:, 4:])
+    assert not torch.equal(after["classifier.weight"][:, :4], before["classifier.weight"][:, :4])
+
+
+def test_the_absent_feature_is_zero_and_not_an_encoded_blank() -> None:
+    image = torch.ones(2, 4)
+    assert fused(image, None).tolist() == [[1.0] * 4 + [0.0] * 4] * 2
+    assert fused(None, image).tolist() == [[0.0] * 4 + [1.0] * 4] * 2
+    with pytest.raises(ValueError, match="neither image nor text"):
+        fused(None, None)
+
+
+def test_all_paired_without_public_set_is_fedavg_bit_for_bit() -> None:
+    data = paired(8, 12, 16)
+    same_bytes(world(PLAIN, data).run().state, world(FedAvg(local_steps=2), data).run().state)
+
+
+def test_the_virtual_client_is_one_more_site() -> None:
+    """FedAvg over a, b and a third site with the public records. These fit in one batch: only its order is another."""
+    data, public = paired(8, 12), labelled(99, 4)
+    ours = world(WITH_PUBLIC, data, public=public).run().state
+    theirs = world(FedAvg(local_steps=2), {**data, "server": public}, public=public).run().state
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    assert any(not torch.equal(ours[n], t) for n, t in world(PLAIN, data).run().state.items())
+
+
+def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
+    """The sites' records and numbers do not matter; the sites do not train."""
+    bound = MFedAvg(local_steps=2, public=True, private=False)
+    one, other = world(bound, mixed()).run(), world(bound, paired(6, 6)).run()
+    same_bytes(one.state, other.state)
+    assert bound.steps("train") == 0
+    start = world(bound).server()
+    start.phase = "train"
+    assert start.host is not None
+    first = start.host.trained(bound, start, "public")
+    same_bytes(world(bound, rounds=replace(world(bound).rounds, rounds=1)).run().state, clone(first))
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="neither public nor private"):
+        MFedAvg(public=False, private=False)
+
+
+def test_names_of_the_parts() -> None:
+    state = Toy(labels=1).state_dict()
+    assert {modality(name) for name in state} == {*MODALITIES, ""}
+    assert modality("objective.image.weight") == modality("images.x") == ""

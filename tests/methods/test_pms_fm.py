@@ -1,0 +1,400 @@
+"""PMS-FM, FedSM and what they share (spec 7.6 and 15.E): SoftPull, the selector's step, and what a site is sent."""
+
+from __future__ import annotations
+
+import signal
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import ADAMW, TEXT, Fuse, Pairs, Toy, World, clone, differs, forked, pairs, same_bytes
+
+from fedvlp.core.client import named_state
+from fedvlp.core.engine import InTurn
+from fedvlp.core.server import Rounds, Server
+from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.methods import PMSFM, FedAvg, FedSM
+from fedvlp.methods.selection import FIRST, GRADIENT, SECOND
+from fedvlp.methods.softpull import EXTRA, soft_pull
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.fusion import SelectorConfig
+from fedvlp.objectives.medclip import MedCLIP
+
+SITES = "abc"
+ROUNDS = Rounds(rounds=3, evaluate_every=0)
+SELECTOR = SelectorConfig(sites=3, classes=("Edema", "Pneumonia"), hidden=8)
+METHOD = PMSFM(local_steps=2, selector_lr=0.01)
+
+
+class Spoken(Toy):
+    """A toy that reads words: each has its own random features."""
+
+    def tokenizer(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        streams = [torch.Generator().manual_seed(zlib.crc32(text.encode())) for text in texts]
+        return torch.stack([torch.randn(TEXT, generator=g) for g in streams]), torch.ones(len(texts), 1).bool()
+
+
+def objective(config: SelectorConfig = SELECTOR) -> nn.Module:
+    made = MedCLIP()
+    made.add_module("extra", config.build(ModelConfig(embedding_dim=4), 0))
+    return made
+
+
+def labelled(seed: int, count: int, tick: Callable[[], None] = lambda: None) -> Pairs:
+    made = pairs(seed, count)
+    made.labels = torch.randint(-1, 2, (count, 2), generator=torch.Generator().manual_seed(seed)).float()
+    made.tick = tick
+    return made
+
+
+def sites(tick: Callable[[], None] = lambda: None) -> dict[str, Pairs]:
+    """Sites a, b and c with 8, 12 and 16 records."""
+    return {name: labelled(index, 8 + 4 * index, tick) for index, name in enumerate(SITES)}
+
+
+def world(method: Any = METHOD, data: Mapping[str, Any] | None = None, **settings: Any) -> World:
+    chosen = {"rounds": ROUNDS, "model": Spoken, "objective": objective, **settings}
+    return World(method, sites() if data is None else data, ADAMW, **chosen)
+
+
+def without_selector(state: State) -> State:
+    return {name: tensor for name, tensor in state.items() if not name.startswith(EXTRA)}
+
+
+class Recorder:
+    """An exchange that keeps copies of every message and reply, and may lose or change replies."""
+
+    def __init__(self, one: World, change: Callable[[str, Broadcast, Reply], Reply] = lambda s, m, r: r) -> None:
+        self.inner, self.change = InTurn(one.site), change
+        self.sent: list[tuple[str, Broadcast]] = []
+        self.replies: list[tuple[str, Update]] = []
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        self.sent += [(site, replace(m, state=clone(m.state), aux=clone(m.aux))) for site, m in messages.items()]
+        for site, reply in self.inner(messages):
+            if isinstance(reply, Update):
+                self.replies.append((site, replace(reply, state=clone(reply.state))))
+            yield site, self.change(site, messages[site], reply)
+
+
+# SoftPull
+
+
+def models(count: int, seed: int = 0) -> dict[str, State]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        str(site): {"w": torch.randn(3, 2, generator=generator), "count": torch.tensor(site)} for site in range(count)
+    }
+
+
+def test_soft_pull_by_hand() -> None:
+    """K = 3, lambda = 1/2, w = (4, 0, 8): each keeps half and takes a quarter of the two others: (4, 3, 5)."""
+    pulled = soft_pull(
+        {"a": {"w": torch.tensor(4.0)}, "b": {"w": torch.tensor(0.0)}, "c": {"w": torch.tensor(8.0)}}, 0.5
+    )
+    assert [own["w"].item() for own in pulled.values()] == [4.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("keep", [0.01, 0.3, 0.65, 1.0])
+def test_the_sum_over_sites_does_not_change(count: int, keep: float) -> None:
+    before = models(count)
+    after = soft_pull(before, keep)
+    totals = [sum(own["w"].double() for own in one.values()) for one in (before, after)]
+    torch.testing.assert_close(totals[1], totals[0], rtol=0, atol=1e-6)
+    assert differs(before["0"], after["0"], ["w"]) == (keep != 1.0)
+    assert [own["count"].item() for own in after.values()] == list(range(count)), "integers stay each model's own"
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_lambda_one_over_k_is_the_uniform_average_after_one_pull(count: int) -> None:
+    before = models(count)
+    mean = torch.stack([own["w"] for own in before.values()]).mean(dim=0)
+    for own in soft_pull(before, 1 / count).values():
+        torch.testing.assert_close(own["w"], mean, rtol=0, atol=1e-6)
+
+
+def test_lambda_one_and_a_single_site_change_nothing() -> None:
+    before = models(3)
+    for site, own in soft_pull(before, 1.0).items():
+        same_bytes(own, before[site])
+    one = models(1)
+    same_bytes(soft_pull(one, 0.65)["0"], one["0"])
+
+
+@pytest.mark.parametrize("wrong", [{"softpull": 0.0}, {"softpull": 1.1}, {"threshold": -1.0}, {"selector_lr": -1.0}])
+def test_refuses(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        PMSFM(**wrong)
+
+
+# Global and personalised models
+
+
+@pytest.mark.parametrize("kind", [PMSFM, FedSM])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_global_model_is_fedavgs_bit_for_bit(kind: type[PMSFM], weighting: str) -> None:
+    seen = world(kind(local_steps=2, weighting=weighting)).run()
+    expected = world(FedAvg(local_steps=2, weighting=weighting)).run()
+    same_bytes(without_selector(seen.state), without_selector(expected.state))
+
+
+def test_lambda_one_trains_every_site_alone() -> None:
+    """Each personalised model is the one of a run in which no other site exists."""
+    method = replace(METHOD, softpull=1.0)
+    together = world(method).run()
+    for site in SITES:
+        alone = world(method, {site: sites()[site]}).run()
+        same_bytes(method.personal(together, site), method.personal(alone, site))
+
+
+def test_a_pull_in_a_run_is_soft_pull_of_the_uploads() -> None:
+    one = world(rounds=Rounds(rounds=1, evaluate_every=0))
+    spy = Recorder(one)
+    server = one.run(spy)
+    uploads = {site: reply.state for site, reply in spy.replies if reply.phase == "personal"}
+    expected = soft_pull(uploads, METHOD.softpull)
+    for site in SITES:
+        same_bytes(METHOD.personal(server, site), expected[site])
+
+
+def test_a_site_that_is_away_takes_part_with_the_model_it_was_sent() -> None:
+    def away(site: str, message: Broadcast, reply: Reply) -> Reply:
+        return ConnectionError("away") if site == "b" and message.phase == "personal" else reply
+
+    one = world(rounds=Rounds(rounds=1, evaluate_every=0))
+    spy = Recorder(one, away)
+    server = one.run(spy)
+    uploads = {site: reply.state for site, reply in spy.replies if reply.phase == "personal"}
+    initial = named_state(one.model(), one.objective())
+    kept = {name: initial[name] for name in uploads["a"]}
+    expected = soft_pull({"a": uploads["a"], "b": kept, "c": uploads["c"]}, METHOD.softpull)
+    for site in SITES:
+        same_bytes(METHOD.personal(server, site), expected[site])
+
+
+# What a site is sent
+
+
+def sent(method: PMSFM) -> Recorder:
+    one = world(method)
+    spy = Recorder(one)
+    one.run(spy)
+    return spy
+
+
+@pytest.mark.parametrize("keep", [0.65, 1.0])
+def test_a_site_is_never_sent_another_sites_model(keep: float) -> None:
+    """Of all uploads of personalised weights, the only one that a message may hold unmixed is the site's own."""
+    spy = sent(replace(METHOD, softpull=keep))
+    uploads = [(site, reply.state) for site, reply in spy.replies if reply.phase == "personal"]
+    assert len(uploads) == 9
+    for receiver, message in spy.sent:
+        assert message.aux == {}
+        assert message.scalars.keys() <= {"site", "evaluate"}
+        assert message.scalars["site"] == SITES.index(receiver)
+        for owner, state in uploads:
+            held = [name for name, t in state.items() if t.numel() > 1 and torch.equal(t, message.state[name])]
+            assert not held or (owner == receiver and keep == 1.0), (owner, receiver, message.round, message.phase)
+
+
+def test_everybody_is_sent_the_same_global_model_and_each_its_own_personalised_one() -> None:
+    spy = sent(METHOD)
+    for round in range(ROUNDS.rounds):
+        by_phase = {
+            phase: [m.state for _, m in spy.sent if (m.round, m.phase) == (round, phase)]
+            for phase in ("train", "personal")
+        }
+        for state in by_phase["train"][1:]:
+            same_bytes(state, by_phase["train"][0])
+        if round:
+            first, second, third = by_phase["personal"]
+            assert differs(first, second)
+            assert differs(second, third)
+
+
+def test_no_gradient_or_upload_names_another_tensor() -> None:
+    spy = sent(METHOD)
+    for _, reply in spy.replies:
+        selector = {name for name in reply.state if name.startswith(GRADIENT)}
+        assert bool(selector) == (reply.phase == "train")
+        assert not any(name.startswith(EXTRA) for name in reply.state), "the selector's weights stay at the server"
+
+
+# The selector
+
+
+class Double(Spoken):
+    """In float64, so that rounding stays far below what is compared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.double()
+
+    def tokenizer(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        ids, mask = super().tokenizer(texts)
+        return ids.double(), mask
+
+
+def double_sites() -> dict[str, Pairs]:
+    made = sites()
+    for one in made.values():
+        one.content = {"train": tuple(tensor.double() for tensor in one.content["train"])}
+    return made
+
+
+def pooled_adam(rounds: int, lr: float, members: str = SITES) -> tuple[nn.Module, torch.optim.Adam]:
+    """One selector trained on all members' records at one place: full batch, one Adam step a round, frozen encoders."""
+    data = double_sites()
+    model, selector = Double().eval(), objective().double().extra
+    assert isinstance(selector, nn.Module)
+    ids, mask = model.tokenizer(selector.words)
+    words = model({"text": ids, "text_mask": mask}).text.detach()
+    adam = torch.optim.Adam(selector.parameters(), lr=lr)
+    total = sum(data[site].num_train for site in members)
+    for _ in range(rounds):
+        adam.zero_grad()
+        for site in members:
+            one, index = data[site], SITES.index(site)
+            output = model({"image": one.content["train"][0], "text": one.content["train"][1]})
+            loss = selector.loss(output.image.detach(), output.text.detach(), words, one.labels, index)  # type: ignore
+            (loss * one.num_train / total).backward()
+        adam.step()
+    return selector, adam
+
+
+def test_the_aggregated_step_is_one_centralised_full_batch_adam_step() -> None:
+    """Spec 15.E (there to 1e-6): five rounds, weights and both moments; encoders stand still so that both see the same.
+
+    In float64. In float32 Adam divides gradients that are all but zero by their own size and enlarges their rounding:
+    1.6e-6 after five rounds.
+    """
+    method = PMSFM(local_steps=0, selector_lr=0.01)
+    rounds = Rounds(rounds=5, evaluate_every=0)
+    made = world(method, double_sites(), model=Double, objective=lambda: objective().double(), rounds=rounds)
+    server = made.run()
+    selector, adam = pooled_adam(5, 0.01)
+    initial = objective().double().state_dict()
+    for name, weight in selector.named_parameters():
+        full = EXTRA + name
+        torch.testing.assert_close(server.state[full], weight.detach(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(server.memory[FIRST + full], adam.state[weight]["exp_avg"], rtol=0, atol=1e-9)
+        torch.testing.assert_close(server.memory[SECOND + full], adam.state[weight]["exp_avg_sq"], rtol=0, atol=1e-9)
+        assert not torch.equal(server.state[full], initial[f"extra.{name}"])
+
+
+def test_averaging_each_sites_own_adam_step_is_another_step() -> None:
+    """Why the gradients are averaged: the n_k/n mean of the sites' own Adam steps is not that of the mean gradient."""
+    together, _ = pooled_adam(1, 0.01)
+    counts = {site: one.num_train for site, one in sites().items()}
+    alone = {site: dict(pooled_adam(1, 0.01, site)[0].named_parameters()) for site in SITES}
+    gaps = []
+    for name, weight in together.named_parameters():
+        mean = sum(alone[site][name] * count for site, count in counts.items()) / sum(counts.values())
+        gaps.append((mean - weight).abs().max().item())
+    assert max(gaps) > 1e-3
+
+
+def test_the_gradient_is_taken_at_the_received_weights() -> None:
+    """Local training moves the site's encoders first; the selector's gradient must not notice."""
+    gradients = []
+    for steps in (0, 2):
+        one = world(replace(METHOD, local_steps=steps), rounds=Rounds(rounds=1, evaluate_every=0))
+        spy = Recorder(one)
+        one.run(spy)
+        gradients.append({n: t for n, t in spy.replies[0][1].state.items() if n.startswith(GRADIENT)})
+    same_bytes(*gradients)
+
+
+def test_a_gradient_that_is_not_finite_is_dropped_and_named() -> None:
+    def poison(site: str, message: Broadcast, reply: Reply) -> Reply:
+        if site == "b" and message.phase == "train" and isinstance(reply, Update):
+            broken = {n: t * torch.nan if n.startswith(GRADIENT) else t for n, t in reply.state.items()}
+            return replace(reply, state=broken)
+        return reply
+
+    one = world(rounds=Rounds(rounds=1, evaluate_every=0))
+    server = one.run(Recorder(one, poison))
+    assert "NaN" in server.history[0]["dropped"]["b"]
+    assert all(torch.isfinite(t).all() for t in server.state.values())
+
+
+def test_more_sites_than_the_selector_knows_is_said() -> None:
+    few = replace(SELECTOR, sites=2)
+    one = world(objective=lambda: objective(few))
+    server = one.run(Recorder(one))
+    assert {site for record in server.history for site in record["dropped"]} == {"c"}
+    assert "this is site 3 of 2; set extra.sites" in server.history[0]["dropped"]["c"]
+
+
+def shifted(permuted: bool) -> dict[str, Pairs]:
+    """Three sites whose images and reports stand apart; ``permuted`` deals the records to the sites at random."""
+    generator = torch.Generator().manual_seed(0)
+    made = {name: pairs(index, 240) for index, name in enumerate(SITES)}
+    image = torch.cat([one.content["train"][0] + 3 * torch.randn(1, 6, generator=generator) for one in made.values()])
+    text = torch.cat([one.content["train"][1] for one in made.values()])
+    order = torch.randperm(720, generator=generator) if permuted else torch.arange(720)
+    for index, one in enumerate(made.values()):
+        rows = order[240 * index : 240 * (index + 1)]
+        one.content = {"train": (image[rows[:120]], text[rows[:120]]), "test": (image[rows[120:]], text[rows[120:]])}
+        one.labels = torch.zeros(120, 2)
+    return made
+
+
+@pytest.mark.parametrize(("permuted", "least", "most"), [(False, 0.8, 1.0), (True, 0.33 - 0.075, 0.33 + 0.075)])
+def test_the_selector_learns_sites_and_permuted_sites_give_chance(permuted: bool, least: float, most: float) -> None:
+    """Held-out accuracy on 3 x 120 studies; chance is 1/3, three sigma are 7.5 points."""
+    data = shifted(permuted)
+    method = PMSFM(local_steps=0, selector_lr=0.03)
+    one = world(method, data, rounds=Rounds(rounds=40, evaluate_every=0))
+    server = one.run()
+    client = one.client("a")
+    client.load(server.state)
+    model, selector = client.model.eval(), client.objective.extra
+    ids, mask = model.tokenizer(selector.words)  # type: ignore
+    words = model({"text": ids, "text_mask": mask}).text
+    right = []
+    for index, name in enumerate(SITES):
+        image, text = data[name].content["test"]
+        output = model({"image": image, "text": text})
+        present = selector.present(torch.zeros(len(image), 2))  # type: ignore
+        right.append((selector(output.image, output.text, words, present).argmax(1) == index).double())  # type: ignore
+    assert least <= torch.cat(right).mean() <= most
+
+
+# Kill, resume, records
+
+
+def test_killed_and_resumed_has_the_same_personalised_models_and_moments(tmp_path: Path) -> None:
+    """SIGKILL before a batch: 3 sites x 2 phases x 2 steps a round; the 22nd is in round 1, phase personal."""
+    expected = world(folder=tmp_path / "whole").run()
+    for at in (3, 16, 22, 30):
+        folder = tmp_path / str(at)
+        assert forked(lambda at=at, folder=folder: world(data=sites(Fuse(at)), folder=folder).run()) == -signal.SIGKILL
+        resumed = world(folder=folder).run()
+        same_bytes(resumed.state, expected.state)
+        same_bytes(resumed.memory, expected.memory)
+    kept = Server.load(tmp_path / "whole" / "server.safetensors")[0].memory
+    assert {name.split("/")[1] for name in kept if name.startswith("personal/")} == set(SITES)
+    assert all(kept[FIRST + name].abs().sum() > 0 for name in expected.state if name == EXTRA + "out.5.bias")
+
+
+def test_a_models_tensor_with_one_value_per_site_is_no_curve() -> None:
+    """The selector's bias and its moments have as many values as there are sites; they must not look like weights."""
+    assert world().run().history[0]["memory"] == {}
+
+
+def test_without_a_selector_there_is_soft_pull_alone() -> None:
+    server = world(objective=MedCLIP).run()
+    assert differs(METHOD.personal(server, "a"), METHOD.personal(server, "b"))
+    same_bytes(server.state, world(FedAvg(local_steps=2), objective=MedCLIP).run().state)
+
+
+def test_defaults_are_the_papers_and_flares() -> None:
+    assert (PMSFM().softpull, PMSFM().threshold, PMSFM().weighting) == (0.65, 0.4, "samples")
+    assert (FedSM().softpull, FedSM().threshold) == (0.7, 0.9)

@@ -1,0 +1,108 @@
+"""CreamFL's task losses by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedvlp.core.types import VLOutput
+from fedvlp.objectives.creamfl import CreamFLTask, CreamFLTaskConfig, soft_contrastive
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def test_soft_contrastive_by_hand() -> None:
+    """Images (1,0), (0,1), texts the same: distance 0 on the diagonal (1e-3 with the root's guard), sqrt 2 beside it.
+
+    With a = 2, b = 1: s = 1 - 0.002 = 0.998 and 1 - 2 sqrt(2 + 1e-6); both directions are the same sum, so twice it.
+    """
+    eye = torch.eye(2, dtype=torch.float64)
+    seen = soft_contrastive(eye, eye, torch.tensor(2.0), torch.tensor(1.0)).item()
+    near, far = 1 - 2 * 1e-3, 1 - 2 * math.sqrt(2 + 1e-6)
+    assert seen == pytest.approx(2 * (2 * softplus(-2 * near) + 2 * softplus(2 * far)))
+
+
+def test_soft_contrastive_is_the_loop_over_all_pairs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    image, text = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    total = 0.0
+    for i in range(4):
+        for j in range(4):
+            score = 15 - 15 * math.sqrt(float((image[i] - text[j]).square().sum()) + 1e-6)
+            total += softplus(-2 * (1 if i == j else -1) * score)
+    seen = soft_contrastive(image, text, torch.tensor(15.0), torch.tensor(15.0)).item()
+    assert seen == pytest.approx(2 * total)
+
+
+def test_identical_inputs_have_a_finite_gradient() -> None:
+    image = torch.ones(2, 3, requires_grad=True)
+    soft_contrastive(image, torch.ones(2, 3), torch.tensor(15.0), torch.tensor(15.0)).backward()
+    assert image.grad is not None
+    assert torch.isfinite(image.grad).all()
+
+
+def task(classes: int = 2, **settings: float) -> CreamFLTask:
+    """Class weights (1, 0) and (-3, 1), of which the negative entry counts as 0; then zeros."""
+    made = CreamFLTaskConfig(classes=classes, dim=2, **{"feature_scale": 2.0, "margin": 4.0, **settings}).build()
+    with torch.no_grad():
+        made.weight.zero_()
+        made.weight[:2] = torch.tensor([[1.0, 0.0], [-3.0, 1.0]])
+    assert isinstance(made, CreamFLTask)
+    return made
+
+
+def test_classification_by_hand() -> None:
+    """Feature (1, 0) of class 0: logits 2 * (1, 0) - (4, 0) = (-2, 0), loss log(1 + e^2). W W^T is the identity:
+
+    each row costs log(1 + e^-1).
+    """
+    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    assert losses["classification"].item() == pytest.approx(softplus(2))
+    assert losses["centre"].item() == pytest.approx(0.5 * softplus(-1))
+
+
+def test_several_positive_labels_share_the_target() -> None:
+    """Both positive: logits (2 - 4, 0 - 4), the mean of both cross entropies."""
+    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    assert losses["classification"].item() == pytest.approx((softplus(-2) + softplus(2)) / 2)
+
+
+def test_a_record_without_a_positive_label_is_left_out_or_of_the_class_none() -> None:
+    """Labels 0, -1 (uncertain) and nan are no positive ones."""
+    features = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    labels = torch.tensor([[1.0, torch.nan], [0.0, -1.0]])
+    assert task().classify(features, labels)["classification"].item() == pytest.approx(softplus(2))
+    assert task().classify(features[1:], labels[1:])["classification"].item() == 0.0
+    none = task(classes=3).classify(features[1:], labels[1:])["classification"].item()  # logits (2, 0, 0 - 4)
+    assert none == pytest.approx(math.log(math.exp(2) + 1 + math.exp(-4)) + 4)
+
+
+def test_what_a_batch_has_decides_the_terms() -> None:
+    made, unit, batch = task(), torch.tensor([[1.0, 0.0]]), {"labels": torch.tensor([[1.0, 0.0]])}
+    assert made(VLOutput(unit, unit), batch).keys() == {"contrastive"}
+    assert made(VLOutput(image=unit), batch).keys() == {"classification", "centre"}
+    assert made(VLOutput(text=unit), batch).keys() == {"classification", "centre"}
+    assert made(VLOutput(image=unit), {}) == {}
+    assert made(VLOutput(), batch) == {}
+
+
+def test_the_released_codes_numbers_are_the_defaults() -> None:
+    made = CreamFLTaskConfig().build()
+    assert isinstance(made, CreamFLTask)
+    assert (made.scale.item(), made.shift.item()) == (15.0, 15.0)
+    assert (made.feature_scale, made.margin, made.centre) == (128.0, 4.0, 0.5)
+    again = CreamFLTaskConfig().build()
+    assert torch.equal(made.weight, again.weight), "the same at the server and at every site"
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"weights \[2, 2\].*features \[1, 3\].*set objective.dim"):
+        task().classify(torch.ones(1, 3), torch.ones(1, 2))
+    with pytest.raises(ValueError, match=r"labels \[1, 4\]"):
+        task().classify(torch.ones(1, 2), torch.ones(1, 4))
+    with pytest.raises(ValueError, match="classes 1"):
+        CreamFLTaskConfig(classes=1)
