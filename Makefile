@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo poc test lint bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,6 +15,10 @@ demo: $(VENV)/ready
 	rm -rf build/demo && mkdir -p build/demo
 	cd build/demo && PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
 	$(BIN)/fedvlp report build/demo/runs/feddra/001
+
+# The main job, smaller, through a server and three sites with real certificates on this machine; nothing stays running.
+poc: $(VENV)/ready
+	PATH="$(abspath $(BIN)):$$PATH" poc/run.sh
 
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2

@@ -28,14 +28,17 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     from fedvlp import presets
     from fedvlp.config import override
     from fedvlp.data.sources.table import TableSource
+    from fedvlp.site_config import NamedData
 
     experiment = presets.get(preset)
     kind, _, rest = (data or "synthetic").partition(":")
+    margin = experiment.model.image_size * 9 // 8
     if kind == "table" and rest:
-        margin = experiment.model.image_size * 9 // 8
         experiment = replace(experiment, data=TableSource(path=str(Path(rest).absolute()), image_size=margin))
+    elif kind == "named" and rest:
+        experiment = replace(experiment, data=NamedData(rest, margin))
     elif data not in (None, "synthetic"):
-        raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv")
+        raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv (a job: named:NAME too)")
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if kind == "synthetic":
@@ -57,6 +60,9 @@ def simulate(
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
+    accept_phi_risk: Annotated[
+        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
+    ] = False,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
     import os
@@ -77,7 +83,10 @@ def simulate(
         folder = RunFolder.create(runs, experiment)
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
     count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
-    history = run(experiment, folder, workers=count, report=lambda record: print(progress_line(record), flush=True))
+    history = run(
+        experiment, folder, workers=count, accept_phi_risk=accept_phi_risk,
+        report=lambda record: print(progress_line(record), flush=True),
+    )  # fmt: skip
     if summary(history):
         console.print(summary_table(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
@@ -141,7 +150,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    what: Annotated[str, typer.Option(help="distortion, shallow, deep (re-training tables) or similarity (curves).")],
+    what: Annotated[str, typer.Option(help="distortion, shallow, deep (re-training tables), similarity (curves), zero-shot.")],
     steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
     layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
     own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
@@ -164,18 +173,18 @@ def jobs_build(
 ) -> None:
     """Writes the committed job folders from the presets."""
     from fedvlp import presets
-    from fedvlp.flare.jobs import COMMITTED, job_files, write_job
+    from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 
     stale = []
     for name in COMMITTED:
         experiment = presets.get(name)
         if check:
             for path, text in job_files(experiment).items():
-                file = folder / name / path
+                file = folder / folder_of(name) / path
                 if not file.exists() or file.read_text(encoding="utf-8") != text:
-                    stale.append(f"{name}/{path}")
+                    stale.append(f"{folder_of(name)}/{path}")
         else:
-            print(write_job(experiment, folder / name))
+            print(write_job(experiment, folder / folder_of(name)))
     if stale:
         raise ValueError(f"not what the presets say: {', '.join(stale)}; run `fedvlp jobs build`")
 
@@ -184,9 +193,18 @@ def jobs_build(
 def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
-    data: Annotated[str | None, typer.Option(help="synthetic or table:PATH.csv.")] = None,
+    data: Annotated[str | None, typer.Option(help="synthetic, table:PATH.csv or named:NAME (the sites' own).")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="Name of a site that takes part; may be repeated.")] = None,
     settings: Setting = None,
+    mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
+    child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
+    link_mbit: Annotated[
+        float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
+    ] = None,
+    encrypted: Annotated[
+        bool, typer.Option("--encrypted", help="The server adds ciphertexts: the sites' own filters must encrypt.")
+    ] = False,
     bundled: Annotated[bool, typer.Option("--bundled", help="Put the package into the job (sites need BYOC).")] = False,
     installed: Annotated[
         bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
@@ -194,20 +212,56 @@ def jobs_export(
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
     from fedvlp.flare.jobs import write_job
+    from fedvlp.flare.timeouts import Timeouts, model_bytes
 
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
     experiment = configured(preset, data, sites, settings)
-    print(write_job(experiment, out, custom=not installed, bundled=bundled))
+    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
+    options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
+    print(write_job(experiment, out, custom=not installed, bundled=bundled, **options))
+
+
+@jobs_app.command("resubmit")
+def jobs_resubmit(
+    job_id: Annotated[str, typer.Argument(help="Id of a job that ended, or whose server died.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the lead (or an admin).")],
+    folder: Annotated[Path | None, typer.Option(help="Job folder to submit; default: the job as it was.")] = None,
+    abort: Annotated[bool, typer.Option("--abort", help="End it first if it runs, e.g. to take back a site.")] = False,
+) -> None:
+    """Goes on with a job: says what became of it and submits it again; it resumes after its last complete phase."""
+    from fedvlp.flare import resubmit
+
+    with resubmit.session(kit) as opened:
+        verdict, new = resubmit.resubmit(opened, job_id, folder, abort=abort)
+    print(f"{verdict.finding}\nsubmitted again as {new}\nfollow it: nvflare job monitor {new}")
+
+
+@jobs_app.command("status")
+def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
+    """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
+    from fedvlp.flare.resubmit import STATUS_FILE, read_status
+
+    status = read_status(folder)
+    if not status:
+        raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
+    print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))
+    if status["status"] != "finished":
+        raise typer.Exit(1)
 
 
 @app.command()
-def doctor() -> None:
-    """Checks that this machine can run fedvlp."""
+def doctor(
+    site: Annotated[Path | None, typer.Option(help="Startup kit of a site, to check that as well.")] = None,
+) -> None:
+    """Checks that this machine can run fedvlp; with --site, that the site of a startup kit is ready for jobs."""
+    from itertools import chain
+
     from fedvlp.doctor import checks
+    from fedvlp.site_doctor import site_checks
 
     failed = False
-    for check in checks():
+    for check in chain(checks(), site_checks(site) if site else ()):
         failed |= check.ok is False
         print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
     if failed:

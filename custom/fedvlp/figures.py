@@ -184,6 +184,20 @@ def bars(
     return _figure(figure, said, "site", groups, list(colours))
 
 
+def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Points of the plane, one cloud for every site; the table has each cloud's centre."""
+    figure, axes = _axes(title, 3.6, below=0.5 + 0.18 * math.ceil(len(groups) / 4))
+    handles = []
+    for index, points in enumerate(groups.values()):
+        style = {key: look(index)[key] for key in ("color", "marker")}
+        handles.append(axes.scatter(*zip(*points, strict=True), s=9, alpha=0.7, **style))
+    axes.set_xlabel("first component")
+    axes.set_ylabel("second component")
+    figure.legend(handles, list(groups), loc="lower center", ncols=4, fontsize=8)
+    centres = [{name: sum(p[i] for p in points) / len(points) for name, points in groups.items()} for i in (0, 1)]
+    return _figure(figure, title, "site", {"centre, first": centres[0], "second": centres[1]}, list(groups))
+
+
 def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float = 6) -> tuple[Any, Any]:
     """A drawing ``size`` inches high plus its margins; laid out by hand, as matplotlib's solver doubles the time."""
     from matplotlib.figure import Figure

@@ -10,10 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedvlp import drift
 from fedvlp import figures as draw
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.server import Server
 from fedvlp.core.site import EVALUATE
+from fedvlp.core.types import State
 from fedvlp.evaluation.held_out import Retrieval
 from fedvlp.experiment import POOLED
 from fedvlp.figures import ABSENT, AVERAGE, WORST, Curve, Points, grid, table, text
@@ -36,6 +38,7 @@ class Run:
     status: dict[str, Any]
     history: list[Record]
     samples: dict[str, int]
+    memory: State  # the server's
     saved: str  # when the last phase was
     refused: int  # reported recalls outside of 0 to 100, which no average survives
 
@@ -55,7 +58,7 @@ class Run:
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for path in (folder.config, folder.path / "environment.json", folder.path / "run_status.json")
         )
-        return Run(folder, config, environment, status, server.history, server.samples, saved, refused)
+        return Run(folder, config, environment, status, server.history, server.samples, server.memory, saved, refused)
 
     def setting(self, key: str) -> Any:
         """A setting such as ``rounds.seed``, or None."""
@@ -93,13 +96,18 @@ def write(folder: RunFolder) -> Path:
     run = Run.read(folder)
     sections = {
         "": _head, "Retrieval": _retrieval, "Sites": _sites, "Loss": _loss, "Site weights": _weights,
-        "Bytes and seconds": _costs, "Dropped updates": _dropped, "All settings and versions": _settings,
+        "Public set": _public, "Bytes and seconds": _costs, "Dropped updates": _dropped,
+        "All settings and versions": _settings,
     }  # fmt: skip
     with matplotlib.rc_context(draw.RC):
         parts = [(f"<h2>{title}</h2>\n" if title else "") + section(run) + "\n" for title, section in sections.items()]
     path = folder.path / "report.html"
     save_text(path, draw.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", "".join(parts)))
     return path
+
+
+def _public(run: Run) -> str:
+    return drift.section(run.history, run.memory)
 
 
 def _head(run: Run) -> str:

@@ -22,10 +22,12 @@ from fedvlp.config import fingerprint, from_config, to_config
 from fedvlp.core.checkpoint import save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.engine import ForkedWorkers, InTurn
+from fedvlp.core.link import EncodedSite, SiteEnd, site_memory
 from fedvlp.core.server import Federation, Server
-from fedvlp.core.site import EVALUATE, Site
+from fedvlp.core.site import EVALUATE
 from fedvlp.core.types import State
 from fedvlp.data.partition import write_assignment
+from fedvlp.data.retrieved import provenance
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.experiment import POOLED, Assembly, Experiment
 
@@ -151,6 +153,7 @@ def overall(record: Record) -> dict[str, float]:
 def scalars(record: Record) -> dict[str, dict[str, float]]:
     """Everything worth a curve, by site; the server's own under ``server``."""
     own: dict[str, float] = {"seconds": record["seconds"], **record.get("bytes", {}), **overall(record)}
+    own |= record.get("server", {})
     sites = by_site(record)
     names = record["members"]
     for tensor, values in record["memory"].items():
@@ -159,11 +162,14 @@ def scalars(record: Record) -> dict[str, dict[str, float]]:
 
 
 def summary(history: list[Record]) -> dict[str, dict[str, float]]:
-    """Held-out retrieval of the initial and of the trained model, over sites."""
-    measured = [record for record in history if overall(record)]
-    if not measured:
-        return {}
-    return {"initial": overall(measured[0]), "trained": overall(measured[-1])}
+    """Held-out retrieval of the initial and of the trained model: over sites, and ``server/...`` on the public set."""
+    measured = [figures for record in history if (figures := overall(record) | on_public_set(record))]
+    return {"initial": measured[0], "trained": measured[-1]} if measured else {}
+
+
+def on_public_set(record: Record) -> dict[str, float]:
+    """Every recall of the server's model on the public set, as ``server/<name>``."""
+    return {f"{SERVER}/{name}": value for name, value in record.get("server", {}).items() if is_retrieval(name)}
 
 
 class TensorBoard:
@@ -195,12 +201,16 @@ def suffix(record: Record, tag: str) -> str:
 
 def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
     """Writes which record went to which site, with the seed and a hash."""
-    cohort, sites = assembly.cohort, assembly.data_sites()
+    cohort = assembly.cohort
+    sites = sorted(set(cohort.sites or ()))  # and the public set
     place = {site: index for index, site in enumerate(sites)}
     owner = np.asarray([place[site] for site in cohort.sites or ()])
     seed = assembly.experiment.rounds.seed
     folder.path.mkdir(parents=True, exist_ok=True)
     write_assignment(folder.path / "partition.json", owner, cohort.ids, seed, sites=",".join(sites))
+    if cohort.report_from is not None:
+        rows = [("record", "report_of", "match"), *provenance(cohort)]
+        save_text(folder.path / "retrieved_reports.csv", "".join(f"{','.join(row)}\n" for row in rows))
 
 
 def simulate(
@@ -208,20 +218,23 @@ def simulate(
     folder: RunFolder,
     *,
     workers: int = 1,
+    accept_phi_risk: bool = False,
     report: Callable[[Record], None] = lambda record: None,
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``.
+    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError.
     """
     import torch
 
-    assembly = Assembly(experiment, folder.path)
+    assembly = Assembly(experiment, folder.path, accept_phi_risk)
+    assembly.gate()
     sites = assembly.sites()
 
-    def site(name: str) -> Site:
+    def site(name: str) -> EncodedSite:
         torch.set_num_threads(experiment.training.threads)
-        return assembly.site(name)
+        end = SiteEnd(experiment.wire, experiment.method.phases, site_memory(folder.path / "sites" / name))
+        return EncodedSite(assembly.site(name), end)
 
     _note_partition(assembly, folder)
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
@@ -229,6 +242,7 @@ def simulate(
     exchange = ForkedWorkers(site, sites, workers, folder.path / "spool") if workers > 1 else InTurn(site)
     if folder.checkpoint.exists():
         server, next_phase = Server.load(folder.checkpoint)
+        assembly.equip(server)
     else:
         server, next_phase = assembly.server(sites), 0
     with closing(exchange), closing(TensorBoard(folder.path / "tb")) as board:
@@ -239,8 +253,9 @@ def simulate(
             report(record)
 
         federation = Federation(
-            experiment.method, server, experiment.rounds, exchange, checkpoint=folder.checkpoint, report=noted
-        )
+            experiment.method, server, experiment.rounds, exchange,
+            wire=experiment.wire, checkpoint=folder.checkpoint, report=noted,
+        )  # fmt: skip
         state = federation.run(next_phase)
     folder.note(server.history)
     folder.finish(experiment, state, server.history)

@@ -19,6 +19,9 @@ pytestmark = pytest.mark.slow
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
 
+EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
+SERVER_TRAINS = {"rounds.rounds": 2, "method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}
+
 
 def small(name: str, **settings: object) -> Experiment:
     """The preset with a few steps on a small cohort."""
@@ -48,7 +51,9 @@ def simulator(job: Path, folder: Path, threads: int) -> subprocess.CompletedProc
         ("fedavg", 5, {"rounds.rounds": 2}),
         ("feddra", 1, {}),
         ("feddra", 5, {"rounds.rounds": 2}),
+        ("feddra", 5, {"rounds.rounds": 2, **EIGHT_BIT}),
         ("local", 1, {"rounds.rounds": 2, "data.sites": 2}),  # memory must survive the restart of every process
+        ("creamfl", 5, SERVER_TRAINS),
     ],
 )
 def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, object], tmp_path: Path) -> None:
@@ -62,17 +67,17 @@ def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, o
     same_metrics(flare, engine)
     assert (flare.path / "metrics.csv").exists()
     assert {entry.name for entry in (flare.path / "tb").iterdir()} >= {"site-1", "site-2"}
-    if name == "local":
-        memories = sorted((engine.path / "sites").rglob("*.safetensors"))
-        assert len(memories) == 4, "two sites, two versions each"
-        for memory in memories:
-            assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
+    memories = sorted((engine.path / "sites").rglob("*.safetensors"))
+    assert len(memories) == 2 * {"local": 2, "creamfl": 5}.get(name, 0), "two versions at each site"
+    for memory in memories:
+        assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
 
 
 def same_metrics(flare: RunFolder, engine: RunFolder) -> None:
     """Every metric of every site agrees, seconds aside."""
     for theirs, ours in zip(flare.history(), engine.history(), strict=True):
         assert (theirs["round"], theirs["phase"], theirs["dropped"]) == (ours["round"], ours["phase"], {})
+        assert theirs["server"] == ours["server"]
         for site, metrics in ours["sites"].items():
             expected = {name: value for name, value in metrics.items() if name != "seconds"}
             assert {name: value for name, value in theirs["sites"][site].items() if name != "seconds"} == expected

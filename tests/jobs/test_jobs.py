@@ -9,7 +9,8 @@ import pytest
 
 from fedvlp import presets
 from fedvlp.config import from_config
-from fedvlp.flare.jobs import COMMITTED, job_files, write_job
+from fedvlp.experiment import Assembly
+from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -17,24 +18,25 @@ JOBS = Path(__file__).parents[2] / "jobs"
 @pytest.mark.parametrize("name", COMMITTED)
 def test_committed_job_is_up_to_date(name: str) -> None:
     files = job_files(presets.get(name))
-    committed = {str(f.relative_to(JOBS / name)): f.read_text() for f in (JOBS / name).rglob("*") if f.is_file()}
+    folder = JOBS / folder_of(name)
+    committed = {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
     assert committed == files, "run `fedvlp jobs build`"
 
 
 def test_there_is_no_other_job() -> None:
-    assert sorted(entry.name for entry in JOBS.iterdir()) == sorted(COMMITTED)
+    assert sorted(entry.name for entry in JOBS.iterdir()) == sorted(map(folder_of, COMMITTED))
 
 
 @pytest.mark.parametrize("name", COMMITTED)
 def test_the_job_describes_the_preset_to_both_sides(name: str) -> None:
-    """Server and sites build the same experiment from it, field by field, and the job names its five sites."""
+    """Server and sites build the same experiment from it, field by field, and the job names its sites."""
     files = {path: json.loads(text) for path, text in job_files(presets.get(name)).items() if path.endswith("json")}
     server = files["app/config/config_fed_server.json"]["workflows"][0]["args"]
     client = files["app/config/config_fed_client.json"]["executors"][0]["executor"]["args"]
     for args in (server, client):
         built = presets.Experiment(**{key: from_config(value) for key, value in args.items()})
         assert built == presets.get(name)
-    assert files["meta.json"]["deploy_map"]["app"] == ["server", *(f"site-{i}" for i in range(1, 6))]
+    assert files["meta.json"]["deploy_map"]["app"] == ["server", *Assembly(presets.get(name)).sites()]
 
 
 def test_every_phase_has_an_executor_and_filters_name_tasks_exactly() -> None:

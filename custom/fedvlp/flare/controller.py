@@ -20,15 +20,15 @@ from fedvlp import __version__
 from fedvlp.config import fingerprint
 from fedvlp.core.aggregation import in_site_order
 from fedvlp.core.checkpoint import save_json
-from fedvlp.core.method import Aborted
+from fedvlp.core.method import Aborted, Method
 from fedvlp.core.server import Federation, QuorumLostError, Server
 from fedvlp.core.site import reason
-from fedvlp.core.types import Broadcast, Reply
+from fedvlp.core.types import Broadcast, Reply, State
 from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
-from fedvlp.runs import RunFolder, overall
+from fedvlp.runs import Record, RunFolder, by_site, overall
 
 
 class SiteUnavailableError(RuntimeError):
@@ -100,12 +100,16 @@ class FederatedController(Controller):
         """Runs the round loop to its end and writes the model."""
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
+        assembly = Assembly(experiment)
         resumed = folder.checkpoint.exists()
         if resumed:
             server, next_phase = Server.load(folder.checkpoint)
+            assembly.equip(server)
         else:
             names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
-            server, next_phase = Assembly(experiment).server(tuple(names)), 0
+            server, next_phase = assembly.server(tuple(names)), 0
+        if server.host:
+            server.host.should_stop = lambda: self._abort.triggered
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
         self._status(folder, "running", "")
@@ -117,11 +121,21 @@ class FederatedController(Controller):
             self._progress(record)
 
         federation = Federation(
-            experiment.method, server, experiment.rounds, self._exchange, checkpoint=folder.checkpoint, report=report
-        )
+            self._method(), server, experiment.rounds, self._exchange,
+            wire=experiment.wire, checkpoint=folder.checkpoint, report=report,
+        )  # fmt: skip
         state = federation.run(next_phase)
-        folder.finish(experiment, state, server.history)
-        self.log_info(fl_ctx, f"trained model: {folder.model}")
+        self._finish(folder, state, server.history)
+
+    def _method(self) -> Method:
+        """Whose server half is run."""
+        return self.experiment.method
+
+    def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
+        """Writes what the run brought."""
+        folder.finish(self.experiment, state, history)
+        assert self._fl_ctx is not None
+        self.log_info(self._fl_ctx, f"trained model: {folder.model}")
 
     def _status(self, folder: RunFolder, status: str, reason: str) -> None:
         """``run_status.json``: what became of the run, whatever FLARE calls the job's end."""
@@ -140,9 +154,10 @@ class FederatedController(Controller):
         self.progress.pop("loss", None)
         if losses:
             self.progress["loss"] = sum(losses) / len(record["sites"])
+        self.progress["by_site"] = {site: _in_short(metrics) for site, metrics in by_site(record).items()}
         assert self._fl_ctx is not None
         self.log_info(self._fl_ctx, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
-                                             for k, v in self.progress.items()))  # fmt: skip
+                                             for k, v in self.progress.items() if k != "by_site"))  # fmt: skip
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies in site order."""
@@ -209,3 +224,10 @@ class FederatedController(Controller):
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
         self.log_info(fl_ctx, f"late reply of {client.name} to {task_name} dropped")
+
+
+def _in_short(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A site's loss and recall on its val split, as far as it reported them."""
+    losses = [value for name, value in metrics.items() if name.startswith("loss/")]
+    recall = {"val_r1": metrics["val/mean/r1"]} if "val/mean/r1" in metrics else {}
+    return {**({"loss": sum(losses)} if losses else {}), **recall}

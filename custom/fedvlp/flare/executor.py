@@ -1,27 +1,29 @@
-"""The site's door to FLARE: turns a task into a call of core.site.Site. No line here knows a method's name."""
+"""A site's doors to FLARE: a task is answered in the job's own process, or in a child that may die without harm.
+
+Both call flare/door.py. No line here knows a method's name.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
+from nvflare.client.config import ExchangeFormat
+from nvflare.fuel.f3.cellnet.defs import CellChannel
 
-from fedvlp import __version__
-from fedvlp.config import fingerprint
 from fedvlp.core.method import Aborted
-from fedvlp.core.site import Site, reason
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.flare import wire
-from fedvlp.flare.places import runs_root, under
-from fedvlp.flare.tracking import Announcer
-
-
-class RefusedError(ValueError):
-    """The task does not belong to the experiment that this site was given."""
+from fedvlp.core.site import reason
+from fedvlp.experiment import Experiment
+from fedvlp.flare import handover, wire
+from fedvlp.flare.door import Door
+from fedvlp.flare.places import Place
 
 
 class SiteExecutor(Executor):
@@ -32,39 +34,76 @@ class SiteExecutor(Executor):
         super().__init__()
         wire.register()  # before the first task is fetched
         self.experiment = Experiment(**experiment)
-        self._site: Site | None = None
-        self._folder = ""
+        self._door: Door | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         try:
             message, run = wire.receive_broadcast(shareable)
-            self._refuse_other(run)
-            site = self._prepared(run["folder"], fl_ctx)
-            update = site.handle(message, should_stop=lambda: abort_signal.triggered)
+            self._door = self._door or Door(self.experiment, Place.of(fl_ctx))
+            update = self._door.answer(message, run, should_stop=lambda: abort_signal.triggered)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
             return wire.send_failure(error)
-        Announcer(self, fl_ctx).update(update)
         return wire.send_update(update)
 
-    def _refuse_other(self, run: dict[str, str]) -> None:
-        mine = {"fingerprint": fingerprint(self.experiment), "version": __version__}
-        for what, value in mine.items():
-            if run.get(what) != value:
-                raise RefusedError(
-                    f"the server's {what} is {run.get(what)}, this site's is {value}: "
-                    "server and site must run the same job and the same fedvlp"
+
+class ChildLostError(RuntimeError):
+    """The training process of a site ended or fell silent before it answered."""
+
+
+class ChildExecutor(ClientAPIExecutor):
+    """Trains every task in a fresh child process (flare/trainer.py), so that a crash costs a task and not the job.
+
+    FLARE fails a whole job when a site's job process dies; a child that is killed (out of memory), crashes in native
+    code or hangs is an error reply of one site. FLARE would let the child fetch and serve tensors past the job's
+    process; here that process holds them before the child starts and after it has answered. So the site's filters see
+    them, and a child that dies late takes no accepted update with it (which FLARE answers by failing the job).
+    """
+
+    def __init__(self, task_timeout: float = 3600.0, silence: float = 120.0, **experiment: Any) -> None:
+        """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life."""
+        super().__init__(
+            execution_mode="external_process",
+            command=[sys.executable, "-u", "-m", "fedvlp.flare.trainer"],
+            launch_once=False,
+            heartbeat_timeout=silence,
+            shutdown_timeout=10.0,  # what a site remembers is written before the child answers,
+            stop_grace_period=5.0,  # so one that hangs is not waited for
+            task_wait_timeout=task_timeout,
+            result_wait_timeout=task_timeout,
+            params_exchange_format=ExchangeFormat.PYTORCH,
+            server_expected_format=ExchangeFormat.PYTORCH,
+        )
+        wire.register()
+        self.experiment = Experiment(**experiment)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.START_RUN:
+            tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
+            fl_ctx.get_engine().get_cell().decode_pass_through_topics.discard(tasks)
+
+    @staticmethod
+    def _requires_materialized_result(task_name: str, fl_ctx: FLContext) -> bool:
+        return True
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        task = handover.to_child(shareable, self.experiment, Place.of(fl_ctx))
+        reply = super().execute(task_name, task, fl_ctx, abort_signal)
+        code = reply.get_return_code(ReturnCode.OK)
+        if code == ReturnCode.TASK_ABORTED:
+            return reply
+        if code != ReturnCode.OK:
+            return wire.send_failure(
+                ChildLostError(
+                    "the training process ended or fell silent before it answered (killed for lack of memory, crashed "
+                    "or hung); this site's log has its last lines. A smaller training.batch_size needs less memory"
                 )
-
-    def _prepared(self, folder: str, fl_ctx: FLContext) -> Site:
-        """The site of this process, built at its first task of a run."""
-        if self._site is None or folder != self._folder:
-            import torch
-
-            torch.set_num_threads(self.experiment.training.threads)
-            path = under(runs_root(fl_ctx), folder)
-            self._site = Assembly(self.experiment, path).site(fl_ctx.get_identity_name())
-            self._folder = folder
-        return self._site
+            )
+        update = handover.from_child(reply, fl_ctx.get_identity_name())
+        if isinstance(update, str):
+            self.log_error(fl_ctx, f"{task_name} failed: {update}")
+            return wire.send_failure(update)
+        return wire.send_update(update)

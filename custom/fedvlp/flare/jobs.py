@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,15 @@ from fedvlp.config import to_config
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.site import EVALUATE
 from fedvlp.experiment import Assembly, Experiment
+from fedvlp.flare.timeouts import Timeouts
 
-COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb")
+COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "pms-fm", "car-mfl")
 """The presets whose job folders are committed under jobs/."""
+
+CONTROLLER = "fedvlp.flare.controller.FederatedController"
+ENCRYPTED_CONTROLLER = "fedvlp.flare.encryption.EncryptedController"
+EXECUTOR = "fedvlp.flare.executor.SiteExecutor"
+CHILD_EXECUTOR = "fedvlp.flare.executor.ChildExecutor"
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
 load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take a
@@ -27,19 +34,37 @@ job without this folder: `fedvlp jobs export NAME OUT --installed`.
 """
 
 
-def job_files(experiment: Experiment, *, custom: bool = True) -> dict[str, str]:
-    """The files of a job folder, by path. Committed jobs name their sites: with ``@ALL`` the simulator runs two."""
-    sites = Assembly(experiment).sites()
+def folder_of(name: str) -> str:
+    """The folder under jobs/ of a preset: its name with "_" for "-", as ``jobs/pms_fm``."""
+    return name.replace("-", "_")
+
+
+def job_files(
+    experiment: Experiment, *, custom: bool = True, sites: Sequence[str] = (), mlflow: str = "",
+    child: bool = False, timeouts: Timeouts | None = None, encrypted: bool = False,
+) -> dict[str, str]:  # fmt: skip
+    """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
+
+    ``child``: each task trains in a process of its own, as real sites want it; ``timeouts``: other than FLARE's own.
+    ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
+    A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
+    """
+    sites = sorted(sites) or Assembly(experiment).sites()
     parts = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     phases = sorted({p for r in range(experiment.rounds.rounds) for p in experiment.method.phases(r)} | {EVALUATE})
+    waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
+    controller = ENCRYPTED_CONTROLLER if encrypted else CONTROLLER
+    limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
+    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | parts}
     meta = {
         "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }  # fmt: skip
     server = {
         "format_version": 2,
+        **(timeouts.transfers() if timeouts else {}),
         "server": {"task_request_interval": 0.1},
-        "workflows": [{"id": "federation", "path": "fedvlp.flare.controller.FederatedController", "args": parts}],
+        "workflows": [{"id": "federation", "path": controller, "args": waits | parts}],
         "components": [
             {"id": "tensorboard", "path": "fedvlp.flare.tracking.TensorBoardReceiver", "args": {}},
             {
@@ -47,22 +72,27 @@ def job_files(experiment: Experiment, *, custom: bool = True) -> dict[str, str]:
                 "path": "nvflare.app_common.widgets.metrics_artifact_writer.MetricsArtifactWriter",
                 "args": {},
             },
+            *([_mlflow(experiment, mlflow)] if mlflow else []),
+            {"id": "results", "path": "fedvlp.flare.results.ResultsInJob", "args": {}},
         ],
         "task_data_filters": [],
         "task_result_filters": [],
     }
     client = {
         "format_version": 2,
-        "executors": [{"tasks": phases, "executor": {"path": "fedvlp.flare.executor.SiteExecutor", "args": parts}}],
+        **(timeouts.of_site() if timeouts else {}),
+        "executors": [{"tasks": phases, "executor": executor}],
         "components": [
+            {"id": "curves", "path": "fedvlp.flare.tracking.SiteCurves", "args": {}},
             {
                 "id": "to_server",
                 "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
                 "args": {"events_to_convert": ["analytix_log_stats"]},
-            }
+            },
+            *([] if experiment.wire.plain else [_wire_end(parts)]),
         ],
-        "task_data_filters": [],
-        "task_result_filters": [],
+        "task_data_filters": _filters(experiment, phases, "DecodeTask"),
+        "task_result_filters": _filters(experiment, phases, "EncodeResult"),
     }
     files: dict[str, Any] = {
         "meta.json": meta,
@@ -73,15 +103,36 @@ def job_files(experiment: Experiment, *, custom: bool = True) -> dict[str, str]:
     return texts | ({"app/custom/README.md": NOTE} if custom else {})
 
 
-def write_job(experiment: Experiment, folder: Path, *, custom: bool = True, bundled: bool = False) -> Path:
+def _wire_end(parts: dict[str, Any]) -> dict[str, Any]:
+    args = {name: parts[name] for name in ("wire", "method")}
+    return {"id": "wire", "path": "fedvlp.flare.codec_filters.WireEnd", "args": args}
+
+
+def _filters(experiment: Experiment, tasks: list[str], kind: str) -> list[dict[str, Any]]:
+    """The filter of the site's end of the wire, for every task by its name: FLARE would never match ``"*"``."""
+    if experiment.wire.plain:
+        return []
+    return [{"tasks": tasks, "filters": [{"path": f"fedvlp.flare.codec_filters.{kind}", "args": {}}]}]
+
+
+def _mlflow(experiment: Experiment, uri: str) -> dict[str, Any]:
+    """FLARE's MLflow receiver: the sites' curves, one MLflow run per site."""
+    return {
+        "id": "mlflow",
+        "path": "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
+        "args": {"tracking_uri": uri, "kw_args": {"experiment_name": experiment.name}},
+    }
+
+
+def write_job(experiment: Experiment, folder: Path, *, bundled: bool = False, **packing: Any) -> Path:
     """Writes the job into ``folder`` (replaced); ``bundled`` puts the package itself into ``app/custom``.
 
-    Raises FileExistsError when ``folder`` holds something that is not a job.
+    ``packing``: as ``job_files`` takes it. Raises FileExistsError when ``folder`` holds something that is not a job.
     """
     if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
         raise FileExistsError(f"{folder} is not empty and holds no FLARE job (no meta.json); choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
-    for path, text in job_files(experiment, custom=custom or bundled).items():
+    for path, text in job_files(experiment, **packing).items():
         save_text(folder / path, text)
     if bundled:
         package = Path(fedvlp.__file__).parent

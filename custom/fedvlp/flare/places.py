@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -13,6 +14,21 @@ SIMULATED = "simulate_job"
 
 class PlaceError(ValueError):
     """A path leads out of the folder that is meant for it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which site this is, its folder of runs, and the folder of its own settings (FLARE's ``local``)."""
+
+    site: str
+    runs: str
+    local: str
+
+    @staticmethod
+    def of(fl_ctx: FLContext) -> Place:
+        """The place of the site whose job this process runs."""
+        local = fl_ctx.get_engine().get_workspace().get_site_config_dir()
+        return Place(fl_ctx.get_identity_name(), str(runs_root(fl_ctx)), str(Path(local).absolute()))
 
 
 def runs_root(fl_ctx: FLContext) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -15,6 +17,7 @@ from nvflare.app_common.widgets.streaming import create_analytic_dxo, send_analy
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fedvlp.core.types import Update
+from fedvlp.flare import wire
 from fedvlp.runs import SERVER, Record, overall, scalars, suffix
 
 RUN_FOLDER = "fedvlp_run_folder"
@@ -50,6 +53,16 @@ class Announcer:
             writer=LogWriterName.TORCH_TB, global_step=step,
         )  # fmt: skip
         send_analytic_dxo(self.component, dxo=dxo, fl_ctx=self.fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
+
+
+class SiteCurves(FLComponent):
+    """Announces a site's metrics as they stand in the reply that leaves it: events pass by the site's filters."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.AFTER_TASK_RESULT_FILTER:
+            reply = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            if wire.failure(reply) is None:
+                Announcer(self, fl_ctx).update(wire.receive_update(reply, fl_ctx.get_identity_name()))
 
 
 class TensorBoardReceiver(TBAnalyticsReceiver):

@@ -15,6 +15,7 @@ from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 from torch import Tensor
 
+from fedvlp.core.link import NotHeldError
 from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, Update
 
@@ -62,6 +63,8 @@ def send_update(update: Update) -> Shareable:
         "phase": update.phase,
         "num_samples": update.num_samples,
         "metrics": dict(update.metrics),
+        "modalities": list(update.modalities),
+        "public_id": update.public_id,
     }
     return _shareable(update, meta)
 
@@ -69,17 +72,22 @@ def send_update(update: Update) -> Shareable:
 def receive_update(shareable: Shareable, site: str) -> Update:
     """The reply of ``site``: the name is the channel's, whatever the payload says."""
     state, aux, meta = _parts(shareable)
-    return Update(site, meta["round"], meta["phase"], meta["num_samples"], state, aux, meta["metrics"])
+    held = tuple(meta["modalities"])
+    return Update(
+        site, meta["round"], meta["phase"], meta["num_samples"], state, aux, meta["metrics"], held, meta["public_id"]
+    )
 
 
-def send_failure(error: Exception) -> Shareable:
-    """An error reply."""
+def send_failure(error: Exception | str) -> Shareable:
+    """An error reply; a text is one that :func:`core.site.reason` made in another process."""
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    reply.set_header(REASON, reason(error))
+    reply.set_header(REASON, error if isinstance(error, str) else reason(error))
     return reply
 
 
 def failure(shareable: Shareable) -> str | None:
     """Why the site could not answer, or None when it did."""
     code = shareable.get_return_code(ReturnCode.OK)
+    if code == ReturnCode.TASK_DATA_FILTER_ERROR:  # nothing was trained
+        return f"{NotHeldError.__name__}: a filter of the site refused the task, or it lost its copy; its log says which"
     return None if code == ReturnCode.OK else str(shareable.get_header(REASON, code))

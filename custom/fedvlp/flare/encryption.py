@@ -1,0 +1,228 @@
+"""FedAvg over ciphertexts (CKKS; Cheon et al., 2017, https://eprint.iacr.org/2016/421): the server never sees a model.
+
+Every site sends ``num_samples * weights`` encrypted, the server adds ciphertexts, every site decrypts the sum and
+divides it by the total number of samples. Only additions are needed, so small parameters of CKKS do. All sites share
+one secret key, which FLARE's HEBuilder puts into their kits and not into the server's: a site that hands it to the
+server gives away everybody's updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from torch import Tensor
+
+from fedvlp.core.checkpoint import save_json, save_tensors
+from fedvlp.core.method import Method, require
+from fedvlp.core.privacy import PrivacyError
+from fedvlp.core.server import Server
+from fedvlp.core.site import EVALUATE
+from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.flare import wire
+from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.filters import UpdateFilter
+from fedvlp.flare.places import runs_root, under
+from fedvlp.runs import Record, RunFolder, summary
+
+CIPHERTEXT = "ciphertext"
+WEIGHT = "encrypted_weight"
+MAX_SITES = 64
+HEADER = 8  # bytes of a row that say how long its ciphertext is
+PLAIN_HOOKS = (
+    "phases", "trains", "shares", "start", "prepare", "asks", "broadcast", "weight", "aggregate", "expects", "finish",
+    "upload",
+)  # fmt: skip
+
+
+class Cipher:
+    """Vectors as CKKS ciphertexts, ``slots`` values each, in rows [rows, width] uint8 of a fixed size."""
+
+    def __init__(self, context: bytes) -> None:
+        """``context``: a TenSEAL context; without its secret key only :meth:`add` works."""
+        try:
+            import tenseal
+        except ImportError:
+            raise PrivacyError("homomorphic encryption is not installed here: pip install 'fedvlp[he]'") from None
+        self._tenseal = tenseal
+        self._context = tenseal.context_from(context)
+        first = self._context.seal_context().data.first_context_data()
+        degree = first.parms().poly_modulus_degree()
+        self.slots = degree // 2
+        self.width = HEADER + 16 * degree * (first.chain_index() + 1) + 1024  # two polynomials, uncompressed
+        self.secret = bool(self._context.has_secret_key())
+        #: largest absolute value of one site's plaintext, so that the sum of MAX_SITES cannot wrap around
+        self.limit = 2.0 ** (first.total_coeff_modulus_bit_count() - 2) / self._context.global_scale / MAX_SITES
+
+    @staticmethod
+    def load(name: str, fl_ctx: FLContext) -> Cipher:
+        """From the startup folder of this kit, where provisioning puts it. Raises PrivacyError where there is none."""
+        file = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / name
+        if not file.is_file():
+            raise PrivacyError(f"this kit has no startup/{name}: provision with HEBuilder")
+        return Cipher(file.read_bytes())
+
+    def rows(self, count: int) -> int:
+        """Ciphertexts that ``count`` values take."""
+        return -(-count // self.slots)
+
+    def encrypt(self, values: Tensor) -> Tensor:
+        """Float64 [n] to uint8 [rows, width]. Raises PrivacyError for a value that cannot be encrypted faithfully."""
+        largest = float(values.abs().max()) if len(values) else 0.0
+        if not largest <= self.limit:
+            raise PrivacyError(
+                f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold up to {self.limit:.3g}"
+            )
+        vectors = (self._tenseal.ckks_vector(self._context, part.numpy()) for part in values.split(self.slots))
+        return self._packed([vector.serialize() for vector in vectors])
+
+    def add(self, left: Tensor, right: Tensor) -> Tensor:
+        """The ciphertexts of the sum."""
+        pairs = zip(self._vectors(left), self._vectors(right), strict=True)
+        return self._packed([(one + other).serialize() for one, other in pairs])
+
+    def decrypt(self, rows: Tensor, count: int) -> Tensor:
+        """Uint8 [rows, width] to float64 [count]."""
+        if not self.secret or len(rows) != self.rows(count):
+            raise PrivacyError("the ciphertext is not one of this model, or this kit has no secret key")
+        parts = [np.asarray(vector.decrypt(), dtype=np.float64) for vector in self._vectors(rows)]
+        return torch.from_numpy(np.concatenate(parts))[:count]
+
+    def _vectors(self, rows: Tensor) -> Iterable[Any]:
+        for row in rows.numpy():
+            length = int.from_bytes(row[:HEADER].tobytes(), "little")
+            try:
+                yield self._tenseal.ckks_vector_from(self._context, row[HEADER : HEADER + length].tobytes())
+            except Exception:  # TenSEAL raises anything on damaged bytes
+                raise PrivacyError("a ciphertext is damaged or was made with other parameters") from None
+
+    def _packed(self, parts: list[bytes]) -> Tensor:
+        rows = torch.zeros(len(parts), self.width, dtype=torch.uint8)
+        for row, part in zip(rows.numpy(), parts, strict=True):
+            row[: HEADER + len(part)] = np.frombuffer(len(part).to_bytes(HEADER, "little") + part, dtype=np.uint8)
+        return rows
+
+
+def flatten(state: Mapping[str, Tensor]) -> Tensor:
+    """All values as float64 [n], tensors in the order of their names."""
+    for name, tensor in state.items():
+        if tensor.dtype != torch.float32:
+            raise PrivacyError(f"{name} is {tensor.dtype}; only float32 tensors are encrypted")
+    return torch.cat([state[name].detach().cpu().reshape(-1).double() for name in sorted(state)])
+
+
+def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
+    """The inverse of :func:`flatten`, shapes as in ``like``."""
+    names = sorted(like)
+    parts = values.split([like[name].numel() for name in names])
+    return {name: part.float().reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def refuse_unencryptable(method: Method) -> None:
+    """Raises ValueError unless the method's server half is FedAvg's, with weights n_k: a sum is all that is added."""
+    changed = [hook for hook in PLAIN_HOOKS if getattr(type(method), hook) is not getattr(Method, hook)]
+    if changed or method.weighting != "samples":
+        why = f"overrides {', '.join(changed)}" if changed else f"has weighting {method.weighting!r}"
+        raise ValueError(
+            f"{type(method).__name__} {why}; only a mean of whole models weighted by samples can be encrypted: "
+            "FedAvg or FedProx with method.weighting=samples"
+        )
+
+
+@dataclass(frozen=True)
+class EncryptedMean(Method):
+    """The server half: ``server.state`` stays the untrained model, the trained one is a ciphertext in its memory."""
+
+    cipher: Cipher = field(kw_only=True)
+
+    def start(self, server: Server) -> None:
+        require(len(server.sites) <= MAX_SITES, f"{len(server.sites)} sites; ciphertexts hold the sum of {MAX_SITES}")
+
+    def broadcast(self, server: Server, site: str) -> Broadcast:
+        total = server.memory.get(WEIGHT)
+        aux = {} if total is None else {CIPHERTEXT: server.memory[CIPHERTEXT]}
+        scalars = {} if total is None else {WEIGHT: float(total)}
+        return Broadcast(server.round, server.phase, server.state, aux, scalars)
+
+    def expects(self, server: Server, site: str) -> tuple[State, State]:
+        count = sum(tensor.numel() for tensor in server.state.values())
+        return {}, {CIPHERTEXT: torch.empty(self.cipher.rows(count), self.cipher.width, dtype=torch.uint8)}
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        total, rows = 0, torch.empty(0)
+        for update in updates:
+            if update.num_samples:
+                sent = update.aux[CIPHERTEXT]
+                rows = self.cipher.add(rows, sent) if total else sent
+                total += update.num_samples
+        if total:
+            server.memory = {CIPHERTEXT: rows, WEIGHT: torch.tensor(float(total), dtype=torch.float64)}
+
+
+class Encrypt(UpdateFilter):
+    """task_result filter of a site: the weights leave as ciphertexts, or not at all. List it after ClipAndNoise."""
+
+    def __init__(self, context: str = "client_context.tenseal") -> None:
+        super().__init__()
+        self.context = context
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        if update.aux:
+            raise PrivacyError("the method sends tensors beside the model, which are not encrypted here")
+        if not update.state:
+            return update
+        cipher = Cipher.load(self.context, fl_ctx)
+        return replace(update, state={}, aux={CIPHERTEXT: cipher.encrypt(flatten(update.state) * update.num_samples)})
+
+
+class Decrypt(Filter):
+    """task_data filter of a site: turns the encrypted sum back into the mean, and keeps the trained model at the site.
+
+    The last broadcast's model is ``sites/<site>/trained.safetensors`` in the run's folder at the site.
+    """
+
+    def __init__(self, context: str = "client_context.tenseal") -> None:
+        super().__init__()
+        self.context = context
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        message, run = wire.receive_broadcast(shareable)
+        if CIPHERTEXT not in message.aux:
+            return shareable
+        cipher, count = Cipher.load(self.context, fl_ctx), sum(tensor.numel() for tensor in message.state.values())
+        mean = cipher.decrypt(message.aux[CIPHERTEXT], count) / message.scalars[WEIGHT]
+        state = unflatten(mean, message.state)
+        if message.phase == EVALUATE:
+            folder = under(runs_root(fl_ctx), run["folder"]) / "sites" / fl_ctx.get_identity_name()
+            save_tensors(folder / "trained.safetensors", state)
+        scalars = {name: value for name, value in message.scalars.items() if name != WEIGHT}
+        plain = replace(message, state=state, aux={}, scalars=scalars)
+        return from_shareable(wire.send_broadcast(plain, run)).update_shareable(shareable)
+
+
+class EncryptedController(FederatedController):
+    """The controller of an encrypted run. The server has no model to write: the sites keep it (see ``Decrypt``)."""
+
+    def __init__(self, context: str = "server_context.tenseal", **settings: Any) -> None:
+        super().__init__(**settings)
+        self.context = context
+        refuse_unencryptable(self.experiment.method)
+        require(self.experiment.rounds.evaluate_every > 0, "rounds.evaluate_every is 0: no site would get the model")
+
+    def _method(self) -> Method:
+        assert self._fl_ctx is not None
+        cipher = Cipher.load(self.context, self._fl_ctx)
+        require(not cipher.secret, f"startup/{self.context} holds the secret key, which only sites may have")
+        return EncryptedMean(local_steps=self.experiment.method.local_steps, cipher=cipher)
+
+    def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
+        save_json(folder.path / "summary.json", summary(history))
+        self.log_info(self._fl_ctx, "trained model: at the sites, in the run's folder there, sites/<site>/")

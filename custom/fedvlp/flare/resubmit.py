@@ -1,0 +1,109 @@
+"""Going on with a job that ended or whose server died: what became of it, and the same job submitted once more.
+
+FLARE 2.9 cannot resume a job. The controller keeps its checkpoints outside the job (flare/controller.py) and goes on
+where the newest unfinished run of the same configuration stands, so submitting the same job again is a resumption.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+STATUS_FILE = "run_status.json"
+TIMEOUT = 20.0  # seconds to connect to the server
+ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
+
+
+class ResubmitError(ValueError):
+    """The job is not to be submitted again; the message says why."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a job, and whether submitting it again makes sense."""
+
+    resume: bool
+    finding: str
+    running: bool = False
+
+
+@contextmanager
+def session(kit: Path) -> Iterator[Session]:
+    """A FLARE API session with the admin startup kit ``kit``. Raises ResubmitError when it cannot be opened."""
+    file = kit / "startup" / "fed_admin.json"
+    if not file.exists():
+        raise ResubmitError(f"{kit} is no admin startup kit: startup/fed_admin.json is missing there")
+    user = json.loads(file.read_text(encoding="utf-8"))["admin"]["username"]
+    try:
+        opened = new_secure_session(user, str(kit.absolute()), timeout=TIMEOUT)
+    except NoConnection as error:
+        raise ResubmitError(f"no server answered {user} within {TIMEOUT:g} s; start it, then try again") from error
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def resubmit(opened: Session, job_id: str, folder: Path | None = None, *, abort: bool = False) -> tuple[Verdict, str]:
+    """Submits the job ``job_id`` again, or ``folder`` in its place; returns what was found and the new job's id.
+
+    ``abort`` ends a job that runs first: FLARE does not take a site that was restarted back into a running job, a new
+    one does. Raises ResubmitError when the job still runs or has finished: there is nothing to go on with.
+    """
+    verdict = judge(opened, job_id)
+    if verdict.running and abort:
+        opened.abort_job(job_id)
+        opened.wait_for_job(job_id, timeout=ABORT_TIMEOUT)
+        verdict = judge(opened, job_id)
+    if not verdict.resume:
+        raise ResubmitError(verdict.finding)
+    return verdict, opened.submit_job(str(folder.absolute())) if folder else opened.clone_job(job_id)
+
+
+def judge(opened: Session, job_id: str) -> Verdict:
+    """What became of the job: FLARE's status, checked against what the server runs and what the run itself says."""
+    try:
+        status = opened.get_job_meta(job_id).get(JobMetaKey.STATUS.value, "")
+    except JobNotFound as error:
+        raise ResubmitError(f"the server knows no job {job_id}; `nvflare job list` shows what it has") from error
+    alive = any(job.job_id == job_id for job in opened.get_system_info().job_info)
+    if alive:
+        hint = "to take back a site that was restarted, give --abort: it goes on after the last complete phase"
+        return Verdict(False, f"job {job_id} runs ({status}); {hint}", running=True)
+    if status in (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value):
+        return Verdict(False, f"job {job_id} waits to be started ({status}); FLARE starts it when its sites are there")
+    if status == RunStatus.RUNNING.value:
+        return Verdict(
+            True,
+            f"job {job_id} says RUNNING, but the server runs no such job: the server died under it. FLARE can neither "
+            "abort nor delete it. It does no harm; to clear it, stop the server and remove the folder "
+            f"{job_id} from its job storage (uri_root in the server's local/resources.json).",
+        )
+    run = own_status(opened, job_id)
+    if status == RunStatus.FINISHED_COMPLETED.value or run.get("status") == "finished":
+        return Verdict(False, f"job {job_id} is {status} and its run has finished: the results are complete")
+    why = f" The run says: {run['status']}. {run['reason']}" if run else ""
+    return Verdict(True, f"job {job_id} is {status}.{why}")
+
+
+def own_status(opened: Session, job_id: str) -> dict[str, Any]:
+    """The run's own ``run_status.json`` out of the job's results; empty when there is none."""
+    with TemporaryDirectory() as folder:
+        return read_status(Path(opened.download_job_result(job_id, folder)))
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The ``run_status.json`` of a run's folder, or somewhere in a downloaded job; empty when there is none."""
+    for file in sorted(folder.rglob(STATUS_FILE)):
+        status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return status
+    return {}

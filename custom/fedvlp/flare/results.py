@@ -1,0 +1,33 @@
+"""What the lead takes home: the run's folder inside the job's own, which is what ``nvflare job download`` fetches."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+
+from fedvlp.flare.places import SIMULATED
+from fedvlp.flare.tracking import RUN_FOLDER
+
+HOME = "fedvlp"
+"""Folder of the run inside the downloaded ``workspace``."""
+
+
+class ResultsInJob(FLComponent):
+    """Copies the run into the job at its end, however that came; the last component, so that curves are complete.
+
+    The server keeps its copy, from which the same job goes on. The simulator's results need no way home.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        folder = fl_ctx.get_prop(RUN_FOLDER)
+        if event_type != EventType.END_RUN or folder is None or fl_ctx.get_job_id() == SIMULATED:
+            return
+        target = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / HOME
+        try:
+            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("spool"))
+        except OSError as error:  # a full disk: the run is still whole where it was made
+            self.log_error(fl_ctx, f"results not copied ({type(error).__name__}); they are in the server's runs folder")

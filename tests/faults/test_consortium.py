@@ -1,0 +1,194 @@
+"""Spec faults, rows 9, 23 and 35, with provisioned processes: abort, a server killed, a site killed; nothing is lost.
+
+Every task trains in a child process, as at hospitals.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nvflare.fuel.flare_api.flare_api import Session
+from provisioned import BIN, Consortium, processes, until
+
+from fedvlp import presets
+from fedvlp.config import override
+from fedvlp.core.engine import InTurn
+from fedvlp.core.server import Federation
+from fedvlp.core.types import Broadcast, Reply
+from fedvlp.experiment import Assembly, Experiment
+from fedvlp.flare.jobs import write_job
+from fedvlp.flare.resubmit import ResubmitError, judge, read_status, resubmit, session
+from fedvlp.flare.timeouts import Timeouts
+from fedvlp.runs import RunFolder, simulate
+
+pytestmark = pytest.mark.slow
+
+QUICK = replace(Timeouts.of(10**7, 1000.0, training=120.0), grace=3.0)
+
+
+def experiment(rounds: int) -> Experiment:
+    """Two sites, two steps a round."""
+    chosen = presets.get("fedavg")
+    settings = {"data.size": 300, "data.sites": 2, "rounds.rounds": rounds, "rounds.max_missed": 9,
+                "method.local_steps": 2, "training.batch_size": 16}  # fmt: skip
+    for key, value in settings.items():
+        chosen = override(chosen, key, str(value))
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
+    with Consortium(tmp_path_factory.mktemp("faults") / "consortium") as consortium:
+        until(lambda: connected(consortium, 0.0), "both sites are connected")
+        yield consortium
+
+
+def connected(here: Consortium, since: float) -> bool:
+    """Whether the server answers and has heard of both sites after the time ``since``."""
+    try:
+        with session(here.lead) as opened:
+            heard = [client.last_connect_time for client in opened.get_system_info().client_info]
+            return len(heard) == len(here.sites) and min(heard) > since
+    except ResubmitError:
+        return False
+
+
+def job(here: Consortium, chosen: Experiment, name: str) -> str:
+    folder = write_job(chosen, here.folder / name, custom=False, child=True, timeouts=QUICK)
+    return str(folder)
+
+
+def new_run(here: Consortium) -> RunFolder:
+    """The folder of the run that the server begins next."""
+    made = [entry for entry in (here.runs() / "fedavg").glob("*") if entry.is_dir()]
+    return RunFolder(here.runs() / "fedavg" / f"{len(made) + 1:03d}")
+
+
+def phases(folder: RunFolder) -> int:
+    """How many phases of the run are complete."""
+    return len(folder.history())
+
+
+def last_round(folder: RunFolder) -> int:
+    return int(folder.history()[-1]["round"])
+
+
+def ended(opened: Session, job_id: str) -> str:
+    """How FLARE says that the job ended."""
+    return until(lambda: (s := opened.get_job_status(job_id)).startswith("FINISHED") and s, "the job has ended")
+
+
+def test_rows_23_and_35_aborted_then_its_server_killed_it_still_ends_with_the_same_bytes(
+    here: Consortium, tmp_path: Path
+) -> None:
+    chosen = experiment(rounds=3)
+    engine = RunFolder.create(tmp_path / "engine", chosen)
+    simulate(chosen, engine)
+    folder = new_run(here)
+    with session(here.lead) as opened:
+        first = opened.submit_job(job(here, chosen, "fedavg"))
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-1"), "round 1 trains")
+        with pytest.raises(ResubmitError, match=r"runs \(RUNNING\)"):
+            resubmit(opened, first)
+        opened.abort_job(first)
+        assert ended(opened, first) == "FINISHED:ABORTED"
+        assert read_status(folder.path)["status"] == "aborted"
+        until(lambda: not processes("fedvlp.flare.trainer", str(here.folder)), "no child is left", 20)
+        verdict, second = resubmit(opened, first)
+        assert "FINISHED:ABORTED. The run says: aborted" in verdict.finding
+        until(lambda: phases(folder) == 2 and processes("fedvlp.flare.trainer", "site-2"), "it goes on: round 2 trains")
+
+    kill(here, "localhost")
+    assert phases(folder) == 2
+    command = [BIN / "fedvlp", "jobs", "resubmit", second, "--kit", here.lead]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "says RUNNING, but the server runs no such job" in done.stdout
+    third = done.stdout.split()[-1]
+    with session(here.lead) as opened:
+        assert ended(opened, third) == "FINISHED:COMPLETED"
+        with pytest.raises(ResubmitError, match="the results are complete"):
+            resubmit(opened, third)
+    assert [record["dropped"] for record in folder.history()] == [{}] * 4
+    assert folder.model.read_bytes() == engine.model.read_bytes()
+
+
+def test_row_9_a_site_killed_mid_round_comes_back_by_resubmission(here: Consortium) -> None:
+    """FLARE does not take the restarted site into the running job again; the others go on, a new job has it back.
+
+    Killed in the last round it is missing at the end, which FLARE may call abnormal: the run itself says finished.
+    """
+    folder = new_run(here)
+    with session(here.lead) as opened:
+        first = opened.submit_job(job(here, override(experiment(rounds=6), "rounds.seed", "1"), "fedavg"))
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains in round 1")
+        kill(here, "site-2")
+        until(lambda: phases(folder) >= 2, "round 1 is complete without the site")
+        _, second = resubmit(opened, first, abort=True)
+        until(lambda: last_round(folder) == 4 and processes("fedvlp.flare.trainer", "site-2"), "and in the last round")
+        kill(here, "site-2")
+        status = ended(opened, second)
+        verdict = judge(opened, second)
+    asked = [sorted(record["sites"]) for record in folder.history()]
+    both, one = ["site-1", "site-2"], ["site-1"]
+    assert asked[:2] == [both, one]
+    assert asked[-3:] == [both, one, one]
+    assert "no reply within 3 s of the quorum" in folder.history()[1]["dropped"]["site-2"]
+    assert folder.model.exists()
+    assert not verdict.resume, f"FLARE says {status}, but the results are complete"
+    done = subprocess.run([BIN / "fedvlp", "jobs", "status", folder.path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:15]) == (0, "status=finished")
+
+
+def kill(here: Consortium, name: str) -> None:
+    """Kills FLARE at the server or a site; returns when the watchdog has started it again and all are connected."""
+    killed, now = here.parent(name), time.time()
+    killed.kill()
+    until(lambda: here.parent(name).pid != killed.pid, f"the watchdog restarts {name}")
+    until(lambda: connected(here, now), "all are back by themselves")
+
+
+def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase(
+    here: Consortium, tmp_path: Path
+) -> None:
+    """site-2's training process is killed in round 1, as for lack of memory; site-1's stops in round 2.
+
+    The bytes are those of a run in which those two did not answer then, so all that others did was kept.
+    """
+    chosen = override(experiment(rounds=3), "rounds.seed", "2")
+    folder = new_run(here)
+    path = Path(job(here, chosen, "fedavg"))
+    client = path / "app" / "config" / "config_fed_client.json"
+    client.write_text(client.read_text().replace('"task_timeout"', '"silence": 8.0, "task_timeout"'))
+    with session(here.lead) as opened:
+        submitted = opened.submit_job(str(path))
+        log = here.kits / "site-1" / submitted / "log.txt"
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains")[0].kill()
+        third = "launch=3 "  # said when a child has connected
+        until(lambda: phases(folder) == 2 and third in log.read_text(), "site-1 trains")
+        processes("fedvlp.flare.trainer", "site-1")[0].suspend()
+        assert ended(opened, submitted) == "FINISHED:COMPLETED"
+    dropped = [record["dropped"] for record in folder.history()]
+    assert [sorted(names) for names in dropped[:3]] == [[], ["site-2"], ["site-1"]]
+    assert "ChildLostError: the training process ended" in dropped[1]["site-2"]
+    assert folder.model.read_bytes() == without(chosen, {("site-2", 1), ("site-1", 2)}, tmp_path).model.read_bytes()
+
+
+def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) -> RunFolder:
+    """The engine's run in which a site does not answer in a round."""
+    folder = RunFolder.create(tmp_path / "engine", chosen)
+    assembly = Assembly(chosen, folder.path)
+    inner = InTurn(assembly.site)
+
+    def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, reply in inner(messages):
+            yield site, TimeoutError() if (site, messages[site].round) in silent else reply
+
+    server = assembly.server(assembly.sites())
+    state = Federation(chosen.method, server, chosen.rounds, exchange).run()
+    folder.finish(chosen, state, server.history)
+    return folder

@@ -1,0 +1,237 @@
+"""provisioning/ as hospitals use it, on loopback: project.yml, the site policies, a lead, a member; start to shutdown.
+
+One start of the system serves all tests, in their order; the last one shuts it down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from provisioned import BIN, Consortium, free_port, processes, until
+
+from fedvlp import presets
+from fedvlp.config import override
+from fedvlp.data.synthetic import SyntheticCohort, write
+from fedvlp.flare.jobs import write_job
+from fedvlp.runs import RunFolder
+from fedvlp.site_config import NamedData
+
+pytestmark = pytest.mark.slow
+
+PROVISIONING = Path(__file__).parents[2] / "provisioning"
+SITES = ("northgate", "st-anna")
+LEAD, MEMBER, ADMIN = (f"{user}@consortium.example" for user in ("lead", "member", "admin"))
+
+
+class Hospitals(Consortium):
+    """Two of the five hospitals with a table of films each; only names, ports and folders are moved to this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, SITES)
+        self.port = free_port()
+        self.preflight: subprocess.CompletedProcess[str]
+        self.kits = folder / "ws" / "fedvlp" / "prod_00"
+
+    def __enter__(self) -> Hospitals:
+        self.folder.mkdir(parents=True)
+        self.provision("ws", SITES)
+        self._server_policies()
+        for seed, site in enumerate(SITES):
+            self._site_policies(site)
+            write(SyntheticCohort(sites=1, size=120, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
+        self.start("localhost")
+        until(self._listening, "the server listens")
+        # before the site runs: the check joins with the site's kit, and a site that has joined would be put out
+        self.preflight = run(self, "nvflare", "preflight-check", "-p", str(self.kits / "st-anna"))
+        for site in SITES:
+            self.start(site)
+        return self
+
+    def _listening(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def provision(self, workspace: str, sites: tuple[str, ...]) -> None:
+        project = yaml.safe_load((PROVISIONING / "project.yml").read_text())
+        server = project["participants"][0]
+        server["name"] = "localhost"  # FLARE binds a server of that name to loopback
+        server["fed_learn_port"] = server["admin_port"] = self.port
+        project["participants"] = [
+            entry for entry in project["participants"] if entry["type"] != "client" or entry["name"] in sites
+        ]
+        file = self.folder / f"{workspace}.yml"
+        file.write_text(yaml.safe_dump(project))
+        command = [BIN / "nvflare", "provision", "-p", file, "-w", workspace, "--force", "-s"]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=120)
+
+    def _server_policies(self) -> None:
+        """Of the server only resources.json: it lets custom code pass, so that the sites' refusal is what is seen."""
+        text = (PROVISIONING / "server" / "resources.json").read_text()
+        assert "/var/lib/fedvlp" in text
+        target = self.kits / "localhost" / "local" / "resources.json"
+        target.write_text(text.replace("/var/lib/fedvlp", str(self.folder / "store")))
+
+    def _site_policies(self, site: str) -> None:
+        """provisioning/site into local/, for a machine without a GPU."""
+        local = self.kits / site / "local"
+        for file in (PROVISIONING / "site").iterdir():
+            shutil.copy(file, local)
+        resources = json.loads((local / "resources.json").read_text())
+        resources["components"][0]["args"] |= {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
+        (local / "resources.json").write_text(json.dumps(resources))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
+    with Hospitals(tmp_path_factory.mktemp("hospitals") / "consortium") as hospitals:
+        until(lambda: joined(hospitals) == set(SITES), "both sites have joined")
+        yield hospitals
+
+
+def opened(here: Hospitals, user: str = ADMIN) -> Session:
+    return new_secure_session(user, str(here.kits / user), timeout=20)
+
+
+def joined(here: Hospitals) -> set[str]:
+    """Names of the sites that the server knows."""
+    try:
+        session = opened(here)
+    except Exception:  # the server is not up yet
+        return set()
+    try:
+        return {client.name for client in session.get_system_info().client_info}
+    finally:
+        session.close()
+
+
+def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command as in provisioning/LEAD.md, in the name of ``user``."""
+    kit = ["--startup-kit", str(here.kits / user)] if user else []
+    own = {"HOME": str(here.folder), "PATH": f"{BIN}:{os.environ['PATH']}"}
+    return subprocess.run(
+        [BIN / command[0], *command[1:], *kit], cwd=here.folder, env={**os.environ, **own, **environment},
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+
+def exported(here: Hospitals, name: str, **packing: Any) -> Path:
+    """A FedDRA job of one round over the data set that each site calls "pretrain", as real sites run it."""
+    experiment = presets.get("feddra")
+    settings = {"rounds.rounds": 1, "method.local_steps": 2, "method.align_steps": 1, "training.batch_size": 16}
+    for key, value in settings.items():
+        experiment = override(experiment, key, str(value))
+    experiment = replace(experiment, data=NamedData("pretrain"))
+    return write_job(experiment, here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
+
+
+def submitted(here: Hospitals, job: Path) -> tuple[str, dict[str, Any]]:
+    """The lead's job: its id and how it ended."""
+    session = opened(here, LEAD)
+    try:
+        job_id = session.submit_job(str(job))
+        _, meta = session.monitor_job_and_return_job_meta(job_id, 120, 1)
+        assert meta is not None, "the job did not end"
+        return job_id, meta
+    finally:
+        session.close()
+
+
+def test_preflight_and_doctor_find_the_site_ready(here: Hospitals) -> None:
+    done = here.preflight
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "PASSED" in done.stdout
+    assert "FAILED" not in done.stdout
+    done = run(here, "fedvlp", "doctor", "--site", str(here.kits / "st-anna"), NVFLARE_SECURE_LOGGING="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in (
+        "ok    site: st-anna", "ok    jobs with their own code: refused", "ok    secure logging: on",
+        "ok    data set pretrain: rows 120, used 8", "ok    certificate: issued to st-anna",
+        "ok    server is the consortium's: localhost, TLSv1.3", "ok    clock:",
+    ):  # fmt: skip
+        assert line in done.stdout, done.stdout
+
+
+def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> None:
+    job = exported(here, "feddra")
+    done = run(here, "nvflare", "job", "submit", "-j", str(job), user=LEAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job_id = re.findall(r"job_id: (\S+)", done.stdout)[0]
+    done = run(here, "nvflare", "job", "monitor", job_id, "--interval", "10", user=LEAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FINISHED:COMPLETED" in done.stdout
+    done = run(here, "nvflare", "job", "download", job_id, "-o", "home", user=LEAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = RunFolder(here.folder / "home" / job_id / "workspace" / "fedvlp")
+    assert json.loads((folder.path / "run_status.json").read_text())["status"] == "finished"
+    for record in folder.history():
+        assert sorted(record["sites"]) == sorted(SITES), "every site answered in every phase, filters and all"
+    assert folder.model.exists()
+    assert {"st-anna", "northgate"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
+    done = run(here, "fedvlp", "report", str(folder.path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"feddra .*\d", done.stdout)
+
+
+def test_a_member_may_not_submit(here: Hospitals) -> None:
+    done = run(here, "nvflare", "job", "submit", "-j", str(exported(here, "feddra")), user=MEMBER)
+    assert done.returncode != 0
+    assert "not authorized" in (done.stdout + done.stderr).lower()
+    session = opened(here)
+    try:
+        assert all(job["submitter_name"] != MEMBER for job in session.list_jobs(detailed=True))
+    finally:
+        session.close()
+
+
+def test_a_site_refuses_a_job_with_custom_code(here: Hospitals) -> None:
+    _, meta = submitted(here, exported(here, "byoc", custom=True))
+    detail = " ".join(meta["job_deploy_detail"])
+    for site in SITES:
+        assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
+
+
+def test_a_site_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
+    """The class would run a program; no site builds it."""
+    job, canary = exported(here, "class"), here.folder / "canary"
+    file = job / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    config["components"].append({"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}})
+    file.write_text(json.dumps(config))
+    job_id, meta = submitted(here, job)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    logs = [(here.kits / site / job_id / "log.txt").read_text() for site in SITES]
+    assert any("'subprocess.Popen'" in log and "is not in allow_list" in log for log in logs)
+    assert not canary.exists()
+
+
+def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
+    """A kit for lakeview with the same project, names and port, but of somebody else's certificate authority."""
+    here.provision("forged", ("lakeview",))
+    home, here.kits = here.kits, here.folder / "forged" / "fedvlp" / "prod_00"
+    try:
+        here.start("lakeview")
+        log = here.folder / "lakeview.log"
+        until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "the forged site is turned away")
+    finally:
+        here.kits = home
+    time.sleep(2)
+    assert joined(here) == set(SITES)
+
+
+def test_shutdown_leaves_no_process(here: Hospitals) -> None:
+    done = run(here, "nvflare", "system", "shutdown", "all", "--force", user=ADMIN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    until(lambda: not processes(str(here.kits)), "every process of the consortium has ended", 60)
