@@ -31,7 +31,7 @@ builders:
 """
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
     """What ``condition`` returns, as soon as it is true; fails after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

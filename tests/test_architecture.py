@@ -27,7 +27,7 @@ LAYERS = [
     {"presets", "site_config"},
     {"runs"},
     {"figures", "doctor"},
-    {"drift"},
+    {"drift", "findings"},
     {"evaluate", "report", "site_doctor", "compare", "export"},
     {"flare"},
     {"cli"},

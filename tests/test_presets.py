@@ -15,9 +15,10 @@ from fedvlp.core.server import Rounds
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.experiment import POOLED, Assembly, Experiment, Partition
-from fedvlp.methods import METHODS, Centralized, FedAvg, FedDRA
+from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA
 from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.fusion import SelectorConfig
 from fedvlp.presets import PRESETS, get
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
@@ -71,11 +72,42 @@ def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
     first = demos[0]
     for demo in demos:
         assert replace(demo, name=first.name, method=first.method) == first
-        assert (demo.method.local_steps, demo.method.local_epochs, demo.method.server_steps) == (10, 2, 30)
+        method = demo.method
+        assert isinstance(method, PublicEnsemble)
+        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (6, 4, 30, 8)
     assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
     assert len({first.model, *dict(first.site_models).values()}) == 2
     iot = PRESETS["fediot"]
     assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first
+
+
+def test_the_methods_with_personalised_models_are_compared_on_equal_terms() -> None:
+    """The same four sites, one with poor films and one without reports, and as many steps for the global model."""
+    demos = [PRESETS[name] for name in ("pms-fm", "fedsm", "fedfed")]
+    first = demos[0]
+    for demo in demos:
+        assert replace(demo, name=first.name, method=first.method, extra=first.extra) == first
+        assert demo.method.steps("train") == 30
+    cohort = Assembly(first).cohort
+    assert Assembly(first).sites() == ("site-1", "site-2", "site-3", "site-4")
+    assert cohort.report_from is not None
+    retrieved = {site for site, source in zip(cohort.sites or (), cohort.report_from, strict=True) if source}
+    assert retrieved == {"site-4"}
+
+
+def test_the_pms_fm_preset_is_the_papers() -> None:
+    """Spec 7.4 and 16: 100 rounds, batch 48, AdamW 2e-5, weight decay 1e-4, 77 tokens, lambda 0.65, threshold 0.4."""
+    paper = get("pms-fm-paper")
+    method, training, model, extra = paper.method, paper.training, paper.model, paper.extra
+    assert isinstance(method, PMSFM)
+    assert isinstance(extra, SelectorConfig)
+    assert (method.softpull, method.threshold, method.weighting, method.selector_lr) == (0.65, 0.4, "samples", 1e-5)
+    assert (extra.report_weight, extra.token_weight, extra.sites) == (0.8, 0.2, 4)
+    assert (training.batch_size, training.optimizer, training.lr, training.weight_decay) == (48, "adamw", 2e-5, 1e-4)
+    assert paper.rounds.rounds == 100
+    assert (model.image_tower, model.text_tower) == ("swin_tiny_patch4_window7_224", "emilyalsentzer/Bio_ClinicalBERT")
+    assert (model.embedding_dim, model.head_hidden, model.alignment, model.text_pooling) == (512, None, False, "mean")
+    assert (model.image_size, model.max_tokens, model.pretrained) == (224, 77, True)
 
 
 def test_get_names_the_nearest() -> None:

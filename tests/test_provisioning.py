@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import yaml
 from nvflare.fuel.sec.authz import Authorizer, AuthzContext, Person
 
 from fedvlp import __version__
-from fedvlp.flare import filters
 from fedvlp.site_config import SiteConfig
 
 ROOT = Path(__file__).parents[1]
@@ -78,17 +78,18 @@ def test_nothing_streams_to_the_server_and_no_store_is_shared() -> None:
     assert "/tmp" not in (SERVER / "resources.json").read_text(), "FLARE's default is one folder for all servers"
 
 
-@pytest.mark.parametrize("name", ["privacy.json", "privacy-dp.json"])
+@pytest.mark.parametrize("name", ["privacy.json", "privacy-dp.json", "privacy-he.json"])
 def test_every_filter_of_the_privacy_policies_can_be_built(name: str) -> None:
     policy = read(SITE / name)
     assert policy["default_scope"] in [scope["name"] for scope in policy["scopes"]]
     assert len(policy["scopes"]) == 1, "with two, a job could choose the weaker"
-    entries = [*policy["scopes"][0]["task_result_filters"], *policy.get("components", [])]
+    scope = policy["scopes"][0]
+    entries = [*scope["task_data_filters"], *scope["task_result_filters"], *policy.get("components", [])]
     assert entries
     for entry in entries:
         module, _, kind = entry["path"].rpartition(".")
-        assert module == filters.__name__
-        getattr(filters, kind)(**entry["args"])
+        assert module in ("fedvlp.flare.filters", "fedvlp.flare.encryption")
+        getattr(import_module(module), kind)(**entry["args"])
 
 
 def test_the_sites_example_is_valid_and_of_this_version() -> None:

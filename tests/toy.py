@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedvlp.core.host import Host
 from fedvlp.core.method import Method, Training
 from fedvlp.core.server import Federation, Rounds, Server
 from fedvlp.core.site import Evaluate, Site, SiteMemory
-from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.models.multimodal import fused
 from fedvlp.objectives.convirt import ConVIRT
 
@@ -56,7 +56,7 @@ class Toy(nn.Module):
             self.image_encoder, self.text_encoder = (self._tower(n, dim, norm, dropout) for n in (image, text))
             self.image_alignment, self.text_alignment = nn.Linear(dim, dim), nn.Linear(dim, dim)
             self.image_head, self.text_head = nn.Linear(dim, dim), nn.Linear(dim, dim)
-            self.classifier = nn.Linear(2 * dim, labels) if labels else None  # on [image; text], as MultimodalClassifier
+            self.classifier = nn.Linear(2 * dim, labels) if labels else None  # on [image; text]
 
     @staticmethod
     def _tower(width: int, dim: int, norm: bool, dropout: float) -> nn.Module:
@@ -113,7 +113,7 @@ class Pairs:
                 yield self._batch(split, chosen)
 
     def _batch(self, split: str, rows: Tensor) -> Batch:
-        there = {name: tensor for name, tensor in zip(("image", "text"), self.content[split], strict=True)}
+        there = dict(zip(("image", "text"), self.content[split], strict=True))
         if self.labels is not None and split == "train":
             there["labels"] = self.labels
         return {"row": rows} | {n: t[rows] for n, t in there.items() if n in (*self.modalities, "labels")}
@@ -188,6 +188,22 @@ class World:
         federation, phase = self.federation(exchange, **options)
         federation.run(phase)
         return federation.server
+
+
+class Recorder:
+    """An exchange that keeps copies of every message and reply, and may lose or change replies."""
+
+    def __init__(self, one: World, change: Callable[[str, Broadcast, Reply], Reply] = lambda s, m, r: r) -> None:
+        self.inner, self.change = InTurn(one.site), change
+        self.sent: list[tuple[str, Broadcast]] = []
+        self.replies: list[tuple[str, Update]] = []
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        self.sent += [(site, replace(m, state=clone(m.state), aux=clone(m.aux))) for site, m in messages.items()]
+        for site, reply in self.inner(messages):
+            if isinstance(reply, Update):
+                self.replies.append((site, replace(reply, state=clone(reply.state))))
+            yield site, self.change(site, messages[site], reply)
 
 
 def same_bytes(left: State, right: State) -> None:

@@ -43,6 +43,8 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
         experiment = override(experiment, "partition.sites", str(sites))
         if kind == "synthetic":
             experiment = override(experiment, "data.sites", str(sites))
+        if hasattr(experiment.extra, "sites"):
+            experiment = override(experiment, "extra.sites", str(sites))
     for setting in settings or []:
         key, equals, value = setting.partition("=")
         if not equals:
@@ -103,6 +105,9 @@ def progress_line(record: dict[str, Any]) -> str:
     measured = overall(record)
     if "val/mean/r1/average" in measured:
         parts.append(f"val R@1 {measured['val/mean/r1/average']:.1f} (worst {measured['val/mean/r1/worst']:.1f})")
+    own = record.get("server", {}).get("val/all/mean/r1")
+    if own is not None:
+        parts.append(f"server on the public set, val R@1 {own:.1f}")
     if record["dropped"]:
         parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
     return "  ".join(parts)
@@ -122,6 +127,10 @@ def summary_table(name: str, figures: dict[str, dict[str, float]]) -> Any:
     for label, key in (("initial", "initial"), (name, "trained")):
         cells = [figures[key].get(f"{split}/{middle}/r{k}/{kind}") for k in (1, 5) for kind in ("average", "worst")]
         table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
+    own = [[figures[key].get(f"server/{split}/all/mean/r{k}") for k in (1, 5, 10)] for key in ("initial", "trained")]
+    if None not in own[0] + own[1]:
+        said = " to ".join("/".join(f"{value:.2f}" for value in values) for values in own)
+        table.caption = f"server's model on the public set, whole set, R@1/5/10: {said}"
     return table
 
 
@@ -150,7 +159,9 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    what: Annotated[str, typer.Option(help="distortion, shallow, deep (re-training tables), similarity (curves), zero-shot.")],
+    what: Annotated[
+        str, typer.Option(help="distortion, shallow, deep (re-training tables), similarity (curves), zero-shot.")
+    ],
     steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
     layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
     own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
@@ -195,7 +206,7 @@ def jobs_export(
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
     data: Annotated[str | None, typer.Option(help="synthetic, table:PATH.csv or named:NAME (the sites' own).")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
-    at: Annotated[list[str] | None, typer.Option("--at", help="Name of a site that takes part; may be repeated.")] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,
     mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,

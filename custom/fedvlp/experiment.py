@@ -20,7 +20,7 @@ from fedvlp.core.site import Evaluate, Site, SiteMemory
 from fedvlp.data.deid import refuse_phi
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition
-from fedvlp.data.record import PUBLIC, SPLITS, Cohort, digest
+from fedvlp.data.record import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.retrieved import retrieve_reports
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.evaluation.classification import Classification
@@ -215,7 +215,8 @@ class Assembly:
         """The site ``name``, ready to answer broadcasts. Raises PHIError for reports that seem to identify people."""
         self.gate()
         if name not in self.sites():
-            raise ValueError(f"site {name!r} has no records in this experiment; there are: {', '.join(self.sites())}")
+            known = ", ".join(self.sites())
+            raise NoRecordsError(f"site {name!r} has no records in this experiment; there are: {known}")
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
             raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
         site = None if self.pooled else name

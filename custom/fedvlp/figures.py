@@ -198,6 +198,22 @@ def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> s
     return _figure(figure, title, "site", {"centre, first": centres[0], "second": centres[1]}, list(groups))
 
 
+def films(
+    title: str, images: Sequence[Any], captions: Sequence[str], numbers: Mapping[str, Mapping[Any, float]]
+) -> str:
+    """Grey images [S, S] uint8 side by side with a caption each; the table has ``numbers``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((5.2, 1.75))
+    figure.suptitle(title, x=0.02, ha="left", fontsize=9.5, fontweight="bold")
+    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        axes = figure.add_axes((place / len(images) + 0.005, 0.0, 1 / len(images) - 0.01, 0.7))
+        axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_axis_off()
+        axes.set_title(caption, fontsize=6.5, fontweight="normal", loc="center", pad=3)
+    return _figure(figure, title, "round", numbers)
+
+
 def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float = 6) -> tuple[Any, Any]:
     """A drawing ``size`` inches high plus its margins; laid out by hand, as matplotlib's solver doubles the time."""
     from matplotlib.figure import Figure

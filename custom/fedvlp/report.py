@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedvlp import drift
+from fedvlp import drift, findings
 from fedvlp import figures as draw
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.server import Server
@@ -96,18 +96,15 @@ def write(folder: RunFolder) -> Path:
     run = Run.read(folder)
     sections = {
         "": _head, "Retrieval": _retrieval, "Sites": _sites, "Loss": _loss, "Site weights": _weights,
-        "Public set": _public, "Bytes and seconds": _costs, "Dropped updates": _dropped,
-        "All settings and versions": _settings,
+        "Classifier": lambda run: findings.section(run.folder, run.history),
+        "Public set": lambda run: drift.section(run.history, run.memory), "Bytes and seconds": _costs,
+        "Dropped updates": _dropped, "All settings and versions": _settings,
     }  # fmt: skip
     with matplotlib.rc_context(draw.RC):
         parts = [(f"<h2>{title}</h2>\n" if title else "") + section(run) + "\n" for title, section in sections.items()]
     path = folder.path / "report.html"
     save_text(path, draw.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", "".join(parts)))
     return path
-
-
-def _public(run: Run) -> str:
-    return drift.section(run.history, run.memory)
 
 
 def _head(run: Run) -> str:

@@ -168,8 +168,9 @@ def summary(history: list[Record]) -> dict[str, dict[str, float]]:
 
 
 def on_public_set(record: Record) -> dict[str, float]:
-    """Every recall of the server's model on the public set, as ``server/<name>``."""
-    return {f"{SERVER}/{name}": value for name, value in record.get("server", {}).items() if is_retrieval(name)}
+    """Every recall and AUC of the server's model on the public set, as ``server/<name>``."""
+    figures = record.get("server", {})
+    return {f"{SERVER}/{name}": v for name, v in figures.items() if is_retrieval(name) or "/auc/" in name}
 
 
 class TensorBoard:

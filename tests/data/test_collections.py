@@ -27,8 +27,7 @@ def real(name: str) -> str:
 
 
 def table(path: Path, rows: list[dict[str, str]]) -> str:
-    opened = gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w")
-    with opened as file:
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
@@ -132,7 +131,8 @@ def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
     folder = reports(tmp_path / "xml")
     with tarfile.open(tmp_path / "reports.tgz", "w:gz") as archive:
         archive.add(folder, "ecgen-radiology")
-    assert OpenISource(str(tmp_path / "reports.tgz")).build().fingerprint == OpenISource(str(folder)).build().fingerprint
+    one, other = OpenISource(str(tmp_path / "reports.tgz")).build(), OpenISource(str(folder)).build()
+    assert one.fingerprint == other.fingerprint
 
 
 def test_openi_with_images_has_one_row_per_image_that_is_there(tmp_path: Path) -> None:

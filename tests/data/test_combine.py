@@ -22,8 +22,9 @@ def test_rows_keep_everything_in_any_order_of_reading() -> None:
     both = combine([one, other])
     assert len(both) == 16
     rows = np.array([9, 0, 15, 7])
-    expected = [other.images(np.array([1])), one.images(np.array([0])), other.images(np.array([7])), one.images(np.array([7]))]
-    np.testing.assert_array_equal(both.images(rows), np.concatenate(expected))
+    theirs = [(other, 1), (one, 0), (other, 7), (one, 7)]
+    expected = np.concatenate([cohort.images(np.array([row])) for cohort, row in theirs])
+    np.testing.assert_array_equal(both.images(rows), expected)
     np.testing.assert_array_equal(both.images(np.array([8, 10])), other.images(np.array([0, 2])))
     assert both.reports[8:] == other.reports
     assert both.sites == ("a",) * 8 + ("b",) * 8

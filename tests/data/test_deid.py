@@ -1,4 +1,4 @@
-"""The gate for report texts: what it counts, what it lets pass, and that it repeats nothing. DICOM tags do not enter."""
+"""The gate for report texts: what it counts, what passes, and that it repeats nothing. DICOM tags do not enter."""
 
 from __future__ import annotations
 

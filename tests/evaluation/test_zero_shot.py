@@ -1,4 +1,4 @@
-"""Zero-shot by prompt ensembles (spec 10.4, 7.3, 7.6): keyed by name, seeded, selected once an image, without a leak."""
+"""Zero-shot by prompt ensembles (spec 10.4, 7.3, 7.6): keyed by name, seeded, selected once an image, no leak."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
+from fedvlp.core.method import Training
+from fedvlp.core.server import Rounds, Server
 from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.data.synthetic_cases import FINDINGS
+from fedvlp.evaluate import WHAT
+from fedvlp.evaluate import Choices as Options
 from fedvlp.evaluation.prompts import PROMPTS, prompts
 from fedvlp.evaluation.zero_shot import (
     GLOBAL,
@@ -34,9 +39,12 @@ from fedvlp.evaluation.zero_shot import (
     write_results,
     zero_shot,
 )
+from fedvlp.experiment import Experiment
+from fedvlp.methods import PMSFM, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.fusion import SelectorConfig
 from fedvlp.objectives.convirt import ConVIRT
+from fedvlp.runs import RunFolder, simulate
 
 D = 6
 CLASSES = ("Edema", "Pneumonia", "Consolidation")
@@ -83,12 +91,16 @@ class Records:
 def trainee(config: SelectorConfig | None = SELECTOR) -> Client:
     objective = ConVIRT()
     if config is not None:
-        objective.add_module("extra", config.build(ModelConfig(embedding_dim=D), 0))
+        objective.add_module("extra", config.build(ModelConfig(embedding_dim=D), 3))
     return Client("x", 0, Reader(0), objective, None)  # type: ignore[arg-type]
 
 
 def three_models(client: Client) -> dict[str, State]:
+    """A global model and two others; the selector, untrained, is made to differ more between images."""
     rest = {n: t.clone() for n, t in named_state(client.model, client.objective).items() if n.startswith("objective")}
+    for name in ("objective.extra.out.1.weight", "objective.extra.out.5.weight"):
+        if name in rest:
+            rest[name] *= 10
     return {
         name: {**{n: t.clone() for n, t in Reader(seed).state_dict().items()}, **rest}
         for seed, name in enumerate((GLOBAL, "site-1", "site-2"))
@@ -105,9 +117,8 @@ def table(results: Sequence[Result]) -> dict[tuple[str, str], Result]:
 
 def run(protocol: ZeroShot = PROTOCOL, config: SelectorConfig | None = SELECTOR, **given: Any) -> tuple[Any, Any]:
     client = trainee(config)
-    return zero_shot(
-        protocol, client, given.get("states") or three_models(client), given.get("data") or data(), CLASSES
-    )
+    states = given.get("states") or three_models(client)
+    return zero_shot(protocol, client, states, given.get("data") or data(), CLASSES)
 
 
 # Prompts
@@ -250,7 +261,7 @@ def test_a_selector_forced_to_one_site_gives_that_sites_figures(place: int) -> N
 
 
 def test_the_true_site_of_a_record_is_no_input() -> None:
-    """The released code adds 0.4 to the true site's probability: here records moved to the other site choose the same."""
+    """The released code adds 0.4 to the true site's probability; here records moved to the other site choose alike."""
     swapped = {"site-1": data()["site-2"], "site-2": data()["site-1"]}
     straight, moved = (run(replace(PROTOCOL, threshold=0.0), data=given) for given in (data(), swapped))
     other = {"site-1": "site-2", "site-2": "site-1"}
@@ -300,3 +311,29 @@ def test_files(tmp_path: Path) -> None:
     expected = [r.accuracy[0] for r in results if r.model == GLOBAL and r.accuracy]
     assert float(mean["accuracy"]) == pytest.approx(sum(expected) / 2)
     assert len(write_results(results, [Choices("s", {})][:0], tmp_path / "plain", "x")) == 2
+
+
+SMALL = Experiment(
+    "small", PMSFM(local_steps=1, selector_lr=0.01),
+    ModelConfig(embedding_dim=8, image_size=32, max_tokens=16, vocabulary=256, head_hidden=8, text_layers=1),
+    data=SyntheticCohort(sites=2, size=80, image_size=36), training=Training(batch_size=8),
+    rounds=Rounds(rounds=1, evaluate_every=0), extra=SelectorConfig(sites=2, classes=FINDINGS, hidden=8),
+)  # fmt: skip
+
+
+def models_in(folder: RunFolder) -> list[str]:
+    files = WHAT["zero-shot"](folder, Options())
+    return list(dict.fromkeys(row["model"] for row in csv.DictReader(files[0].open())))
+
+
+def test_a_finished_run_is_evaluated_with_everything_it_kept(tmp_path: Path) -> None:
+    """``fedvlp evaluate --what zero-shot``: the sites' models come from the server's checkpoint, or their memories."""
+    folder = RunFolder.create(tmp_path, SMALL)
+    simulate(SMALL, folder)
+    assert models_in(folder) == [GLOBAL, "site-1", "site-2", SELECTED]
+    server = Server.load(folder.checkpoint)[0]
+    assert "objective.extra.out.5.bias" in server.state
+    alone = replace(SMALL, method=Local(local_steps=1), extra=None)
+    folder = RunFolder.create(tmp_path / "local", alone)
+    simulate(alone, folder)
+    assert models_in(folder) == [GLOBAL, "site-1", "site-2"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from nvflare.fuel.flare_api.flare_api import Session
 from provisioned import BIN, Consortium, processes, until
@@ -166,16 +167,20 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
     client.write_text(client.read_text().replace('"task_timeout"', '"silence": 8.0, "task_timeout"'))
     with session(here.lead) as opened:
         submitted = opened.submit_job(str(path))
-        log = here.kits / "site-1" / submitted / "log.txt"
-        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains")[0].kill()
-        third = "launch=3 "  # said when a child has connected
-        until(lambda: phases(folder) == 2 and third in log.read_text(), "site-1 trains")
-        processes("fedvlp.flare.trainer", "site-1")[0].suspend()
+        child(here, "site-2", submitted, 2).kill()
+        child(here, "site-1", submitted, 3).suspend()
         assert ended(opened, submitted) == "FINISHED:COMPLETED"
     dropped = [record["dropped"] for record in folder.history()]
     assert [sorted(names) for names in dropped[:3]] == [[], ["site-2"], ["site-1"]]
     assert "ChildLostError: the training process ended" in dropped[1]["site-2"]
     assert folder.model.read_bytes() == without(chosen, {("site-2", 1), ("site-1", 2)}, tmp_path).model.read_bytes()
+
+
+def child(here: Consortium, site: str, submitted: str, number: int) -> psutil.Process:
+    """The training process of a site's task, as soon as it has connected; those before it may still be ending."""
+    log = here.kits / site / submitted / "log.txt"
+    until(lambda: log.exists() and f"launch={number} fqcn" in log.read_text(), f"{site} trains the task {number}")
+    return max(processes("fedvlp.flare.trainer", site), key=lambda process: process.create_time())
 
 
 def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) -> RunFolder:

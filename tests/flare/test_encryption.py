@@ -9,7 +9,7 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
-from toy import World
+from toy import Toy, World, same_bytes
 
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.link import Exchange
@@ -17,7 +17,16 @@ from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.server import Federation, Rounds, Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.flare import wire
-from fedvlp.flare.encryption import CIPHERTEXT, Cipher, Decrypt, Encrypt, EncryptedMean, flatten, refuse_unencryptable
+from fedvlp.flare.encryption import (
+    CIPHERTEXT,
+    Cipher,
+    Decrypt,
+    Encrypt,
+    EncryptedMean,
+    flatten,
+    refuse_unencryptable,
+    unflatten,
+)
 from fedvlp.methods import METHODS, FedAvg, FedProx, Local
 
 tenseal = pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
@@ -81,6 +90,11 @@ def behind_filters(world: World, kit: Path, root: Path, seen: list[Update]) -> E
     return exchange
 
 
+def normed() -> Toy:
+    """With batch norm, so with running statistics and an integer buffer."""
+    return Toy(norm=True)
+
+
 def cipher(kit: Path, owner: str = "client") -> Cipher:
     return Cipher((kit / "startup" / f"{owner}_context.tenseal").read_bytes())
 
@@ -88,8 +102,8 @@ def cipher(kit: Path, owner: str = "client") -> Cipher:
 @pytest.mark.parametrize("method", [FedAvg(local_steps=2), FedProx(local_steps=2, mu=0.5)])
 def test_three_encrypted_rounds_end_in_the_plain_model(method: FedAvg, kit: Path, tmp_path: Path) -> None:
     """The three sites' 8, 12 and 16 records weigh as in the plain mean; the sites keep the trained model."""
-    plain = World(method, rounds=ROUNDS).run().state
-    world, seen = World(method, rounds=ROUNDS), list[Update]()
+    plain = World(method, rounds=ROUNDS, model=normed).run().state
+    world, seen = World(method, rounds=ROUNDS, model=normed), list[Update]()
     initial = world.server().state
     server = world.server()
     half = EncryptedMean(local_steps=2, cipher=cipher(kit, "server"))
@@ -101,6 +115,15 @@ def test_three_encrypted_rounds_end_in_the_plain_model(method: FedAvg, kit: Path
         assert max(float((trained[name] - initial[name]).abs().max()) for name in plain) > 1e-3
     assert all(torch.equal(server.state[name], initial[name]) for name in initial), "the server has no other model"
     assert all(not update.state for update in seen)
+
+
+def test_integer_buffers_are_not_averaged_and_stay() -> None:
+    state = {"b": torch.tensor([[1.0, 2.0]]), "count": torch.tensor(7), "a": torch.tensor([3.0])}
+    assert flatten(state).tolist() == [3.0, 1.0, 2.0]
+    same_bytes(
+        unflatten(torch.tensor([4.0, 5.0, 6.0]), state),
+        {**state, "a": torch.tensor([4.0]), "b": torch.tensor([[5.0, 6.0]])},
+    )
 
 
 def test_an_interrupted_encrypted_run_goes_on_from_its_checkpoint(kit: Path, tmp_path: Path) -> None:
@@ -147,7 +170,7 @@ def test_what_cannot_be_encrypted_does_not_leave(kit: Path, tmp_path: Path) -> N
         assert not out.get("DXO")
         return str(wire.failure(out))
 
-    assert "int64" in said({"n": torch.tensor([1])}, {}, kit)
+    assert "bfloat16" in said({"n": torch.ones(2).bfloat16()}, {}, kit)
     assert "beside the model" in said({"w": torch.ones(1)}, {"rep": torch.ones(1)}, kit)
     assert "provision with HEBuilder" in said({"w": torch.ones(1)}, {}, tmp_path)
 

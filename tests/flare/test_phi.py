@@ -11,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from fedvlp.config import override
+from fedvlp import __version__
+from fedvlp.config import fingerprint, override
+from fedvlp.core.types import Broadcast
+from fedvlp.data.deid import PHIError
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.data.synthetic_files import write
-from fedvlp.experiment import Experiment
+from fedvlp.experiment import Assembly, Experiment
+from fedvlp.flare.door import Door
 from fedvlp.flare.jobs import write_job
+from fedvlp.flare.places import Place
 from fedvlp.presets import get
 
 pytestmark = pytest.mark.slow
@@ -102,6 +107,22 @@ def test_the_search_finds_what_is_planted(tmp_path: Path) -> None:
     assert {hit.split(" in ")[0] for hit in found(tmp_path)} == set(CANARIES)
 
 
+def test_a_site_answers_only_when_its_own_settings_accept_the_risk(tmp_path: Path) -> None:
+    chosen = experiment(planted(tmp_path / "data"))
+    (tmp_path / "local").mkdir()
+    place = Place("site-1", str(tmp_path / "runs"), str(tmp_path / "local"))
+    run = {"folder": "feddra/001", "fingerprint": fingerprint(chosen), "version": __version__}
+    message = Broadcast(0, "evaluate", Assembly(chosen).server(("site-1",)).state)
+    settings = tmp_path / "local" / "fedvlp.json"
+    for content in (None, "{}", '{"accept_phi_risk": false}'):
+        if content:
+            settings.write_text(content)
+        with pytest.raises(PHIError, match="record number in 80"):
+            Door(chosen, place).answer(message, run, lambda: False)
+    settings.write_text('{"accept_phi_risk": true}')
+    assert Door(chosen, place).answer(message, run, lambda: False).site == "site-1"
+
+
 def test_an_engine_run_names_nobody(tmp_path: Path) -> None:
     table = planted(tmp_path / "site")
     out = tmp_path / "out"
@@ -132,8 +153,9 @@ def test_a_flare_run_names_nobody_in_any_file_or_byte_sent(tmp_path: Path) -> No
     job = write_job(experiment(table), out / "job")
     environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
     done = subprocess.run(
-        [BIN / "nvflare", "simulator", job, "-w", out / "workspace", "-t", "2"], cwd=out, capture_output=True, text=True,
-        env={**environment, "PYTHONPATH": str(code), "RECORD": str(sent)}, timeout=600, check=False,
+        [BIN / "nvflare", "simulator", job, "-w", out / "workspace", "-t", "2"],
+        env={**environment, "PYTHONPATH": str(code), "RECORD": str(sent)},
+        cwd=out, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     search(out, done)
     assert list((out / "runs").rglob("model.safetensors"))

@@ -128,9 +128,9 @@ def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> s
 
 
 def exported(here: Hospitals, name: str, **packing: Any) -> Path:
-    """A FedDRA job of one round over the data set that each site calls "pretrain", as real sites run it."""
-    experiment = presets.get("feddra")
-    settings = {"rounds.rounds": 1, "method.local_steps": 2, "method.align_steps": 1, "training.batch_size": 16}
+    """A FedAvg job of one round over the data set that each site calls "pretrain", as real sites run it."""
+    experiment = presets.get("fedavg")
+    settings = {"rounds.rounds": 1, "method.local_steps": 2, "training.batch_size": 16}
     for key, value in settings.items():
         experiment = override(experiment, key, str(value))
     experiment = replace(experiment, data=NamedData("pretrain"))
@@ -165,7 +165,7 @@ def test_preflight_and_doctor_find_the_site_ready(here: Hospitals) -> None:
 
 
 def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> None:
-    job = exported(here, "feddra")
+    job = exported(here, "fedavg")
     done = run(here, "nvflare", "job", "submit", "-j", str(job), user=LEAD)
     assert done.returncode == 0, done.stdout + done.stderr
     job_id = re.findall(r"job_id: (\S+)", done.stdout)[0]
@@ -182,11 +182,11 @@ def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> 
     assert {"st-anna", "northgate"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
     done = run(here, "fedvlp", "report", str(folder.path))
     assert done.returncode == 0, done.stderr
-    assert re.search(r"feddra .*\d", done.stdout)
+    assert re.search(r"fedavg .*\d", done.stdout)
 
 
 def test_a_member_may_not_submit(here: Hospitals) -> None:
-    done = run(here, "nvflare", "job", "submit", "-j", str(exported(here, "feddra")), user=MEMBER)
+    done = run(here, "nvflare", "job", "submit", "-j", str(exported(here, "fedavg")), user=MEMBER)
     assert done.returncode != 0
     assert "not authorized" in (done.stdout + done.stderr).lower()
     session = opened(here)

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from toy import same_bytes
 
 from fedvlp import presets
 from fedvlp.config import override
+from fedvlp.core.server import Server
 from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
 from fedvlp.runs import RunFolder, simulate
@@ -53,7 +55,9 @@ def simulator(job: Path, folder: Path, threads: int) -> subprocess.CompletedProc
         ("feddra", 5, {"rounds.rounds": 2}),
         ("feddra", 5, {"rounds.rounds": 2, **EIGHT_BIT}),
         ("local", 1, {"rounds.rounds": 2, "data.sites": 2}),  # memory must survive the restart of every process
+        ("pms-fm", 2, {"rounds.rounds": 2, "data.size": 500}),  # so must personalised models and Adam moments
         ("creamfl", 5, SERVER_TRAINS),
+        ("car-mfl", 1, {"rounds.rounds": 2, "data.sites": 2, "partition.image_only": 1}),  # partners are memory too
     ],
 )
 def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, object], tmp_path: Path) -> None:
@@ -67,8 +71,10 @@ def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, o
     same_metrics(flare, engine)
     assert (flare.path / "metrics.csv").exists()
     assert {entry.name for entry in (flare.path / "tb").iterdir()} >= {"site-1", "site-2"}
+    same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
     memories = sorted((engine.path / "sites").rglob("*.safetensors"))
-    assert len(memories) == 2 * {"local": 2, "creamfl": 5}.get(name, 0), "two versions at each site"
+    remembering = {"local": 2, "creamfl": 5, "car-mfl": 1}.get(name, 0) if experiment.wire.plain else 5
+    assert len(memories) == 2 * remembering, "two versions at each site"
     for memory in memories:
         assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fedvlp import presets
 from fedvlp.config import from_config
 from fedvlp.experiment import Assembly
 from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
+from fedvlp.site_config import NamedData, SiteConfigError
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -57,3 +59,25 @@ def test_a_folder_that_is_not_a_job_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="holds no FLARE job"):
         write_job(presets.get("fedavg"), tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Path) -> None:
+    """As `fedvlp jobs export --data named:pretrain --at ... --mlflow ...` writes it."""
+    experiment = replace(presets.get("fedavg"), data=NamedData("pretrain"))
+    files = job_files(experiment, custom=False, sites=("st-anna", "northgate", "riverside"), mlflow="http://host:5000")
+    meta = json.loads(files["meta.json"])
+    assert meta["deploy_map"] == {"app": ["server", "northgate", "riverside", "st-anna"]}
+    assert meta["min_clients"] == 2
+    client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]["executor"]["args"]
+    assert client["data"] == {
+        "path": "fedvlp.site_config.NamedData", "args": {"name": "pretrain", "image_size": 72},
+    }  # fmt: skip
+    server = json.loads(files["app/config/config_fed_server.json"])
+    receiver = {part["id"]: part for part in server["components"]}["mlflow"]
+    assert receiver["args"] == {"tracking_uri": "http://host:5000", "kw_args": {"experiment_name": "fedavg"}}
+    assert server["components"][-1]["id"] == "results", "copies what the others have written"
+
+
+def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
+    with pytest.raises(SiteConfigError, match="with --at"):
+        job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")))

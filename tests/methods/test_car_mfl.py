@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from toy import Fuse, World, forked, same_bytes
 from toy_multimodal import aggregated, labelled, mixed, paired, world
-from toy import Fuse, World, clone, forked, same_bytes
 
 from fedvlp.core.engine import InTurn
 from fedvlp.core.server import Server
+from fedvlp.core.site import Site
 from fedvlp.core.types import MODALITIES, Broadcast, Update, modality
-from fedvlp.methods.car_mfl import PARTNERS, ROUNDS, CARMFL, distinct, features
+from fedvlp.methods.car_mfl import CARMFL, PARTNERS, ROUNDS, distinct, features
 from fedvlp.methods.mfedavg import MFedAvg
 
 LINEAR = CARMFL(local_steps=2, renorm="linear")
@@ -85,6 +86,9 @@ def test_the_other_modality_of_the_partner_is_lent_and_nothing_else_changes() ->
         assert torch.equal(full[lent], place.public.content["train"][MODALITIES.index(lent)][donors])
         assert torch.equal(full[own], batch[own])
         assert torch.equal(full["labels"], batch["labels"]), "a partner lends its modality, not its labels"
+        older = (client.memory[PARTNERS][-1:] + 1) % 10
+        client.memory[PARTNERS] = torch.cat([older, client.memory[PARTNERS]])
+        assert torch.equal(LINEAR.complete(client, batch, message)[lent], full[lent]), "this round's partners"
         one = LINEAR.complete(client, {key: t[:1] for key, t in batch.items()}, message)
         assert len(one[lent]) == 1, "bug M2: a last batch of one record"
 
@@ -98,6 +102,21 @@ def test_a_paired_site_retrieves_nothing() -> None:
     assert client.memory == {}
     batch = next(client.data.batches("train", 4, drop_last=False))
     assert LINEAR.complete(client, batch, message) is batch
+
+
+def test_a_server_that_does_not_know_the_sites_yet_gives_the_same_bytes() -> None:
+    """As at real sites: what a site holds is known from its first reply on; until then it is sent both features."""
+    known, unknown = world(LINEAR), world(LINEAR)
+
+    class Blind(World):
+        def equip(self, server: Server) -> Server:
+            server = super().equip(server)
+            server.modalities = {}
+            return server
+
+    unknown.__class__ = Blind
+    assert set(sent(unknown, "b").aux) == {"image", "text", "labels"}
+    same_bytes(unknown.run().state, known.run().state)
 
 
 def test_only_the_public_set_is_searched() -> None:
@@ -169,7 +188,7 @@ def means(method: CARMFL, part: str) -> torch.Tensor:
     """Shares (a, b, c, public) in the mean of a part, read off an aggregation of unit updates, one site at a time."""
     shares = []
     for site in "abc":
-        state, own = aggregated(method, mixed(), {s: (float(s == site), n) for s, (_, n) in THREE.items()})
+        state, _ = aggregated(method, mixed(), {s: (float(s == site), n) for s, (_, n) in THREE.items()})
         zero, _ = aggregated(method, mixed(), {s: (0.0, n) for s, (_, n) in THREE.items()})
         name = next(n for n in state if modality(n) == part)
         shares.append(float((state[name] - zero[name]).mean()))
@@ -248,7 +267,7 @@ def test_softmax_with_alpha_1_is_fedavg_only_for_equal_sizes() -> None:
 
 def test_a_site_without_samples_has_no_weight_under_softmax() -> None:
     """exp(0) = 1 would let an empty site have its say."""
-    state, own = aggregated(SOFTMAX, mixed(), {"a": (1.0, 8), "b": (math.pi * 100, 0), "c": (1.0, 8)})
+    state, _ = aggregated(SOFTMAX, mixed(), {"a": (1.0, 8), "b": (math.pi * 100, 0), "c": (1.0, 8)})
     assert all(t.max() < 3 for t in state.values())
 
 
@@ -281,22 +300,21 @@ def test_killed_and_resumed_gives_the_same_bytes(method: MFedAvg, at: int, tmp_p
     resumed = world(method, folder=folder, rounds=rounds).run()
     same_bytes(resumed.state, expected.state)
     same_bytes(resumed.memory, expected.memory)
-    files = sorted(path.relative_to(folder) for path in (folder / "sites").rglob("*.safetensors"))
-    assert files == sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole" / "sites").rglob("*.safetensors"))
-    for file in files:
-        assert (folder / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    memories = sorted((tmp_path / "whole" / "sites").rglob("*.safetensors"))
+    assert len(memories) == len(list((folder / "sites").rglob("*.safetensors")))
+    for memory in memories:
+        assert (folder / memory.relative_to(tmp_path / "whole")).read_bytes() == memory.read_bytes()
 
 
 def test_updates_are_held_as_copies_under_softmax() -> None:
     """The sites of one process share their modules, so that live tensors would all be the last site's."""
-    class Apart(World):
-        def site(self, name: str) -> object:
-            self._modules = None
-            return super().site(name)
+    shared, apart = world(SOFTMAX), world(SOFTMAX)
 
-    shared = world(SOFTMAX)
-    apart = Apart(**{f: getattr(shared, f) for f in ("method", "data", "training", "rounds", "model", "objective", "public")})
-    same_bytes(shared.run().state, clone(apart.run().state))
+    def renewed(name: str) -> Site:
+        apart._modules = None
+        return apart.site(name)
+
+    same_bytes(shared.run().state, apart.run(InTurn(renewed)).state)
 
 
 def test_refusals() -> None:

@@ -149,22 +149,28 @@ def test_avg_and_iot_by_hand() -> None:
 
 
 def contrast(method: CreamFL, modalities: tuple[str, ...]) -> dict[str, float]:
-    """LCR of two public items: r = (1,0),(0,1) in both modalities, g the same, p swapped, T = 0.5."""
+    """LCR of two public items: r = (1,0),(0,1) in both modalities, g the same for images, else swapped, T = 0.5."""
     eye = torch.eye(2)
     made = world(method)
     client = made.client("a")
     client.data.modalities = modalities  # type: ignore[misc]
     client.memory = {PREVIOUS + name: eye.flip(0) for name in ("image", "text")}
-    message = Broadcast(0, "train", {}, {"image": eye, "text": eye})
+    message = Broadcast(0, "train", {}, {"image": eye, "text": eye.flip(0)})
     losses = method.public_losses(client, VLOutput(eye, eye), torch.tensor([0, 1]), message)
     return {name: term.item() for name, term in losses.items()}
 
 
 def test_lcr_by_hand() -> None:
-    """r.g_k = 1, r.g_j = 0, r.p = 0 at T = 0.5: inter = intra = log(1 + e^-2). Paired sites: two inter, mean intra."""
-    each = math.log(1 + math.exp(-2))
-    assert contrast(SMALL, ("image",)) == pytest.approx({"inter": 0.5 * each, "intra": 0.5 * each})
-    assert contrast(SMALL, ("image", "text")) == pytest.approx({"inter": 0.5 * 2 * each, "intra": 0.5 * each})
+    """Images: r . text_k = 0, r . text_j = 1, so inter = log(1 + e^2); r . image_k = 1, r . p = 0, so intra =
+
+    log(1 + e^-2). Texts: inter = log(1 + e^-2) against the images, and r . text_k = r . p = 0, so intra = log 2.
+    Paired sites have the sum of both inter and the mean of both intra; gamma is 0.5.
+    """
+    low, high = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
+    assert contrast(SMALL, ("image",)) == pytest.approx({"inter": 0.5 * high, "intra": 0.5 * low})
+    assert contrast(SMALL, ("text",)) == pytest.approx({"inter": 0.5 * low, "intra": 0.5 * math.log(2)})
+    both = {"inter": 0.5 * (high + low), "intra": 0.5 * (low + math.log(2)) / 2}
+    assert contrast(SMALL, ("image", "text")) == pytest.approx(both)
 
 
 @pytest.mark.parametrize("term", ["inter", "intra"])
@@ -241,7 +247,9 @@ def test_distillation_counts_each_modality_once_by_hand() -> None:
 def test_without_distillation_and_contrast_the_server_trains_on_the_public_set_alone() -> None:
     """kd_weight 0 and LCR off: no site has any influence, bit for bit; with either on there is one."""
     other = {name: pairs(50 + index, 9) for index, name in enumerate("abcde")}
-    same_bytes(world(ALONE).run().state, world(ALONE, data=other).run().state)
+    alone = world(ALONE).run()
+    same_bytes(alone.state, world(ALONE, data=other).run().state)
+    assert not any("distil" in name for record in alone.history for name in record["server"])
     assert differs(world().run().state, world(data=other).run().state)
     assert differs(world(replace(ALONE, kd_weight=0.3)).run().state, world(ALONE).run().state)
 

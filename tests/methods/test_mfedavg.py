@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy_multimodal import aggregated, labelled, mixed, paired, world
 from toy import Toy, clone, same_bytes
+from toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.engine import InTurn
 from fedvlp.core.types import MODALITIES, modality

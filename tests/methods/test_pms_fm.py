@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import ADAMW, TEXT, Fuse, Pairs, Toy, World, clone, differs, forked, pairs, same_bytes
+from toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, differs, forked, pairs, same_bytes
 
-from fedvlp.core.client import named_state
-from fedvlp.core.engine import InTurn
+from fedvlp.core.client import EXTRA, named_state
 from fedvlp.core.server import Rounds, Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.methods import PMSFM, FedAvg, FedSM
 from fedvlp.methods.selection import FIRST, GRADIENT, SECOND
-from fedvlp.methods.softpull import EXTRA, soft_pull
+from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.fusion import SelectorConfig
 from fedvlp.objectives.medclip import MedCLIP
@@ -64,22 +63,6 @@ def world(method: Any = METHOD, data: Mapping[str, Any] | None = None, **setting
 
 def without_selector(state: State) -> State:
     return {name: tensor for name, tensor in state.items() if not name.startswith(EXTRA)}
-
-
-class Recorder:
-    """An exchange that keeps copies of every message and reply, and may lose or change replies."""
-
-    def __init__(self, one: World, change: Callable[[str, Broadcast, Reply], Reply] = lambda s, m, r: r) -> None:
-        self.inner, self.change = InTurn(one.site), change
-        self.sent: list[tuple[str, Broadcast]] = []
-        self.replies: list[tuple[str, Update]] = []
-
-    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
-        self.sent += [(site, replace(m, state=clone(m.state), aux=clone(m.aux))) for site, m in messages.items()]
-        for site, reply in self.inner(messages):
-            if isinstance(reply, Update):
-                self.replies.append((site, replace(reply, state=clone(reply.state))))
-            yield site, self.change(site, messages[site], reply)
 
 
 # SoftPull

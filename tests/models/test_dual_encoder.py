@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from fedvlp.core.types import GROUPS, Batch, group
-from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe
+from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe, masked_mean
 from fedvlp.objectives.convirt import ConVIRT
 
 SMALL = ModelConfig(
@@ -263,3 +263,20 @@ def test_damaged_folders(tmp_path: Path) -> None:
         DualEncoder.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"config\.json"):
         DualEncoder.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_mean_over_tokens_leaves_the_padding_out() -> None:
+    """MedCLIP's pooling: other padding changes nothing, and one real token's mean is the summary itself."""
+    model = dataclasses.replace(SMALL, text_pooling="mean").build(0).eval()
+    batch = batch_of()
+    padded = {**batch, "text": batch["text"] + 5 * ~batch["text_mask"]}
+    torch.testing.assert_close(model(padded).text, model(batch).text)
+    other = {**batch, "text": batch["text"].flip(1)}
+    assert not torch.allclose(model(other).text, model(batch).text)
+    tokens = torch.tensor([[[1.0], [3.0], [100.0]], [[2.0], [4.0], [6.0]]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    assert masked_mean(tokens, mask).tolist() == [[2.0], [4.0]]
+    alone = {"text": batch["text"][:, :1], "text_mask": batch["text_mask"][:, :1]}
+    assert torch.equal(model(alone).text, SMALL.build(0).eval()(alone).text)
+    with pytest.raises(ValueError, match="text_pooling: 'max', expected one of summary, mean"):
+        dataclasses.replace(SMALL, text_pooling="max")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedvlp.models.tiny import CLS, PAD, Block, HashTokenizer, TinyImage, TinyText, heads_for
+from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
+from fedvlp.models.tiny import CLS, PAD, Block, GRUText, HashTokenizer, TinyImage, TinyText, heads_for
 
 REPORT_WORDS = (
     "no right left lung lobe upper lower middle zone base apex apical hilar pleural effusion effusions edema "
@@ -114,3 +116,36 @@ def test_block_dropout_only_in_training() -> None:
 @pytest.mark.parametrize(("width", "heads"), [(768, 12), (128, 2), (32, 1), (200, 2), (2048, 32), (512, 8)])
 def test_heads(width: int, heads: int) -> None:
     assert heads_for(width) == heads
+
+
+def test_gru_reads_real_tokens_alone_and_its_summary_is_both_final_states() -> None:
+    """Padding changes nothing, whatever its ids; position 0 is the last state forward and the first backward."""
+    torch.manual_seed(0)
+    tower = GRUText(vocabulary=64, max_tokens=8)
+    ids = torch.tensor([[CLS, 5, 6, PAD, PAD], [CLS, 7, 8, 9, 3]])
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1] * 5]).bool()
+    tokens = tower(ids, mask)
+    assert tokens.shape == (2, 5, tower.width)
+    noisy = ids.clone()
+    noisy[0, 3:] = 9
+    assert torch.equal(tower(noisy, mask), tokens)
+    assert torch.allclose(tower(ids[:1, :3], mask[:1, :3])[0], tokens[0, :3], atol=1e-6)
+    plain, _ = tower.gru(tower.words(ids[1:]))
+    assert torch.allclose(tokens[1, 1:], plain[0, 1:], atol=1e-6)
+    half = tower.width // 2
+    expected = torch.cat([plain[0, -1, :half], plain[0, 0, half:]])
+    assert torch.allclose(tokens[1, 0], expected, atol=1e-6)
+
+
+def test_gru_is_a_text_tower_of_the_dual_encoder(tmp_path: Path) -> None:
+    config = ModelConfig(embedding_dim=8, image_size=16, max_tokens=8, vocabulary=64, head_hidden=8, text_tower="gru")
+    model = config.build(0).eval()
+    ids, mask = model.tokenizer(["a small effusion", "none"])
+    text = model({"text": ids, "text_mask": mask}).text
+    assert text.shape == (2, 8)
+    model.save(tmp_path)
+    again = DualEncoder.from_pretrained(tmp_path)
+    assert isinstance(again.text_encoder, GRUText)
+    assert torch.equal(again({"text": ids, "text_mask": mask}).text, text)
+    with pytest.raises(ValueError, match="tiny towers have no published weights"):
+        ModelConfig(text_tower="gru", pretrained=True)

@@ -106,3 +106,15 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         task().classify(torch.ones(1, 2), torch.ones(1, 4))
     with pytest.raises(ValueError, match="classes 1"):
         CreamFLTaskConfig(classes=1)
+
+
+def test_the_mean_is_the_sum_per_pair_of_the_batch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    image, text = (torch.randn(4, 2, generator=generator) for _ in range(2))
+    losses = [
+        CreamFLTaskConfig(dim=2, reduction=reduction).build()(VLOutput(image, text), {})["contrastive"].item()
+        for reduction in ("sum", "mean")
+    ]
+    assert losses[0] == pytest.approx(4 * losses[1])
+    with pytest.raises(ValueError, match="reduction 'max'"):
+        CreamFLTaskConfig(reduction="max")

@@ -186,7 +186,9 @@ def in_site_order(
 
 def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     """Puts a reply aside; calling the result brings it back, its tensors mapped from disk if they are there."""
-    if spool is None or isinstance(reply, Exception) or payload(reply) < PARK_BYTES:
+    if spool is None or isinstance(reply, Exception) or not isinstance(reply.state, dict):
+        return lambda: reply  # a view of the disk needs no parking
+    if payload(reply) < PARK_BYTES:
         return lambda: reply
     spool.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")

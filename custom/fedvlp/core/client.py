@@ -13,6 +13,8 @@ from torch import Generator, Tensor, nn
 from fedvlp.core.types import Batch, State
 
 OBJECTIVE = "objective."
+EXTRA = OBJECTIVE + "extra."
+"""Tensors of what a method trains beside model and objective (``Experiment.extra``)."""
 
 
 class Data(Protocol):

@@ -72,7 +72,9 @@ def _difference(tensor: Tensor, received: Tensor) -> Tensor:
 
 def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor]) -> None:
     if name.rpartition(".")[2] in BUFFERS:
-        raise PrivacyError(f"{name} is a batch statistic of this site's data; use a model without batch normalisation")
+        raise PrivacyError(
+            f"{name} is a batch statistic of this site's data; use a model without batch norm (model.head_norm=layer)"
+        )
     if tensor.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(f"{name} is {tensor.dtype}; noise protects float32 and float64 alone")
     if name not in received or received[name].shape != tensor.shape or received[name].dtype != tensor.dtype:

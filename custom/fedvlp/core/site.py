@@ -34,6 +34,8 @@ def reason(error: Exception) -> str:
 
     The text of a foreign exception may hold a path or a report.
     """
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
     ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.types import Batch
-from fedvlp.data.record import Cohort, digest
+from fedvlp.data.record import Cohort, NoRecordsError, digest
 from fedvlp.data.transforms import eval_batch, train_batch
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
@@ -60,7 +60,7 @@ class SiteData:
         if batch_size < 2 or steps < 0:
             raise ValueError(f"site data: expected batch_size >= 2 and steps >= 0, got {batch_size} and {steps}")
         if self.num_train < 2:
-            raise ValueError(f"site data: training needs at least 2 records, this site has {self.num_train}")
+            raise NoRecordsError(f"site data: training needs at least 2 records, this site has {self.num_train}")
         return self._train_batches(steps, min(batch_size, self.num_train), generator)
 
     def _train_batches(self, steps: int, size: int, generator: torch.Generator) -> Iterator[Batch]:

@@ -13,6 +13,10 @@ PUBLIC = "public"
 """In place of a site: the record belongs to the public set, which the server and every site hold."""
 
 
+class NoRecordsError(ValueError):
+    """A site has too few records, or none; the message holds counts and names of sites alone."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
     """A columnar table of image-text pairs, one row per image. Errors never hold report text, paths or patient ids."""

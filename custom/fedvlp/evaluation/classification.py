@@ -1,4 +1,4 @@
-"""Multi-label classification (spec 10.5): macro AUC over the findings, rare findings, and which modality is listened to."""
+"""Multi-label classification (spec 10.5): macro AUC over findings, rare findings, and the weight of each modality."""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedvlp import __version__
 from fedvlp.config import fingerprint
-from fedvlp.core.aggregation import in_site_order
+from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.method import Aborted, Method
 from fedvlp.core.server import Federation, QuorumLostError, Server
@@ -27,6 +28,7 @@ from fedvlp.core.types import Broadcast, Reply, State
 from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
+from fedvlp.flare.spool import SpoolingDecomposer
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
 from fedvlp.runs import Record, RunFolder, by_site, overall
 
@@ -54,13 +56,15 @@ class FederatedController(Controller):
         self.task_timeout = task_timeout
         self.grace = grace
         self.progress: dict[str, Any] = {}
+        self._by_site: dict[str, dict[str, float]] = {}
         self._abort: Signal = Signal()
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
         self._spool: Path | None = None
+        self._tensors = SpoolingDecomposer()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        wire.register()
+        wire.register(self._tensors)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         self.cancel_all_tasks()
@@ -69,7 +73,7 @@ class FederatedController(Controller):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.add_info("progress", dict(self.progress))
+                collector.add_info("progress", {**self.progress, "by_site": self._by_site})
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort, self._fl_ctx = abort_signal, fl_ctx
@@ -108,6 +112,9 @@ class FederatedController(Controller):
         else:
             names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
             server, next_phase = assembly.server(tuple(names)), 0
+        del assembly  # and the untrained model with it, unless the server trains
+        if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
+            self._tensors.spool_to(self._spool)
         if server.host:
             server.host.should_stop = lambda: self._abort.triggered
         said = f"resumes at round {server.round}" if resumed else "begins"
@@ -119,6 +126,8 @@ class FederatedController(Controller):
             folder.note(server.history)
             announcer.record(record)
             self._progress(record)
+            if self._tensors.root:
+                cleanup_memory()  # gives back what the transfers of a large model used
 
         federation = Federation(
             self._method(), server, experiment.rounds, self._exchange,
@@ -154,10 +163,10 @@ class FederatedController(Controller):
         self.progress.pop("loss", None)
         if losses:
             self.progress["loss"] = sum(losses) / len(record["sites"])
-        self.progress["by_site"] = {site: _in_short(metrics) for site, metrics in by_site(record).items()}
+        self._by_site = {site: _in_short(metrics) for site, metrics in by_site(record).items()}
         assert self._fl_ctx is not None
         self.log_info(self._fl_ctx, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
-                                             for k, v in self.progress.items() if k != "by_site"))  # fmt: skip
+                                             for k, v in self.progress.items()))  # fmt: skip
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies in site order."""
@@ -215,7 +224,7 @@ class FederatedController(Controller):
             return SiteUnavailableError(reason)
         try:
             return wire.receive_update(result, site)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # garbage may be wrong in any way, and FLARE swallows what a callback raises
             return SiteUnavailableError(
                 f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"
             )

@@ -82,12 +82,12 @@ class Cipher:
                 f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold up to {self.limit:.3g}"
             )
         vectors = (self._tenseal.ckks_vector(self._context, part.numpy()) for part in values.split(self.slots))
-        return self._packed([vector.serialize() for vector in vectors])
+        return self._packed((vector.serialize() for vector in vectors), self.rows(len(values)))
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
         """The ciphertexts of the sum."""
         pairs = zip(self._vectors(left), self._vectors(right), strict=True)
-        return self._packed([(one + other).serialize() for one, other in pairs])
+        return self._packed(((one + other).serialize() for one, other in pairs), len(left))
 
     def decrypt(self, rows: Tensor, count: int) -> Tensor:
         """Uint8 [rows, width] to float64 [count]."""
@@ -98,32 +98,43 @@ class Cipher:
 
     def _vectors(self, rows: Tensor) -> Iterable[Any]:
         for row in rows.numpy():
-            length = int.from_bytes(row[:HEADER].tobytes(), "little")
+            end = HEADER + int.from_bytes(row[:HEADER].tobytes(), "little")
             try:
-                yield self._tenseal.ckks_vector_from(self._context, row[HEADER : HEADER + length].tobytes())
+                yield self._tenseal.ckks_vector_from(self._context, row[HEADER:end].tobytes())
             except Exception:  # TenSEAL raises anything on damaged bytes
                 raise PrivacyError("a ciphertext is damaged or was made with other parameters") from None
 
-    def _packed(self, parts: list[bytes]) -> Tensor:
-        rows = torch.zeros(len(parts), self.width, dtype=torch.uint8)
+    def _packed(self, parts: Iterable[bytes], count: int) -> Tensor:
+        rows = torch.zeros(count, self.width, dtype=torch.uint8)
         for row, part in zip(rows.numpy(), parts, strict=True):
             row[: HEADER + len(part)] = np.frombuffer(len(part).to_bytes(HEADER, "little") + part, dtype=np.uint8)
         return rows
 
 
-def flatten(state: Mapping[str, Tensor]) -> Tensor:
-    """All values as float64 [n], tensors in the order of their names."""
+def averaged(state: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that are averaged, in order; integer buffers are not, and stay where they are."""
     for name, tensor in state.items():
-        if tensor.dtype != torch.float32:
-            raise PrivacyError(f"{name} is {tensor.dtype}; only float32 tensors are encrypted")
-    return torch.cat([state[name].detach().cpu().reshape(-1).double() for name in sorted(state)])
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            raise PrivacyError(f"{name} is {tensor.dtype}; of floating-point tensors only float32 ones are encrypted")
+    return sorted(name for name, tensor in state.items() if tensor.is_floating_point())
+
+
+def length(state: Mapping[str, Tensor]) -> int:
+    """How many values are averaged."""
+    return sum(state[name].numel() for name in averaged(state))
+
+
+def flatten(state: Mapping[str, Tensor]) -> Tensor:
+    """The values that are averaged, as float64 [n]."""
+    return torch.cat([state[name].detach().cpu().reshape(-1).double() for name in averaged(state)])
 
 
 def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
-    """The inverse of :func:`flatten`, shapes as in ``like``."""
-    names = sorted(like)
+    """The inverse of :func:`flatten`; shapes, and the tensors that are not averaged, as in ``like``."""
+    names = averaged(like)
     parts = values.split([like[name].numel() for name in names])
-    return {name: part.float().reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+    mean = {name: part.float().reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {**like, **mean}
 
 
 def refuse_unencryptable(method: Method) -> None:
@@ -153,8 +164,8 @@ class EncryptedMean(Method):
         return Broadcast(server.round, server.phase, server.state, aux, scalars)
 
     def expects(self, server: Server, site: str) -> tuple[State, State]:
-        count = sum(tensor.numel() for tensor in server.state.values())
-        return {}, {CIPHERTEXT: torch.empty(self.cipher.rows(count), self.cipher.width, dtype=torch.uint8)}
+        rows = self.cipher.rows(length(server.state))
+        return {}, {CIPHERTEXT: torch.empty(rows, self.cipher.width, dtype=torch.uint8)}
 
     def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
         total, rows = 0, torch.empty(0)
@@ -197,8 +208,8 @@ class Decrypt(Filter):
         message, run = wire.receive_broadcast(shareable)
         if CIPHERTEXT not in message.aux:
             return shareable
-        cipher, count = Cipher.load(self.context, fl_ctx), sum(tensor.numel() for tensor in message.state.values())
-        mean = cipher.decrypt(message.aux[CIPHERTEXT], count) / message.scalars[WEIGHT]
+        cipher = Cipher.load(self.context, fl_ctx)
+        mean = cipher.decrypt(message.aux[CIPHERTEXT], length(message.state)) / message.scalars[WEIGHT]
         state = unflatten(mean, message.state)
         if message.phase == EVALUATE:
             folder = under(runs_root(fl_ctx), run["folder"]) / "sites" / fl_ctx.get_identity_name()

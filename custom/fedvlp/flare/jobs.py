@@ -20,7 +20,7 @@ from fedvlp.core.site import EVALUATE
 from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare.timeouts import Timeouts
 
-COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "pms-fm", "car-mfl")
+COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "creamfl", "pms-fm", "car-mfl")
 """The presets whose job folders are committed under jobs/."""
 
 CONTROLLER = "fedvlp.flare.controller.FederatedController"
@@ -51,20 +51,31 @@ def job_files(
     """
     sites = sorted(sites) or Assembly(experiment).sites()
     parts = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
-    phases = sorted({p for r in range(experiment.rounds.rounds) for p in experiment.method.phases(r)} | {EVALUATE})
-    waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
-    controller = ENCRYPTED_CONTROLLER if encrypted else CONTROLLER
-    limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
-    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | parts}
     meta = {
         "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }  # fmt: skip
-    server = {
+    waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
+    controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | parts}
+    limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
+    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | parts}
+    files: dict[str, Any] = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": _server(experiment, controller, mlflow, timeouts),
+        "app/config/config_fed_client.json": _client(experiment, executor, timeouts),
+    }
+    texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+    return texts | ({"app/custom/README.md": NOTE} if custom else {})
+
+
+def _server(
+    experiment: Experiment, controller: dict[str, Any], mlflow: str, timeouts: Timeouts | None
+) -> dict[str, Any]:
+    return {
         "format_version": 2,
         **(timeouts.transfers() if timeouts else {}),
         "server": {"task_request_interval": 0.1},
-        "workflows": [{"id": "federation", "path": controller, "args": waits | parts}],
+        "workflows": [{"id": "federation", **controller}],
         "components": [
             {"id": "tensorboard", "path": "fedvlp.flare.tracking.TensorBoardReceiver", "args": {}},
             {
@@ -78,7 +89,11 @@ def job_files(
         "task_data_filters": [],
         "task_result_filters": [],
     }
-    client = {
+
+
+def _client(experiment: Experiment, executor: dict[str, Any], timeouts: Timeouts | None) -> dict[str, Any]:
+    phases = sorted({p for r in range(experiment.rounds.rounds) for p in experiment.method.phases(r)} | {EVALUATE})
+    return {
         "format_version": 2,
         **(timeouts.of_site() if timeouts else {}),
         "executors": [{"tasks": phases, "executor": executor}],
@@ -89,18 +104,11 @@ def job_files(
                 "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
                 "args": {"events_to_convert": ["analytix_log_stats"]},
             },
-            *([] if experiment.wire.plain else [_wire_end(parts)]),
+            *([] if experiment.wire.plain else [_wire_end(executor["args"])]),
         ],
         "task_data_filters": _filters(experiment, phases, "DecodeTask"),
         "task_result_filters": _filters(experiment, phases, "EncodeResult"),
     }
-    files: dict[str, Any] = {
-        "meta.json": meta,
-        "app/config/config_fed_server.json": server,
-        "app/config/config_fed_client.json": client,
-    }
-    texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
-    return texts | ({"app/custom/README.md": NOTE} if custom else {})
 
 
 def _wire_end(parts: dict[str, Any]) -> dict[str, Any]:

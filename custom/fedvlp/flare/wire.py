@@ -13,20 +13,20 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
-from torch import Tensor
 
 from fedvlp.core.link import NotHeldError
 from fedvlp.core.site import reason
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.flare.spool import loaded
 
 KEY = "fedvlp"
 AUX = "aux/"
 REASON = "fedvlp_reason"
 
 
-def register() -> None:
+def register(decomposer: TensorDecomposer | None = None) -> None:
     """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs."""
-    fobs.register(TensorDecomposer)
+    fobs.register(decomposer or TensorDecomposer)
 
 
 def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:
@@ -34,14 +34,14 @@ def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:
     return DXO(DataKind.WEIGHTS, data=data, meta={KEY: meta}).to_shareable()
 
 
-def _parts(shareable: Shareable) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def _parts(shareable: Shareable) -> tuple[State, State, dict[str, Any]]:
     dxo = from_shareable(shareable)
     meta = dxo.get_meta_prop(KEY)
     if not isinstance(meta, dict):
         raise ValueError("the message carries no fedvlp header; the peer runs something else")
     state = {name: tensor for name, tensor in dxo.data.items() if not name.startswith(AUX)}
     aux = {name.removeprefix(AUX): tensor for name, tensor in dxo.data.items() if name.startswith(AUX)}
-    return state, aux, meta
+    return loaded(state), dict(loaded(aux)), meta
 
 
 def send_broadcast(message: Broadcast, run: dict[str, str]) -> Shareable:
@@ -70,12 +70,12 @@ def send_update(update: Update) -> Shareable:
 
 
 def receive_update(shareable: Shareable, site: str) -> Update:
-    """The reply of ``site``: the name is the channel's, whatever the payload says."""
+    """The reply of ``site``: the name is the channel's, whatever the payload says. Its values are checked later."""
     state, aux, meta = _parts(shareable)
-    held = tuple(meta["modalities"])
-    return Update(
-        site, meta["round"], meta["phase"], meta["num_samples"], state, aux, meta["metrics"], held, meta["public_id"]
-    )
+    held, metrics, public_id = tuple(meta["modalities"]), dict(meta["metrics"]), meta["public_id"]
+    if not all(isinstance(name, str) for name in (*held, *metrics)) or type(public_id) is not int:
+        raise ValueError("the header of the reply has values of another kind")
+    return Update(site, meta["round"], meta["phase"], meta["num_samples"], state, aux, metrics, held, public_id)
 
 
 def send_failure(error: Exception | str) -> Shareable:
@@ -89,5 +89,7 @@ def failure(shareable: Shareable) -> str | None:
     """Why the site could not answer, or None when it did."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code == ReturnCode.TASK_DATA_FILTER_ERROR:  # nothing was trained
-        return f"{NotHeldError.__name__}: a filter of the site refused the task, or it lost its copy; its log says which"
+        return (
+            f"{NotHeldError.__name__}: a filter of the site refused the task, or it lost its copy; its log says which"
+        )
     return None if code == ReturnCode.OK else str(shareable.get_header(REASON, code))

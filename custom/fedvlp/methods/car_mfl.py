@@ -15,7 +15,7 @@ from fedvlp.core.neighbours import most_alike, nearest
 from fedvlp.core.public import only
 from fedvlp.core.server import Server
 from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import MODALITIES, Batch, Broadcast, State, Update
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, Update
 from fedvlp.methods.mfedavg import MFedAvg
 
 LABELS = "labels"

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import OBJECTIVE, Client
+from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.method import Method, require
 from fedvlp.core.seeds import seed
 from fedvlp.core.server import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
-
-EXTRA = OBJECTIVE + "extra."  # the distiller q, a VAE (``Experiment.extra``); without one FedFed is FedAvg
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,7 @@ class FedFed(Method):
     With ``share``, ``give`` first sends the server ``shared`` pairs (x_s + noise, text embedding) of every site, and
     ``train`` adds L of pairs from everybody's pool, which each site keeps in its memory. That shows other sites parts
     of images of patients: noise is no guarantee, hence off by default.
+    q is ``Experiment.extra``, a VAE (``DistillerConfig``); without one FedFed is FedAvg.
     Differs: the paper trains stage B afresh, on two noise levels; here the distilled model is kept, with one.
     """
 

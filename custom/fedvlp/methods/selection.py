@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.aggregation import StreamingMean
-from fedvlp.core.client import Client
+from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.method import require
 from fedvlp.core.server import Server
 from fedvlp.core.types import Broadcast, State, Update
-from fedvlp.methods.softpull import EXTRA, SoftPull
+from fedvlp.methods.softpull import SoftPull
 
 GRADIENT = "gradient/"
 STEP, FIRST, SECOND = "selector/step", "selector/exp_avg/", "selector/exp_avg_sq/"  # Adam's memory

@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.client import EXTRA
 from fedvlp.core.method import Method, require
 from fedvlp.core.server import Server
 from fedvlp.core.types import Broadcast, State, Update
-
-EXTRA = OBJECTIVE + "extra."  # tensors of ``Experiment.extra``: the selector's
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Multi-label classifier on both towers (CAR-MFL, Poudel et al., 2024, https://arxiv.org/abs/2407.04011): late fusion."""
+"""Multi-label classifier on both towers (CAR-MFL, Poudel et al., 2024, https://arxiv.org/abs/2407.04011)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig, seeded
 
 @dataclass(frozen=True)
 class MultimodalConfig(ModelConfig):
-    """A dual encoder and the findings it tells. CAR-MFL: resnet50, bert-base-uncased, 128 tokens, d = 256, no hidden."""
+    """A dual encoder and the findings it tells. CAR-MFL: resnet50, bert-base-uncased, 128 tokens, d = 256."""
 
     embedding_dim: int = 256
     head_hidden: int | None = None  # the heads are one linear layer

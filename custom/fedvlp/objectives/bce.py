@@ -46,8 +46,8 @@ class BCE(nn.Module):
             )
         known = ~targets.isnan()
         logits = output.logits.to(torch.promote_types(output.logits.dtype, torch.float32))
-        loss = F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(0.0), known.to(logits.dtype), reduction="sum")
-        return {"bce": loss / known.sum().clamp(min=1)}
+        weight = known.to(logits.dtype) / known.sum().clamp(min=1)
+        return {"bce": F.binary_cross_entropy_with_logits(logits, targets.nan_to_num(0.0), weight, reduction="sum")}
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class CreamFLTask(nn.Module):
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
         if output.image is not None and output.text is not None:
             total = soft_contrastive(output.image, output.text, self.scale, self.shift)
-            return {"contrastive": total / (2 * len(output.image) ** 2) if self.reduction == "mean" else total}
+            return {"contrastive": total / len(output.image) if self.reduction == "mean" else total}
         features = output.image if output.image is not None else output.text
         if features is None or "labels" not in batch:
             return {}
@@ -84,7 +84,7 @@ class CreamFLTaskConfig:
     feature_scale: float = 128.0
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
-    reduction: str = "sum"  # over all pairs and both directions: sum (released code) | mean, on a par with LCR
+    reduction: str = "sum"  # of the loss of pairs: sum over the batch (released code) | mean, on a par with LCR
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.dim < 1:

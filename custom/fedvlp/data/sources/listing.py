@@ -24,8 +24,8 @@ def read_rows(name: str, path: str, columns: Collection[str]) -> Iterator[dict[s
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{name} source: the table (path) is not a file")
-    opened = gzip.open(file, "rt", encoding="utf-8-sig") if file.suffix == ".gz" else file.open(encoding="utf-8-sig")
-    with opened as lines:
+    opener = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rt", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
         missing = [column for column in columns if column not in (reader.fieldnames or ())]
         if missing:

@@ -48,7 +48,7 @@ class NIHSource:
         return listing.cohort(Drawn(self.image_size, self.val_fraction, test, self.seed, self.cache))
 
     def _splits(self, keys: list[str], patients: list[str]) -> list[str]:
-        """"test" for every record of a patient on the published list."""
+        """ "test" for every record of a patient on the published list."""
         if not self.test_list:
             return [""] * len(keys)
         listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
@@ -60,5 +60,5 @@ class NIHSource:
             return None
         found = {file.name: file for file in sorted(Path(self.root).rglob("*.png"))}
         if missing := sum(key not in found for key in keys):
-            raise ValueError(f"nih_cxr14 source: {missing} of {len(keys)} images are not under root; unpack all archives")
+            raise ValueError(f"nih_cxr14 source: {missing} of {len(keys)} images are not under root; unpack them all")
         return [found[key] for key in keys]

@@ -1,4 +1,4 @@
-"""Open-I / Indiana University (Demner-Fushman et al., 2016, doi:10.1093/jamia/ocv080): reports, and films if present."""
+"""Open-I, Indiana University (Demner-Fushman et al., 2016, doi:10.1093/jamia/ocv080): reports, films if present."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Report:
 
 @dataclass(frozen=True)
 class OpenISource:
-    """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``), if there is one.
+    """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``).
 
     Text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that they
     did not index is absent (0), a report that they did not index at all is not labelled (nan).

@@ -93,11 +93,10 @@ class TableSource:
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.judge()  # before hours of decoding
         images = self._images(rows[:most], files[:most])
-        unreadable = images.skipped
-        for row, reason in unreadable.items():
+        for row, reason in images.skipped.items():
             skips.add(reason, rows[row])
         skips.judge()
-        readable = [row for row in range(len(rows))[:most] if row not in unreadable]
+        readable = [row for row in range(len(rows))[:most] if row not in images.skipped]
         kept = self._large_sites(rows, readable, present)
         cohort = self._cohort(rows, images, present, kept)
         summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
@@ -184,7 +183,6 @@ class TableSource:
         texts = tuple(row.get(_TEXT, "") for row in used)
         place = np.asarray(kept, dtype=np.int64)
         content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
-        pixels = images.checksums[place].astype("<u4").tobytes()
         return Cohort(
             ids=ids,
             patients=patients,
@@ -195,7 +193,7 @@ class TableSource:
             splits=splits,
             sites=sites,
             images=lambda chosen: images(place[np.asarray(chosen, dtype=np.int64)]),
-            fingerprint=digest(*content, labels.astype("<f4").tobytes(), pixels),
+            fingerprint=digest(*content, labels.astype("<f4").tobytes(), images.checksums[place].astype("<u4").tobytes()),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
         )
 

@@ -1,0 +1,180 @@
+"""Bytes between server and sites under each option of the wire, counted on the socket, and what they cost in recall.
+
+    python benchmarks/bytes.py [--seeds 3] [--out FOLDER] [--quick]       # about 40 minutes of one core
+
+Bytes: `nvflare simulator` runs the job in a network namespace of its own (``unshare``), where the loopback device
+counts every byte of it: TCP, TLS-free, with polling and headers; where that is not allowed the table says so and shows
+the tensors' own bytes. ``x full`` divides by what FLARE sends as it comes: every tensor in float32, both ways, in every
+phase, at every site. The first broadcast, which brings everything, is in the total; ``later`` leaves round 0 out, by
+the tensors' bytes in the run's history. ``alignment only`` is FedDRA without its joint phase: the encoders stay.
+
+Recall: the in-process engine, whose bytes are the simulator's, trains three sites for three rounds; mean and standard
+deviation over seeds of the mean R@1 and R@5 of the sites' test records. Results already in ``--out`` are kept.
+
+Codec: milliseconds, and times a copy of the same float32 tensors into touched memory in the same pass; one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import interleaved, machine, rounded, say, table
+
+from fedvlp import presets
+from fedvlp.core.codec import PLAIN, Wire, cast, dequantise, quantise, widen
+from fedvlp.experiment import Experiment
+from fedvlp.flare.jobs import write_job
+from fedvlp.runs import RunFolder, simulate
+
+OPTIONS = {
+    "float32": PLAIN,
+    "bfloat16 down, 8 bit up": Wire(down="bfloat16", up="int8", difference=True),
+    "bfloat16 down, 8 bit up, unchanged skipped": Wire(
+        down="bfloat16", up="int8", difference=True, skip_unchanged=True
+    ),
+    "8 bit both ways, unchanged skipped": Wire(down="int8", up="int8", difference=True, skip_unchanged=True),
+}
+ON_SOCKET = ("float32", "bfloat16 down, 8 bit up, unchanged skipped", "8 bit both ways, unchanged skipped")
+ALIGNMENT = "feddra, alignment only"
+NVFLARE = Path(sys.executable).parent / "nvflare"
+COUNTED = """ip link set lo up; "$@" >&2; code=$?; awk '$1 == "lo:" {print $2}' /proc/net/dev; exit $code"""
+
+
+def workload(method: str, wire: Wire, seed: int, rounds: int, steps: int, size: int) -> Experiment:
+    """Three sites; as many optimiser steps in a FedDRA round (a fifth of them align) as in FedAvg's."""
+    experiment = presets.get(method.partition(",")[0])
+    if method == "fedavg":
+        chosen: Any = replace(experiment.method, local_steps=steps)
+    else:
+        align = steps if method == ALIGNMENT else steps // 5
+        chosen = replace(experiment.method, align_steps=align, local_steps=steps - align)
+    return replace(
+        experiment, method=chosen, wire=wire, data=replace(experiment.data, sites=3, size=size, seed=seed),
+        rounds=replace(experiment.rounds, rounds=rounds, seed=seed),
+    )  # fmt: skip
+
+
+def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]:
+    """Bytes that loopback carried in one run of FLARE's simulator (None: no namespace), and the run's history."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = [str(NVFLARE), "simulator", str(write_job(experiment, folder / "job")), "-t", "3"]
+        alone = ["unshare", "-rn", "sh", "-c", COUNTED, "sh"]
+        allowed = subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0
+        environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
+        done = subprocess.run(
+            [*alone, *run] if allowed else run,
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr[-2000:])
+        history = RunFolder(folder / "runs" / experiment.name / "001").history()
+        return int(done.stdout.split()[-1]) if allowed else None, history
+
+
+def traffic(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
+    """One row per method and option: bytes, and their ratio to the full exchange."""
+    for method in ("fedavg", "feddra", ALIGNMENT):
+        for option in ON_SOCKET:
+            experiment = workload(method, OPTIONS[option], 0, rounds, 5, 400 if quick else 700)
+            experiment = replace(experiment, rounds=replace(experiment.rounds, evaluate_every=0))
+            model = experiment.model.build(0)
+            whole = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+            counted, history = on_socket(experiment)
+            down = sum(record["bytes"]["bytes_down"] for record in history)
+            up = sum(record["bytes"]["bytes_up"] for record in history)
+            later = [record["bytes"] for record in history if record["round"]]
+            full = 2 * 3 * whole
+            row = {
+                "method": method, "option": option, "model_bytes": whole, "rounds": rounds, "socket": counted,
+                "down": down, "up": up, "x full, socket": counted and rounded(counted / (full * len(history))),
+                "x full": rounded((down + up) / (full * len(history))),
+                "x full, later": rounded(sum(sum(b.values()) for b in later) / (full * len(later))),
+            }  # fmt: skip
+            say(row)
+            yield row
+
+
+def recall(out: Path, seeds: int, rounds: int, steps: int, size: int) -> Iterator[list[str]]:
+    """Rows of the recall table; every finished run is noted in ``out``."""
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for seed in range(seeds):
+        for method in ("fedavg", "feddra"):
+            for option, wire in OPTIONS.items():
+                note = out / f"{method}-{list(OPTIONS).index(option)}-{seed}-{rounds}-{steps}.json"
+                if not note.exists():
+                    with tempfile.TemporaryDirectory() as name:
+                        folder = RunFolder(Path(name))
+                        simulate(workload(method, wire, seed, rounds, steps, size), folder)
+                        note.write_text((folder.path / "summary.json").read_text())
+                measured = json.loads(note.read_text())["trained"]
+                results.setdefault((method, option), []).append(measured)
+                say({"method": method, "option": option, "seed": seed, "R@1": measured["test/mean/r1/average"]})
+    for (method, option), runs in results.items():
+        cells = []
+        for k in (1, 5):
+            values = [run[f"test/mean/r{k}/average"] for run in runs]
+            cells.append(f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}")
+        yield [method, option, *cells]
+
+
+def speed(count: int) -> Iterator[list[str]]:
+    """Rows of the codec's speed on ``count`` tensors [3072, 768] (a transformer's), results newly allocated."""
+    torch.set_num_threads(1)
+    values = [torch.randn(3072, 768) for _ in range(count)]
+    bases = [value + 0.01 * torch.randn_like(value) for value in values]
+    missed, into = ([torch.zeros_like(value) for value in values] for _ in range(2))
+    coded = [quantise(*tensors) for tensors in zip(values, bases, missed, strict=True)]
+    halves = [cast("value", value, "bfloat16") for value in values]
+    times = interleaved(
+        {
+            "copy": lambda: [out.copy_(value) for out, value in zip(into, values, strict=True)],
+            "copy into new memory": lambda: [value.clone() for value in values],
+            "8 bit, encode with error feedback": lambda: [*map(quantise, values, bases, missed)],
+            "8 bit, decode": lambda: [dequantise(*pair, base) for pair, base in zip(coded, bases, strict=True)],
+            "bfloat16, encode": lambda: [cast("value", value, "bfloat16") for value in values],
+            "bfloat16, decode": lambda: [widen(half) for half in halves],
+        },
+        9,
+    )
+    for name, seconds in times.items():
+        copied = [one / copy for one, copy in zip(seconds, times["copy"], strict=True)]
+        median = statistics.median(seconds)
+        yield [name, f"{median * 1e3:.1f}", f"{statistics.median(copied):.2f}", f"{min(copied):.2f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=["traffic", "recall", "speed"])
+    parser.add_argument("--out", type=Path, default=Path("build/bytes"), help="where finished recall runs are noted")
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    say(machine())
+    if chosen.only in (None, "speed"):
+        print(table(["codec", "ms", "x copy, median", "x copy, least"], speed(2 if chosen.quick else 16)))
+    if chosen.only in (None, "traffic"):
+        rows = list(traffic(2 if chosen.quick else 3, chosen.quick))
+        keys = ("method", "option", "socket", "down", "up", "x full, socket", "x full", "x full, later")
+        print(table(keys, ([row[key] for key in keys] for row in rows)))
+    if chosen.only in (None, "recall"):
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        rounds, steps, size = (1, 5, 400) if chosen.quick else (3, 50, 1200)
+        lines = recall(chosen.out, 1 if chosen.quick else chosen.seeds, rounds, steps, size)
+        print(table(["method", "option", "test R@1", "test R@5"], list(lines)))
+    say(machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Spec faults, rows 7, 9, 22, 27, 30, 31 and 36 at a site: what it cannot do costs its own update and says why."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy import World, same_bytes, small
+
+from fedvlp import __version__, presets
+from fedvlp.config import fingerprint, override
+from fedvlp.core.engine import ForkedWorkers, InTurn
+from fedvlp.core.server import Federation, Rounds, Server
+from fedvlp.core.site import Site
+from fedvlp.core.types import Broadcast, Reply
+from fedvlp.data.record import Cohort
+from fedvlp.data.synthetic import SyntheticCohort
+from fedvlp.experiment import Assembly, Experiment
+from fedvlp.flare.door import Door, RefusedError
+from fedvlp.flare.places import Place, PlaceError
+from fedvlp.methods import METHODS
+
+
+@dataclass(frozen=True)
+class Lopsided:
+    """The built-in cohort, in which site-3 has no record to train on."""
+
+    def build(self) -> Cohort:
+        cohort = SyntheticCohort(size=200, sites=3).build()
+        assert cohort.sites is not None
+        where = zip(cohort.sites, cohort.splits, strict=True)
+        return cohort.with_sites(["site-1" if (s, p) == ("site-3", "train") else s for s, p in where])
+
+
+def one_step(rounds: int) -> Experiment:
+    chosen = replace(presets.get("fedavg"), data=Lopsided(), rounds=Rounds(rounds=rounds, evaluate_every=0))
+    return override(chosen, "method.local_steps", "1")
+
+
+def test_rows_7_and_9_a_site_with_zero_records_is_named_left_out_and_changes_nothing() -> None:
+    """Bit for bit the model of the two others; after two rounds the site is not asked any more."""
+
+    def run(silent: str) -> Server:
+        assembly = Assembly(one_step(rounds=3))
+        inner = InTurn(assembly.site)
+
+        def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+            for site, reply in inner(messages):
+                yield site, TimeoutError() if site == silent else reply
+
+        server = assembly.server(("site-1", "site-2", "site-3"))
+        Federation(assembly.experiment.method, server, assembly.experiment.rounds, exchange).run()
+        return server
+
+    seen = run("nobody")
+    said = [record["dropped"]["site-3"] for record in seen.history]
+    empty = "NoRecordsError: site data: training needs at least 2 records, this site has 0"
+    assert said == [empty, empty, "left out after missed phases"]
+    same_bytes(seen.state, run("site-3").state)
+
+
+def test_a_site_that_the_data_do_not_know_is_told_so() -> None:
+    with pytest.raises(ValueError, match="site-9' has no records in this experiment; there are: site-1, site-2"):
+        Assembly(override(presets.get("fedavg"), "data.sites", "2")).site("site-9")
+
+
+def test_row_22_a_disk_that_takes_no_more_costs_the_site_its_update(tmp_path: Path) -> None:
+    """The system itself refuses files of b beyond 200 bytes, in a process of its own, until the run is resumed."""
+    one = World(small(METHODS["local"]), rounds=Rounds(rounds=2, evaluate_every=0), folder=tmp_path)
+
+    def full(name: str) -> Site:
+        if name == "b":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+        return one.site(name)
+
+    with ForkedWorkers(full, ("a", "b", "c"), 3) as exchange:
+        history = one.run(exchange).history
+    assert [list(record["dropped"]) for record in history] == [["b"], ["b"]]
+    assert "CheckpointError: cannot write 00000-0.safetensors" in history[0]["dropped"]["b"]
+    assert [file.name for file in (tmp_path / "sites" / "b").iterdir()] == [], "and no half-written file is left"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.cuda.OutOfMemoryError("Tried to allocate 2.00 GiB")])
+def test_row_36_no_memory_left_says_what_to_do(error: Exception) -> None:
+    one = World(small(METHODS["fedavg"]), rounds=Rounds(rounds=1, evaluate_every=0))
+
+    def out_of_memory() -> None:
+        raise error
+
+    one.data["b"].tick = out_of_memory
+    dropped = one.run().history[0]["dropped"]
+    assert list(dropped) == ["b"]
+    assert "OutOfMemoryError: " in dropped["b"] or "MemoryError: " in dropped["b"]
+    assert "lower training.batch_size" in dropped["b"]
+    assert "2.00 GiB" not in dropped["b"]
+
+
+@pytest.mark.parametrize("what", ["fingerprint", "version"])
+def test_rows_30_and_31_another_configuration_or_version_is_refused_before_anything_is_built(what: str) -> None:
+    chosen = presets.get("fedavg")
+    run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__, what: "another"}
+    with pytest.raises(RefusedError, match=f"the server's {what} is another, this site's is"):
+        Door(chosen, Place("site-1", "/nowhere", "/nowhere")).answer(Broadcast(0, "train", {}), run, lambda: False)
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "fedavg/../../x", "link/x"])
+def test_row_27_the_servers_folder_name_leads_nowhere_else(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link").symlink_to("/tmp")
+    chosen = presets.get("fedavg")
+    run = {"folder": folder, "fingerprint": fingerprint(chosen), "version": __version__}
+    with pytest.raises(PlaceError, match="outside this site's own"):
+        Door(chosen, Place("site-1", str(tmp_path / "runs"), "")).answer(Broadcast(0, "train", {}), run, lambda: False)
