@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from fedvlp.core.client import Client
 from fedvlp.core.types import MODALITIES, Batch, State
 
-TILE = 2048
-"""Rows and columns of the piece of a [P, P] matrix that is in memory at a time: 16 MB."""
+TILE = 1024
+"""Rows and columns of the piece of a [P, P] matrix that is in memory at a time: 4 MB, which a cache holds."""
 
 LARGEST = 1e30
 """Log-weights are clamped to plus or minus this, so that rows with weight 0 everywhere have equal weights."""

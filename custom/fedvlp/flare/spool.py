@@ -6,6 +6,7 @@ would need a model of memory each.
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,9 +15,14 @@ from typing import Any, cast
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.app_opt.pt.tensor_downloader import download_tensors_to_disk
+from nvflare.fuel.utils.memory_utils import cleanup_memory
 from torch import Tensor
 
 from fedvlp.core.types import State
+
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+MAPPED_BYTES = 1 << 18
+"""Blocks of this size and more are mapped one by one, and unmapped when they are freed."""
 
 
 class SpoolingDecomposer(TensorDecomposer):
@@ -25,10 +31,11 @@ class SpoolingDecomposer(TensorDecomposer):
     root: Path | None = None
 
     def spool_to(self, root: Path) -> None:
-        """From now on what comes waits in ``root``, which is emptied."""
+        """From now on what comes waits in ``root``, which is emptied, and what is freed goes back to the system."""
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         self.root = root
+        return_freed_memory()
 
     def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, dict[str, Any] | LazyTensorDict]:
         if self.root is None:
@@ -52,6 +59,14 @@ class Spooled(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+
+def return_freed_memory() -> None:
+    """glibc would keep freed tensors for reuse, in an arena for every thread: models of it with many sites."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    cleanup_memory()
 
 
 def loaded(data: State) -> State:
