@@ -28,7 +28,7 @@ def fedvlp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["simulate", "fedd"], "unknown preset 'fedd'; did you mean 'feddra'?"),
+        (["simulate", "fedra"], "unknown preset 'fedra'; did you mean 'feddra'?"),
         (["simulate", "feddra", "--set", "method.rhoo=1"], "unknown setting 'rhoo'; did you mean 'rho'?"),
         (["simulate", "feddra", "--set", "method.rho"], "has no '='"),
         (["simulate", "feddra", "--set", "method.rho=-1"], "rho is -1.0; the radius must not be negative"),

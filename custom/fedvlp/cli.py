@@ -73,6 +73,7 @@ def simulate(
 
     from fedvlp.runs import RunFolder, summary
     from fedvlp.runs import simulate as run
+    from fedvlp.tables import progress_line, summary_tables
 
     console = Console()
     if resume is not None:
@@ -89,49 +90,8 @@ def simulate(
         experiment, folder, workers=count, accept_phi_risk=accept_phi_risk,
         report=lambda record: print(progress_line(record), flush=True),
     )  # fmt: skip
-    if summary(history):
-        console.print(summary_table(experiment.name, summary(history)))
+    console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
-
-
-def progress_line(record: dict[str, Any]) -> str:
-    """One line per phase: loss, recall of the model it started from, seconds, who was dropped."""
-    from fedvlp.runs import by_site, overall
-
-    losses = [sum(v for n, v in metrics.items() if n.startswith("loss/")) for metrics in by_site(record).values()]
-    parts = [f"round {record['round']:>3} {record['phase']:<9} {record['seconds']:6.1f} s"]
-    if any(losses):
-        parts.append(f"loss {sum(losses) / len(losses):.3f}")
-    measured = overall(record)
-    if "val/mean/r1/average" in measured:
-        parts.append(f"val R@1 {measured['val/mean/r1/average']:.1f} (worst {measured['val/mean/r1/worst']:.1f})")
-    own = record.get("server", {}).get("val/all/mean/r1")
-    if own is not None:
-        parts.append(f"server on the public set, val R@1 {own:.1f}")
-    if record["dropped"]:
-        parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
-    return "  ".join(parts)
-
-
-def summary_table(name: str, figures: dict[str, dict[str, float]]) -> Any:
-    """Held-out retrieval of the initial and the trained model: in-batch where every site has a batch."""
-    from rich.table import Table
-
-    keys = figures["trained"]
-    split = "test" if any(key.startswith("test/") for key in keys) else "val"
-    middle = "mean" if f"{split}/mean/r1/average" in keys else "all/mean"
-    scope = "in batches of 32" if middle == "mean" else "whole set"
-    table = Table(title=f"{name}: retrieval on the {split} split, {scope}, both directions, %")
-    for column in ("model", "R@1 average", "R@1 worst site", "R@5 average", "R@5 worst site"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for label, key in (("initial", "initial"), (name, "trained")):
-        cells = [figures[key].get(f"{split}/{middle}/r{k}/{kind}") for k in (1, 5) for kind in ("average", "worst")]
-        table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
-    own = [[figures[key].get(f"server/{split}/all/mean/r{k}") for k in (1, 5, 10)] for key in ("initial", "trained")]
-    if None not in own[0] + own[1]:
-        said = " to ".join("/".join(f"{value:.2f}" for value in values) for values in own)
-        table.caption = f"server's model on the public set, whole set, R@1/5/10: {said}"
-    return table
 
 
 def write_report(folder: Any) -> Path:
@@ -147,12 +107,11 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
     from rich.console import Console
 
     from fedvlp.runs import RunFolder, summary
+    from fedvlp.tables import summary_tables
 
     folder = RunFolder(run)
     experiment = folder.experiment()
-    figures = summary(folder.history())
-    if figures:
-        Console().print(summary_table(experiment.name, figures))
+    Console().print(*summary_tables(experiment.name, summary(folder.history())))
     print(f"report {write_report(folder)}")
 
 

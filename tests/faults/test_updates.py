@@ -152,8 +152,9 @@ class Empty:
             yield site, replace(reply, num_samples=0)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].uses_public])
 def test_row_8_nobody_has_samples_the_model_stays(name: str) -> None:
+    """Where the server trains on a public set of its own, its model may move without any site."""
     one = world(name)
     same_bytes(one.run(Empty(one)).state, one.server().state)
 

@@ -1,4 +1,4 @@
-"""A site's end of the wire in FLARE, and the server's spool: floats for the site's filters, codes for the network."""
+"""A site's end of the wire in FLARE: floats for the site's filters, codes for the network."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import torch
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
-from safetensors.torch import save_file
 
 from fedvlp import presets
 from fedvlp.config import override
-from fedvlp.core.aggregation import StreamingMean, check, in_site_order
 from fedvlp.core.codec import Wire
 from fedvlp.core.link import NotHeldError, ServerEnd
 from fedvlp.core.types import Broadcast, Reply, Update
 from fedvlp.flare import wire
 from fedvlp.flare.codec_filters import DecodeTask, EncodeResult, WireEnd
 from fedvlp.flare.jobs import job_files
-from fedvlp.flare.spool import Spooled
 from fedvlp.methods import FedAvg
 
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
@@ -133,30 +129,3 @@ def test_jobs_have_the_filters_by_task_name_only_when_asked_for() -> None:
         (entry,) = client[chain]
         assert entry["tasks"] == ["align", "evaluate", "joint"]
         assert entry["filters"] == [{"path": f"fedvlp.flare.codec_filters.{name}", "args": {}}]
-
-
-def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path) -> None:
-    """As FLARE hands them over: a file for some tensors, others in memory; files go with the last reference."""
-    state = {"w": torch.randn(40, 30), "b": torch.randn(7), "n": torch.tensor(3)}
-
-    def arrived(site: str, shift: float) -> Update:
-        folder = tmp_path / site
-        folder.mkdir()
-        save_file({"w": state["w"] + shift}, folder / "chunk.safetensors")
-        lazy = LazyTensorDict({"w": (str(folder / "chunk.safetensors"), "w")}, str(folder))
-        values = {**state, "w": lazy.make_lazy_ref("w")}
-        return wire.receive_update(wire.send_update(Update("x", 0, "train", 5, values)), site)
-
-    updates = {"a": arrived("a", 1.0), "b": arrived("b", 3.0)}
-    assert all(isinstance(update.state, Spooled) for update in updates.values())
-    for site, update in updates.items():
-        assert check(update, site=site, round=0, phase="train", reference=state, max_samples=9) is None
-    mean = StreamingMean(state)
-    for _, update in in_site_order([("b", updates["b"]), ("a", updates["a"])], ["a", "b"], tmp_path / "spool"):
-        assert isinstance(update, Update)
-        mean.add(update.state, 1.0)
-    assert torch.allclose(mean.result()["w"], state["w"] + 2.0)
-    assert not (tmp_path / "spool").exists()
-    del update
-    updates.clear()
-    assert not list(tmp_path.rglob("*.safetensors"))

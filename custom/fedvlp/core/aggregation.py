@@ -209,5 +209,6 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
 
 
 def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message."""
-    return sum(t.numel() * t.element_size() for part in (message.state, message.aux) for t in part.values())
+    """Bytes of the tensors in a message; what else a reply may hold is for :func:`check` to refuse."""
+    values = [*message.state.values(), *message.aux.values()]
+    return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))

@@ -28,7 +28,7 @@ from fedvlp.core.types import Broadcast, Reply, State
 from fedvlp.experiment import Assembly, Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import runs_root
-from fedvlp.flare.spool import SpoolingDecomposer
+from fedvlp.flare.spool import PieceDecomposer
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
 from fedvlp.runs import Record, RunFolder, by_site, overall
 
@@ -61,7 +61,7 @@ class FederatedController(Controller):
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
         self._spool: Path | None = None
-        self._tensors = SpoolingDecomposer()
+        self._tensors = PieceDecomposer()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         wire.register(self._tensors)
@@ -127,7 +127,8 @@ class FederatedController(Controller):
             announcer.record(record)
             self._progress(record)
             if self._tensors.root:
-                cleanup_memory()  # gives back what the transfers of a large model used
+                server.spare = {}  # room for a model that the next transfers may need
+                cleanup_memory()
 
         federation = Federation(
             self._method(), server, experiment.rounds, self._exchange,

@@ -1,32 +1,38 @@
-"""Updates of large models wait on the server's disk, and are read one tensor at a time.
+"""Tensors on FLARE's wire: in pieces, so that no process holds more of a transfer than it must; large ones on disk.
 
-FLARE fetches all of a reply's tensors into memory before anybody may look at it, so replies that arrive together
-would need a model of memory each.
+FLARE moves a tensor as one block, copied several times at both ends and once more for every site, and fetches all of a
+reply's tensors into memory before anybody may look at it. Here large tensors travel in pieces, and the updates of large
+models wait on the server's disk and are read one tensor at a time. Both ends need it (flare/wire.py registers it).
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
-from nvflare.app_opt.pt.tensor_downloader import download_tensors_to_disk
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors_to_disk
+from nvflare.fuel.f3.streaming.download_service import Downloadable
 from nvflare.fuel.utils.memory_utils import cleanup_memory
+from safetensors import safe_open
 from torch import Tensor
 
 from fedvlp.core.types import State
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+PIECE = 8 << 20
 MAPPED_BYTES = 1 << 18
 """Blocks of this size and more are mapped one by one, and unmapped when they are freed."""
 
 
-class SpoolingDecomposer(TensorDecomposer):
-    """FLARE's decomposer of tensors, which puts what it receives into the folder ``root`` once there is one."""
+class PieceDecomposer(TensorDecomposer):
+    """FLARE's decomposer of tensors, in pieces; what comes is put into the folder ``root`` once there is one."""
 
     root: Path | None = None
 
@@ -37,10 +43,89 @@ class SpoolingDecomposer(TensorDecomposer):
         self.root = root
         return_freed_memory()
 
-    def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, dict[str, Any] | LazyTensorDict]:
+    def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
+        return TensorDownloadable(in_pieces(items), max_chunk_size)
+
+    def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
         if self.root is None:
-            return super().download(*args, fobs_ctx=fobs_ctx, **options)
-        return download_tensors_to_disk(*args, root_dir=str(self.root), **options)
+            error, pieces = super().download(*args, fobs_ctx=fobs_ctx, **options)
+            return error, {key: joined([pieces.pop(n) for n in names], names) for key, names in grouped(pieces).items()}
+        error, on_disk = download_tensors_to_disk(*args, root_dir=str(self.root), **options)
+        return error, OnDisk(on_disk)
+
+
+def in_pieces(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of more than ``PIECE`` bytes as slices of themselves, named ``<name>|<number>|<shape>``; no copy."""
+    pieces: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        count = -(-tensor.numel() * tensor.element_size() // PIECE)
+        if count <= 1:
+            pieces[name] = tensor
+            continue
+        shape = "x".join(map(str, tensor.shape))
+        for index, piece in enumerate(tensor.detach().contiguous().reshape(-1).tensor_split(count)):
+            pieces[f"{name}|{index}|{shape}"] = piece
+    return pieces
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of pieces by the tensor they belong to, in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("|")[0], []).append(name)
+    return {key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
+            for key, group in groups.items()}  # fmt: skip
+
+
+def shape_of(name: str) -> list[int] | None:
+    """The shape of the tensor that a piece belongs to; None for a whole tensor."""
+    parts = name.split("|")
+    return [int(length) for length in parts[2].split("x")] if len(parts) == 3 else None
+
+
+def joined(pieces: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+    """The tensor that :func:`in_pieces` cut. Raises RuntimeError when pieces are missing."""
+    shape = shape_of(names[0])
+    return pieces[0] if shape is None else torch.cat(list(pieces)).view(shape)
+
+
+def _numel(reference: Any) -> int:
+    with safe_open(reference.file_path, framework="pt") as file:
+        return math.prod(file.get_slice(reference.key).get_shape())
+
+
+class OnDisk:
+    """What was downloaded to disk, by tensor: the form in which FLARE asks for it."""
+
+    def __init__(self, pieces: LazyTensorDict) -> None:
+        self._pieces = pieces
+        self._groups = grouped(pieces.keys())
+        for key, names in self._groups.items():  # here, where an error costs a reply; later it would cost the round
+            sizes = [_numel(pieces.make_lazy_ref(name)) for name in names]
+            if shape_of(names[0]) is not None and sum(sizes) != math.prod(shape_of(names[0]) or ()):
+                raise ValueError(f"{key} came with pieces missing or too many")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def make_lazy_ref(self, key: str) -> PiecesOnDisk:
+        names = self._groups[key]
+        return PiecesOnDisk([self._pieces.make_lazy_ref(name) for name in names], names)
+
+
+class PiecesOnDisk:
+    """One tensor on disk; its files go with the last reference to any tensor of the same message."""
+
+    def __init__(self, pieces: Sequence[Any], names: Sequence[str]) -> None:
+        self._pieces = pieces
+        self._names = names
+
+    def materialize(self) -> Tensor:
+        """The tensor, read anew."""
+        return joined([piece.materialize() for piece in self._pieces], self._names)
 
 
 class Spooled(Mapping[str, Tensor]):

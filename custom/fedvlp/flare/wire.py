@@ -11,22 +11,21 @@ from typing import Any
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.utils import fobs
 
 from fedvlp.core.link import NotHeldError
 from fedvlp.core.site import reason
 from fedvlp.core.types import Broadcast, State, Update
-from fedvlp.flare.spool import loaded
+from fedvlp.flare.spool import PieceDecomposer, loaded
 
 KEY = "fedvlp"
 AUX = "aux/"
 REASON = "fedvlp_reason"
 
 
-def register(decomposer: TensorDecomposer | None = None) -> None:
+def register(decomposer: PieceDecomposer | None = None) -> None:
     """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs."""
-    fobs.register(decomposer or TensorDecomposer)
+    fobs.register(decomposer or PieceDecomposer)
 
 
 def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:

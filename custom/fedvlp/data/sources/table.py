@@ -193,7 +193,9 @@ class TableSource:
             splits=splits,
             sites=sites,
             images=lambda chosen: images(place[np.asarray(chosen, dtype=np.int64)]),
-            fingerprint=digest(*content, labels.astype("<f4").tobytes(), images.checksums[place].astype("<u4").tobytes()),
+            fingerprint=digest(
+                *content, labels.astype("<f4").tobytes(), images.checksums[place].astype("<u4").tobytes()
+            ),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
         )
 

@@ -1,0 +1,120 @@
+"""Tensors in pieces, and on disk: what arrives is what was sent, however it travels, and what is damaged is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
+from nvflare.app_opt.pt.tensor_downloader import DiskTensorConsumer, TensorConsumer
+from nvflare.fuel.f3.streaming.download_service import ProduceRC
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedvlp.core.aggregation import StreamingMean, check, in_site_order
+from fedvlp.core.types import Update
+from fedvlp.flare import spool, wire
+from fedvlp.flare.spool import OnDisk, PieceDecomposer, Spooled, grouped, in_pieces, joined
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "PIECE", 64)
+
+
+def tensors() -> dict[str, Tensor]:
+    return {
+        "whole": torch.randn(4, 4), "cut": torch.randn(5, 7), "half": torch.randn(3, 41).bfloat16(),
+        "turned": torch.randn(9, 6).T, "codes": torch.randint(-127, 127, (300,), dtype=torch.int8),
+        "number": torch.tensor(3.5), "empty": torch.zeros(0, 3),
+    }  # fmt: skip
+
+
+def transferred(sent: dict[str, Tensor], consumer: Any) -> Any:
+    """Through FLARE's own producer and ``consumer``."""
+    source, state, result = PieceDecomposer().to_downloadable(sent, 100, {}), None, None
+    while True:
+        code, items, state = source.produce(state or {}, "receiver")
+        if code == ProduceRC.EOF:
+            return result
+        assert sum(map(len, items)) < 400, "a message holds pieces, not tensors"
+        result = consumer.consume_items(items, result)
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and torch.equal(left, right)
+
+
+def test_pieces_are_views_of_what_is_sent() -> None:
+    source = torch.randn(5, 7)
+    pieces = in_pieces({"cut": source})
+    assert [piece.numel() for piece in pieces.values()] == [12, 12, 11]
+    assert next(iter(pieces.values())).data_ptr() == source.data_ptr()
+
+
+def test_what_is_joined_in_memory_is_what_was_cut() -> None:
+    sent = tensors()
+    pieces = transferred(sent, TensorConsumer(None, {}))
+    groups = grouped(reversed(list(pieces)))
+    assert groups.keys() == sent.keys()
+    for name, names in groups.items():
+        assert same(joined([pieces[n] for n in names], names), sent[name])
+
+
+def test_what_is_read_from_disk_is_what_was_cut_and_goes_with_the_last_reference(tmp_path: Path) -> None:
+    sent = tensors()
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    on_disk = OnDisk(LazyTensorDict(transferred(sent, DiskTensorConsumer(str(folder))), str(folder)))
+    assert len(on_disk) == len(sent)
+    assert "cut" in on_disk
+    references = {name: on_disk.make_lazy_ref(name) for name in sent}
+    del on_disk
+    for name, reference in references.items():
+        assert same(reference.materialize(), sent[name])
+    references.clear()
+    del reference
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "extra", "truncated"])
+def test_damaged_pieces_are_refused_before_anybody_reads_them(damage: str, tmp_path: Path) -> None:
+    found = transferred({"cut": torch.randn(5, 7)}, DiskTensorConsumer(str(tmp_path)))
+    if damage == "missing":
+        found.pop("cut|1|5x7")
+    elif damage == "extra":
+        found["cut|3|5x7"] = found["cut|0|5x7"][0], "cut|0|5x7"
+    else:
+        file = Path(found["cut|1|5x7"][0])
+        file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(Exception, match=r"pieces missing|Error"):
+        OnDisk(LazyTensorDict(found, str(tmp_path)))
+
+
+def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path) -> None:
+    """As FLARE hands them over: references for some tensors, others in memory."""
+    state = {"w": torch.randn(40, 30), "b": torch.randn(7), "n": torch.tensor(3)}
+
+    def arrived(site: str, shift: float) -> Update:
+        folder = tmp_path / site
+        folder.mkdir()
+        save_file({"w": state["w"] + shift}, folder / "chunk.safetensors")
+        lazy = LazyTensorDict({"w": (str(folder / "chunk.safetensors"), "w")}, str(folder))
+        values = {**state, "w": OnDisk(lazy).make_lazy_ref("w")}
+        return wire.receive_update(wire.send_update(Update("x", 0, "train", 5, values)), site)
+
+    updates = {"a": arrived("a", 1.0), "b": arrived("b", 3.0)}
+    assert all(isinstance(update.state, Spooled) for update in updates.values())
+    for site, update in updates.items():
+        assert check(update, site=site, round=0, phase="train", reference=state, max_samples=9) is None
+    mean = StreamingMean(state)
+    for _, update in in_site_order([("b", updates["b"]), ("a", updates["a"])], ["a", "b"], tmp_path / "spool"):
+        assert isinstance(update, Update)
+        mean.add(update.state, 1.0)
+    assert torch.allclose(mean.result()["w"], state["w"] + 2.0)
+    assert not (tmp_path / "spool").exists()
+    del update
+    updates.clear()
+    assert not list(tmp_path.rglob("*.safetensors"))
