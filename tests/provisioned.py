@@ -31,7 +31,7 @@ builders:
 """
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> Any:
     """What ``condition`` returns, as soon as it is true; fails after ``seconds``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -71,7 +71,7 @@ class Consortium:
         text = PROJECT.format(port=free_port(), admin=free_port(), sites=entries, lead=LEAD)
         (self.folder / "project.yml").write_text(text)
         command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "ws", "--force", "-s"]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=300)
         self._configure()
         for name in ("localhost", *self.sites):
             self.start(name)

@@ -80,14 +80,16 @@ def test_same_bytes_as_the_engine(name: str, threads: int, settings: dict[str, o
 
 
 def same_metrics(flare: RunFolder, engine: RunFolder) -> None:
-    """Every metric of every site agrees, seconds aside."""
+    """Every metric of every site agrees, seconds aside (a site that lacks a modality may have none of retrieval)."""
+    compared = 0
     for theirs, ours in zip(flare.history(), engine.history(), strict=True):
         assert (theirs["round"], theirs["phase"], theirs["dropped"]) == (ours["round"], ours["phase"], {})
         assert theirs["server"] == ours["server"]
         for site, metrics in ours["sites"].items():
             expected = {name: value for name, value in metrics.items() if name != "seconds"}
             assert {name: value for name, value in theirs["sites"][site].items() if name != "seconds"} == expected
-            assert expected
+            compared += len(expected)
+    assert compared
 
 
 def test_tensorboard_has_every_site_and_the_servers_curves(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from toy import ADAMW, DIM, Fuse, Toy, World, clone, differs, forked, same_bytes, three_sites
 
+from fedvlp.core.aggregation import payload
 from fedvlp.core.engine import ForkedWorkers
 from fedvlp.core.method import train
-from fedvlp.core.server import Rounds, payload
+from fedvlp.core.server import Rounds
 from fedvlp.core.site import SiteMemory
 from fedvlp.core.types import Broadcast, Update, VLOutput, group
 from fedvlp.methods import FedAvg, FedRGB

@@ -185,6 +185,7 @@ class FederatedController(Controller):
             while waiting and time.monotonic() < deadline:
                 if self._abort.triggered:
                     raise Aborted("the job was aborted; submit it again to resume")
+                self._tensors.tidy()
                 try:
                     site, reply = arrived.get(timeout=0.1)
                 except queue.Empty:

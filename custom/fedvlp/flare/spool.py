@@ -8,8 +8,10 @@ models wait on the server's disk and are read one tensor at a time. Both ends ne
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -35,13 +37,24 @@ class PieceDecomposer(TensorDecomposer):
     """FLARE's decomposer of tensors, in pieces; what comes is put into the folder ``root`` once there is one."""
 
     root: Path | None = None
+    _collect_at = 0.0
 
     def spool_to(self, root: Path) -> None:
         """From now on what comes waits in ``root``, which is emptied, and what is freed goes back to the system."""
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         self.root = root
+        gc.freeze()  # so that collecting takes no time over what stays anyway
         return_freed_memory()
+
+    def tidy(self) -> None:
+        """To be called again and again while a large model is under way.
+
+        FLARE's transfers leave cycles that hold their bytes, and Python collects by number of objects, not by size.
+        """
+        if self.root and time.monotonic() > self._collect_at:
+            gc.collect()
+            self._collect_at = time.monotonic() + 1.0
 
     def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
         return TensorDownloadable(in_pieces(items), max_chunk_size)
