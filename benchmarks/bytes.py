@@ -39,13 +39,11 @@ from fedvlp.runs import RunFolder, simulate
 
 OPTIONS = {
     "float32": PLAIN,
-    "bfloat16 down, 8 bit up": Wire(down="bfloat16", up="int8", difference=True),
     "bfloat16 down, 8 bit up, unchanged skipped": Wire(
         down="bfloat16", up="int8", difference=True, skip_unchanged=True
     ),
     "8 bit both ways, unchanged skipped": Wire(down="int8", up="int8", difference=True, skip_unchanged=True),
 }
-ON_SOCKET = ("float32", "bfloat16 down, 8 bit up, unchanged skipped", "8 bit both ways, unchanged skipped")
 ALIGNMENT = "feddra, alignment only"
 NVFLARE = Path(sys.executable).parent / "nvflare"
 COUNTED = """ip link set lo up; "$@" >&2; code=$?; awk '$1 == "lo:" {print $2}' /proc/net/dev; exit $code"""
@@ -86,7 +84,7 @@ def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]
 def traffic(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
     """One row per method and option: bytes, and their ratio to the full exchange."""
     for method in ("fedavg", "feddra", ALIGNMENT):
-        for option in ON_SOCKET:
+        for option in OPTIONS:
             experiment = workload(method, OPTIONS[option], 0, rounds, 5, 400 if quick else 700)
             experiment = replace(experiment, rounds=replace(experiment.rounds, evaluate_every=0))
             model = experiment.model.build(0)
