@@ -113,7 +113,10 @@ class Consortium:
     def runs(self, name: str = "localhost") -> Path:
         return self.kits / name / "runs"
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            for log in sorted(self.folder.glob("*.log")):
+                print(f"--- the end of {log.name}\n{log.read_text(errors='replace')[-3000:]}")
         for daemon in self._daemons:
             os.killpg(daemon.pid, signal.SIGKILL)
             daemon.wait()

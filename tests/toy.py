@@ -211,8 +211,13 @@ def same_bytes(left: State, right: State) -> None:
     assert left.keys() == right.keys()
     for name in left:
         assert left[name].dtype == right[name].dtype, name
-        same = left[name].shape == right[name].shape and left[name].numpy().tobytes() == right[name].numpy().tobytes()
-        assert same, f"{name} differs"  # NaN included
+        assert left[name].shape == right[name].shape, name
+        assert raw(left[name]) == raw(right[name]), f"{name} differs"  # NaN included
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """The bytes of a tensor of any dtype."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def differs(left: State, right: State, names: Sequence[str] | None = None) -> bool:
