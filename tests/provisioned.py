@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from nvflare.fuel.flare_api.flare_api import Session
+
+from fedvlp.flare.resubmit import ResubmitError, session
 
 BIN = Path(sys.executable).parent
 LEAD = "lead@lead.org"
@@ -57,18 +60,35 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def connected(here: Consortium, since: float = 0.0) -> bool:
+    """Whether the server answers and has heard of all sites after the time ``since``."""
+    try:
+        with session(here.lead) as opened:
+            heard = [client.last_connect_time for client in opened.get_system_info().client_info]
+            return len(heard) == len(here.sites) and min(heard) > since
+    except ResubmitError:
+        return False
+
+
+def ended(opened: Session, job_id: str) -> str:
+    """How FLARE says that the job ended."""
+    return until(lambda: (s := opened.get_job_status(job_id)).startswith("FINISHED") and s, "the job has ended")
+
+
 class Consortium:
     """A context manager: provisions and starts a server and sites in ``folder``; ends every process it started."""
 
-    def __init__(self, folder: Path, sites: tuple[str, ...] = ("site-1", "site-2")) -> None:
-        self.folder, self.sites = folder, sites
+    def __init__(
+        self, folder: Path, sites: tuple[str, ...] = ("site-1", "site-2"), project: str = PROJECT
+    ) -> None:  # fmt: skip
+        self.folder, self.sites, self.project = folder, sites, project
         self.kits = folder / "ws" / "vlp" / "prod_00"
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Consortium:
         self.folder.mkdir(parents=True)
         entries = "\n".join(f"  - {{name: {site}, type: client, org: hospital}}" for site in self.sites)
-        text = PROJECT.format(port=free_port(), admin=free_port(), sites=entries, lead=LEAD)
+        text = self.project.format(port=free_port(), admin=free_port(), sites=entries, lead=LEAD)
         (self.folder / "project.yml").write_text(text)
         command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "ws", "--force", "-s"]
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=300)

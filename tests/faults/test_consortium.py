@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from nvflare.fuel.flare_api.flare_api import Session
-from provisioned import BIN, Consortium, processes, until
+from provisioned import BIN, Consortium, connected, ended, processes, until
 
 from fedvlp import presets
 from fedvlp.config import override
@@ -45,18 +44,8 @@ def experiment(rounds: int) -> Experiment:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
     with Consortium(tmp_path_factory.mktemp("faults") / "consortium") as consortium:
-        until(lambda: connected(consortium, 0.0), "both sites are connected")
+        until(lambda: connected(consortium), "both sites are connected")
         yield consortium
-
-
-def connected(here: Consortium, since: float) -> bool:
-    """Whether the server answers and has heard of both sites after the time ``since``."""
-    try:
-        with session(here.lead) as opened:
-            heard = [client.last_connect_time for client in opened.get_system_info().client_info]
-            return len(heard) == len(here.sites) and min(heard) > since
-    except ResubmitError:
-        return False
 
 
 def job(here: Consortium, chosen: Experiment, name: str) -> str:
@@ -77,11 +66,6 @@ def phases(folder: RunFolder) -> int:
 
 def last_round(folder: RunFolder) -> int:
     return int(folder.history()[-1]["round"])
-
-
-def ended(opened: Session, job_id: str) -> str:
-    """How FLARE says that the job ended."""
-    return until(lambda: (s := opened.get_job_status(job_id)).startswith("FINISHED") and s, "the job has ended")
 
 
 def test_rows_23_and_35_aborted_then_its_server_killed_it_still_ends_with_the_same_bytes(
