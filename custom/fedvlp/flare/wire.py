@@ -11,6 +11,7 @@ from typing import Any
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
 from fedvlp.core.link import NotHeldError
@@ -24,7 +25,11 @@ REASON = "fedvlp_reason"
 
 
 def register(decomposer: PieceDecomposer | None = None) -> None:
-    """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs."""
+    """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs.
+
+    FLARE's own types first: one that is met before it is registered is taken for a plain object and loses its content.
+    """
+    flare_decomposers.register()
     fobs.register(decomposer or PieceDecomposer)
 
 
