@@ -7,6 +7,7 @@ counts every byte of it: TCP, TLS-free, with polling and headers; where that is 
 the tensors' own bytes. ``x full`` divides by what FLARE sends as it comes: every tensor in float32, both ways, in every
 phase, at every site. The first broadcast, which brings everything, is in the total; ``later`` leaves round 0 out, by
 the tensors' bytes in the run's history. ``alignment only`` is FedDRA without its joint phase: the encoders stay.
+``scale`` counts such a round of ViT-B/16 + BERT-base, whose alignment modules are a smaller part of the whole; 8 GB.
 
 Recall: the in-process engine, whose bytes are the simulator's, trains three sites for three rounds; mean and standard
 deviation over seeds of the mean R@1 and R@5 of the sites' test records. Results already in ``--out`` are kept.
@@ -23,16 +24,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from common import interleaved, machine, rounded, say, table
+from echo import EchoModel
 
 from fedvlp import presets
 from fedvlp.core.codec import PLAIN, Wire, cast, dequantise, quantise, widen
+from fedvlp.core.link import ServerEnd, SiteEnd
+from fedvlp.core.site import SiteMemory
+from fedvlp.core.types import Broadcast, Reply, Update, group
 from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
 from fedvlp.runs import RunFolder, simulate
@@ -104,6 +109,40 @@ def traffic(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
             yield row
 
 
+def at_scale(part: float) -> Iterator[list[str]]:
+    """Rows for one round of one site in which the alignment modules and heads of ViT-B/16 + BERT-base alone change.
+
+    Both ends of the wire in this process, so what counts is the tensors' own bytes (the socket adds one per cent).
+    """
+    torch.set_num_threads(1)
+    named = EchoModel(part).named()
+    trained = [name for name in named if group(name) != "encoder"]
+    generator = torch.Generator().manual_seed(0)
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + 1e-3 * torch.randn(tensor.shape, generator=generator)
+
+    for option, wire in OPTIONS.items():
+        state = {name: torch.randn(shape, generator=generator) for name, shape in named.items()}
+        whole = sum(t.numel() * t.element_size() for t in state.values())
+        site = SiteEnd(wire, lambda _: ("align",), SiteMemory(None))
+
+        def exchange(messages: Mapping[str, Broadcast], site: SiteEnd = site) -> Iterator[tuple[str, Reply]]:
+            for name, message in messages.items():
+                received = site.decode(message)
+                update = {key: moved(received.state[key]) for key in trained}
+                yield name, site.encode(Update(name, message.round, message.phase, 1, update))
+
+        server = ServerEnd(wire, exchange, lambda _: ("align",))
+        for turn in range(2):  # the first brings everything
+            for _, reply in server({"site": Broadcast(turn, "align", state)}):
+                assert isinstance(reply, Update)
+                state = {**state, **reply.state}
+        share = sum(state[name].numel() for name in trained) * 4 / whole
+        sent = sum(server.bytes.values())
+        yield [option, f"{whole / 1e6:.0f} MB", f"{share:.3f}", f"{sent / 1e6:.1f} MB", f"{sent / (2 * whole):.4f}"]
+
+
 def recall(out: Path, seeds: int, rounds: int, steps: int, size: int) -> Iterator[list[str]]:
     """Rows of the recall table; every finished run is noted in ``out``."""
     results: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -155,7 +194,7 @@ def speed(count: int) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=["traffic", "recall", "speed"])
+    parser.add_argument("--only", choices=["traffic", "scale", "recall", "speed"])
     parser.add_argument("--out", type=Path, default=Path("build/bytes"), help="where finished recall runs are noted")
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
@@ -166,6 +205,9 @@ def main() -> None:
         rows = list(traffic(2 if chosen.quick else 3, chosen.quick))
         keys = ("method", "option", "socket", "down", "up", "x full, socket", "x full", "x full, later")
         print(table(keys, ([row[key] for key in keys] for row in rows)))
+    if chosen.only in (None, "scale"):
+        head = ["option", "model", "share that trains", "later round, both ways", "x full"]
+        print(table(head, at_scale(0.02 if chosen.quick else 1.0)))
     if chosen.only in (None, "recall"):
         chosen.out.mkdir(parents=True, exist_ok=True)
         rounds, steps, size = (1, 5, 400) if chosen.quick else (3, 50, 1200)

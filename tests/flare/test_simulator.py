@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from flare_simulator import simulator
 from toy import same_bytes
 
 from fedvlp import presets
@@ -18,8 +16,6 @@ from fedvlp.flare.jobs import write_job
 from fedvlp.runs import RunFolder, simulate
 
 pytestmark = pytest.mark.slow
-
-NVFLARE = Path(sys.executable).parent / "nvflare"
 
 EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
 SERVER_TRAINS = {"rounds.rounds": 2, "method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}
@@ -35,15 +31,6 @@ def small(name: str, **settings: object) -> Experiment:
     for key, value in chosen.items():
         experiment = override(experiment, key, str(value))
     return experiment
-
-
-def simulator(job: Path, folder: Path, threads: int) -> subprocess.CompletedProcess[str]:
-    """The verbatim command in ``folder``; results land in ``folder/runs``."""
-    environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
-    return subprocess.run(
-        [NVFLARE, "simulator", job, "-t", str(threads)],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

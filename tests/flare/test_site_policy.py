@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flare_simulator import simulator
 
 from fedvlp.config import override
 from fedvlp.experiment import Experiment
@@ -19,7 +18,6 @@ from fedvlp.runs import RunFolder, simulate
 
 pytestmark = pytest.mark.slow
 
-NVFLARE = Path(sys.executable).parent / "nvflare"
 RECEIVED = {"id": "fedvlp_received", "path": "fedvlp.flare.filters.RememberReceived", "args": {}}
 
 
@@ -36,11 +34,7 @@ def run(folder: Path, job: Path, policy: dict[str, Any]) -> subprocess.Completed
     local = folder / "workspace" / "local"
     local.mkdir(parents=True)
     (local / "privacy.json").write_text(json.dumps(policy))
-    environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
-    return subprocess.run(
-        [NVFLARE, "simulator", job, "-w", folder / "workspace", "-t", "2"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    return simulator(job, folder, 2)
 
 
 def policy(results: list[dict[str, Any]], tasks: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from flare_simulator import simulator
 from torch import nn
 from toy import ADAMW, DIM, Fuse, Toy, World, clone, differs, forked, same_bytes, three_sites
 
@@ -401,9 +399,7 @@ def test_the_simulator_trains_the_same_bytes_as_the_engine(tmp_path: Path) -> No
     folder = RunFolder.create(tmp_path / "engine", experiment)
     simulate(experiment, folder)
     job = write_job(experiment, tmp_path / "job")
-    command = [Path(sys.executable).parent / "nvflare", "simulator", job, "-t", "5", "-w", tmp_path / "workspace"]
-    environment = {**os.environ, "FEDVLP_HOME": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    done = simulator(job, tmp_path, 5)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
     simulated = RunFolder(tmp_path / "runs" / "fedrgb" / "001")
     assert simulated.model.read_bytes() == folder.model.read_bytes()
