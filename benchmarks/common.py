@@ -57,14 +57,16 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def interleaved(variants: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each variant, run A B C A B C; the first pass is thrown away."""
+def interleaved(
+    variants: Mapping[str, Callable[[], object]], repetitions: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each variant by ``clock``, run A B C A B C; the first pass is thrown away."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repetitions + 1):
         for name, variant in variants.items():
-            began = time.perf_counter()
+            began = clock()
             variant()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(clock() - began)
     return {name: values[1:] for name, values in times.items()}
 
 

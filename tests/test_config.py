@@ -15,6 +15,7 @@ from fedvlp.core.server import Rounds
 from fedvlp.experiment import Experiment
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.objectives import OBJECTIVES, GLoRIAConfig
 from fedvlp.presets import PRESETS
 
 DEMO = PRESETS["feddra"]
@@ -112,11 +113,14 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "method.weighting": "samples", "method.divergence": "kl", "method.projection": "kl", "method.dro_apply": "loss",
     "method.dro_fraction": "0.2", "method.constraint_reduction": "mean_dim", "model.image_tower": "x",
     "model.text_tower": "x", "model.text_layers": "3", "model.in_channels": "3", "model.head_norm": "none",
-    "model.alignment": "false", "objective.reduction": "mean", "data.hard_site": "site-1",
+    "model.alignment": "false", "model.gradient_checkpointing": "true", "objective.reduction": "mean",
+    "data.hard_site": "site-1",
     "data.label_code": "positive", "partition.label_code": "positive", "training.optimizer": "sgd",
     "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80",
     "model.image_size": "128", "partition.public": "0.2", "partition.retrieve": "true", "model.text_pooling": "mean",
-    "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true", "wire.skip_unchanged": "true",
+    "training.precision": "auto", "training.attention": "auto", "training.compile": "true",
+    "training.channels_last": "true", "training.accumulation": "plain", "training.gather_negatives": "true",
+    "training.device": "auto", "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true", "wire.skip_unchanged": "true",
     "site_models": '[["site-1", {"path": "fedvlp.models.dual_encoder.ModelConfig", "args": {"image_size": 32}}]]',
 }  # fmt: skip
 
@@ -170,6 +174,7 @@ def test_override(key: str, text: str, value: Any) -> None:
         ("metod.rho", "1", r"unknown setting 'metod'; did you mean 'method'\?"),
         ("qqq", "1", "unknown setting 'qqq'; there are: data, extra, method"),
         ("method", "fedavg", "a group of settings; set one of them, e.g. method.weighting"),
+        ("objective", "gloriaa", "choose one of convirt, gloria, mgca, .* or set one of them, e.g. objective.temperat"),
         ("name.x", "1", "a plain value and has no setting 'x'"),
         ("rounds.rounds", "many", "rounds is 'many'; Rounds.rounds takes int"),
         ("rounds.rounds", "2.5", r"Rounds\.rounds takes int"),
@@ -188,6 +193,18 @@ def test_override(key: str, text: str, value: Any) -> None:
 def test_override_refuses(key: str, text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         override(DEMO, key, text)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_is_chosen_by_its_name(name: str) -> None:
+    changed = override(DEMO, "objective", name)
+    assert changed.objective == OBJECTIVES[name]()
+    assert dataclasses.replace(changed, objective=DEMO.objective) == DEMO
+    assert from_config(json.loads(json.dumps(to_config(changed)))) == changed
+
+
+def test_settings_of_a_chosen_objective_follow_its_choice() -> None:
+    assert override(override(DEMO, "objective", "gloria"), "objective.temp1", "2").objective == GLoRIAConfig(temp1=2.0)
 
 
 def test_override_leaves_the_original_alone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from fedvlp.config import fingerprint, from_config, to_config
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic import SyntheticCohort, write
 from fedvlp.experiment import Assembly, Experiment
-from fedvlp.site_config import NamedData, OwnData, SiteConfig, SiteConfigError, at_site
+from fedvlp.site_config import PATHS, SOURCES, NamedData, OwnData, SiteConfig, SiteConfigError, at_site
 
 
 def configure(kit: Path, content: Any) -> Path:
@@ -144,3 +144,23 @@ def test_a_provisioned_site_opens_no_path_that_a_job_brings(tmp_path: Path) -> N
 def test_the_server_cannot_build_what_the_sites_keep() -> None:
     with pytest.raises(SiteConfigError, match="kept by the sites"):
         Assembly(named()).sites()
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES))
+def test_every_source_of_files_can_be_offered_and_stays_below_the_root(source: str, tmp_path: Path) -> None:
+    """A field that holds text and may be absent is a path unless it is known to be none: each is confined."""
+    other = {"cache", "root"}
+    paths = [
+        f.name for f in fields(SOURCES[source]) if f.name == "path" or (f.type == "str | None" and f.name not in other)
+    ]
+    assert set(paths) <= set(PATHS)
+    for name in paths:
+        entry = {"source": source, "root": "cxr", "path": "t.csv", name: "../../elsewhere"}
+        with pytest.raises(SiteConfigError, match="leads out of the root"):
+            SiteConfig.load(configure(tmp_path, {"data": {"pretrain": entry}}))
+    local = configure(tmp_path, {"data": {"pretrain": {"source": source, "root": "cxr", **dict.fromkeys(paths, "x")}}})
+    offered = SiteConfig.load(local).data["pretrain"]
+    assert type(offered) is SOURCES[source]
+    assert all(getattr(offered, name) == str(tmp_path / "data" / "cxr" / "x") for name in paths)
+    own = at_site(named(), "st-anna", local).data
+    assert own.source.image_size == NamedData("pretrain").image_size  # type: ignore[attr-defined]

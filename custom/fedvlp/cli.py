@@ -169,6 +169,9 @@ def jobs_export(
     settings: Setting = None,
     mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --child: processes a task trains in, where the site does not say how many.")
+    ] = 1,
     link_mbit: Annotated[
         float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
     ] = None,
@@ -188,8 +191,10 @@ def jobs_export(
         raise ValueError("--bundled and --installed exclude each other")
     experiment = configured(preset, data, sites, settings)
     timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
+    if processes > 1 and not child:
+        raise ValueError("--processes needs --child: the job's own process at a site trains alone")
     options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
-    print(write_job(experiment, out, custom=not installed, bundled=bundled, **options))
+    print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
 
 
 @jobs_app.command("resubmit")
@@ -218,6 +223,37 @@ def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or 
     print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))
     if status["status"] != "finished":
         raise typer.Exit(1)
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="table, candid_ptx, chexpert, mimic_cxr, nih_cxr14, openi, rsna.")],
+    root: Annotated[Path, typer.Option(help="Folder of the images.")],
+    out: Annotated[Path, typer.Option(help="Folder for the decoded images: the cache, in local/fedvlp.json.")],
+    path: Annotated[str | None, typer.Option(help="The table, below root; default: as published.")] = None,
+    image_size: Annotated[int, typer.Option(help="Side of the decoded squares; jobs must ask for the same.")] = 256,
+    settings: Setting = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode; 0 = as many as cores.")] = 0,
+    samples: Annotated[int, typer.Option(help="Images on the contact sheet.")] = 24,
+) -> None:
+    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from fedvlp.data.overview import contact_sheet
+    from fedvlp.prepare import prepared, source_of
+    from fedvlp.tables import prepared_tables
+
+    console = Console()
+    chosen = source_of(source, root, out, path, image_size, settings or [])
+    columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("decoding", total=None)
+        done = prepared(chosen, workers, lambda ready, rows: bar.update(task, completed=ready, total=rows))
+    console.print(*prepared_tables(done.cohort, done.summary, done.built))
+    if any(done.cohort.has_image()):
+        sheet = out / "contact-sheet.png"
+        print(f"{contact_sheet(done.cohort, sheet, samples)} samples in {sheet}: look at them")
 
 
 @app.command()

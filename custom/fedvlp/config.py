@@ -68,8 +68,18 @@ def override(value: Any, key: str, text: str) -> Any:
             raise ValueError(f"{head!r} is a plain value and has no setting {rest!r}")
         return dataclasses.replace(value, **{head: override(old, rest, text)})
     if dataclasses.is_dataclass(old):
-        raise ValueError(f"{head!r} is a group of settings; set one of them, e.g. {head}.{fields_of(old)[0]}")
+        return dataclasses.replace(value, **{head: _chosen(value, head, old, text)})
     return dataclasses.replace(value, **{head: _read(text, value, head)})
+
+
+def _chosen(owner: Any, name: str, old: Any, text: str) -> Any:
+    """The group of settings that ``text`` names among the field's "choices" (metadata), with its defaults."""
+    field = next(f for f in dataclasses.fields(owner) if f.name == name)
+    choices = field.metadata.get("choices", {})
+    if text in choices:
+        return choices[text]()
+    known = f"choose one of {', '.join(choices)}, or " if choices else ""
+    raise ValueError(f"{name!r} is a group of settings; {known}set one of them, e.g. {name}.{fields_of(old)[0]}")
 
 
 def _read(text: str, owner: Any, name: str) -> Any:

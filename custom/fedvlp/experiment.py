@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedvlp.config import from_config
-from fedvlp.core.client import Client, named_state
+from fedvlp.core.client import Client, OnDevice, named_state
 from fedvlp.core.codec import Wire
 from fedvlp.core.host import Host
 from fedvlp.core.method import Method, Training, require
@@ -28,7 +28,7 @@ from fedvlp.evaluation.held_out import Retrieval
 from fedvlp.methods import Centralized
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.objectives.convirt import ConVIRTConfig
+from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 
 POOLED = "pooled"
 
@@ -40,9 +40,9 @@ class Source(Protocol):
 
 
 class Objective(Protocol):
-    """A configured loss: (VLOutput, batch) -> named terms."""
+    """A configured loss: (VLOutput, batch) -> named terms; ``model`` is the DualEncoder whose outputs it will see."""
 
-    def build(self) -> nn.Module: ...
+    def build(self, model: Any = None, seed: int = 0) -> nn.Module: ...
 
 
 class Extra(Protocol):
@@ -76,7 +76,7 @@ class Experiment:
     name: str
     method: Method
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: Objective = field(default_factory=ConVIRTConfig)
+    objective: Objective = field(default_factory=ConVIRTConfig, metadata={"choices": OBJECTIVES})
     data: Source = field(default_factory=SyntheticCohort)
     partition: Partition = field(default_factory=Partition)
     training: Training = field(default_factory=Training)
@@ -154,15 +154,18 @@ class Assembly:
 
     def _build(self, config: ModelConfig) -> tuple[Any, Any]:
         """A model and an objective with their initial weights."""
-        seed, extra, objective = self.experiment.rounds.seed, self.experiment.extra, self.experiment.objective.build()
+        seed, extra = self.experiment.rounds.seed, self.experiment.extra
+        model = config.build(seed)
+        objective: Any = self.experiment.objective.build(model, seed)
+        model.attention = "attention" in objective.needs
         if extra is not None:
             objective.add_module("extra", extra.build(config, seed))
-        return config.build(seed), objective
+        return model, objective
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server with the initial weights, before round 0."""
         state = named_state(*self.modules())
-        return self.equip(Server(sites, {name: tensor.detach().clone() for name, tensor in state.items()}))
+        return self.equip(Server(sites, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}))
 
     def equip(self, server: Server) -> Server:
         """Gives a server, new or restored, what follows from the experiment, where the method uses the public set."""
@@ -187,14 +190,20 @@ class Assembly:
         if site is None:
             public = np.asarray(self.cohort.sites) == PUBLIC
             rows = {split: chosen[~public[chosen]] for split, chosen in rows.items()}
-        return SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
+        return self._served(rows, site)
+
+    def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
+        """Batches as the model of ``site`` reads them, on the device that trains."""
+        data = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
+        device = self.experiment.training.place()
+        return data if device.type == "cpu" else OnDevice(data, device)
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (the server) reads it; sites with one architecture share it."""
         config = self.config(site)
         if config not in self._public:
             rows = {split: self.cohort.rows(split, PUBLIC) for split in SPLITS}
-            self._public[config] = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, config.image_size)
+            self._public[config] = self._served(rows, site)
         return self._public[config]
 
     def gate(self) -> None:
@@ -203,7 +212,7 @@ class Assembly:
             refuse_phi(self.cohort.phi, len(self.cohort))
 
     def _client(self, name: str, data: SiteData, site: str | None) -> Client:
-        model, objective = self.modules(site)
+        model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data)
         client.initial = lambda: named_state(*self._build(self.config(site)))

@@ -43,6 +43,10 @@ PAPER = ModelConfig(
 )  # fmt: skip
 
 
+AUTO: dict[str, Any] = {"precision": "auto", "attention": "auto", "device": "auto"}
+"""At the papers' sizes each site trains as fast as its machine can; the demos train the same bytes everywhere."""
+
+
 def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """Demo size: tiny towers on the built-in cohort, minutes on two CPU cores."""
     training = Training(batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10)
@@ -52,7 +56,7 @@ def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
 
 def _paper(name: str, method: Method) -> Experiment:
     """The papers' towers and schedule (spec 4.4): 25 rounds, AdamW 2e-5, batch 388."""
-    training = Training(batch_size=388, lr=2e-5, weight_decay=0.05, threads=8)
+    training = Training(batch_size=388, lr=2e-5, weight_decay=0.05, threads=8, **AUTO)
     data = SyntheticCohort(image_size=256)
     return Experiment(name, method, PAPER, data=data, training=training, rounds=Rounds(rounds=25))
 
@@ -76,7 +80,7 @@ PMS_FM_PAPER = replace(  # spec 7.4, with MedCLIP's towers; a site's own local/f
         max_tokens=77, image_size=224, head_hidden=None, alignment=False, text_pooling="mean", pretrained=True,
     ),
     data=SyntheticCohort(sites=4, image_size=256, beta=0.5),
-    training=Training(batch_size=48, lr=2e-5, weight_decay=1e-4, threads=8),
+    training=Training(batch_size=48, lr=2e-5, weight_decay=1e-4, threads=8, **AUTO),
     rounds=Rounds(rounds=100),
 )  # fmt: skip
 
@@ -97,7 +101,7 @@ CAR_MFL_PAPER = Experiment(  # spec 8.4; 144 steps are three epochs of 2,300 stu
         labels=FINDINGS,
     ),
     BCEConfig(uncertain="zeros", blank="zeros"), SyntheticCohort(sites=10, size=8000, image_size=256),
-    Partition(image_only=8, public=0.11), Training(batch_size=48, lr=1e-4, weight_decay=0.0, threads=8),
+    Partition(image_only=8, public=0.11), Training(batch_size=48, lr=1e-4, weight_decay=0.0, threads=8, **AUTO),
     Rounds(rounds=30),
 )  # fmt: skip
 
@@ -141,7 +145,7 @@ def _creamfl_paper() -> Experiment:
         "creamfl-paper", CreamFL(local_epochs=5, server_rounds=30, sites_per_round=10), server,
         CreamFLTaskConfig(classes=len(FINDINGS) + 1, dim=512), SyntheticCohort(sites=35, size=14_000, image_size=256),
         Partition(image_only=10, text_only=10, public=0.25),
-        Training(batch_size=128, lr=2e-4, weight_decay=0.0, threads=8), Rounds(rounds=30),
+        Training(batch_size=128, lr=2e-4, weight_decay=0.0, threads=8, **AUTO), Rounds(rounds=30),
         site_models=tuple((f"site-{index}", site) for index in range(1, 36)),
     )  # fmt: skip
 

@@ -15,6 +15,13 @@ from fedvlp.config import fields_of, from_config, nearest, refuse_misfit
 from fedvlp.core.method import require
 from fedvlp.core.seeds import seed
 from fedvlp.data.record import Cohort
+from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.listing import Published
+from fedvlp.data.sources.mimic_cxr import MIMICSource
+from fedvlp.data.sources.nih_cxr14 import NIHSource
+from fedvlp.data.sources.openi import OpenISource
+from fedvlp.data.sources.rsna import RSNASource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic import SyntheticCohort
 from fedvlp.experiment import Experiment, Source
@@ -23,8 +30,14 @@ FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
 REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
 
-SOURCES: dict[str, type[TableSource]] = {"table": TableSource}
+FileSource = TableSource | Published
+SOURCES: dict[str, type[FileSource]] = {
+    "table": TableSource, "candid_ptx": CandidPTXSource, "chexpert": CheXpertSource, "mimic_cxr": MIMICSource,
+    "nih_cxr14": NIHSource, "openi": OpenISource, "rsna": RSNASource,
+}  # fmt: skip
 """What ``source`` may be in the file; the other keys of a data set are the fields of that class."""
+PATHS = ("path", "reports", "classes", "test_list")
+"""Those fields that are files or folders under a data set's root."""
 
 
 class SiteConfigError(ValueError):
@@ -64,7 +77,11 @@ class SiteConfig:
     root: str = "data"  # folder of all data sets; absolute, or relative to the kit
     version: str = ""  # of fedvlp, as the consortium agreed; fedvlp doctor compares
     accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
-    data: dict[str, TableSource] = field(default_factory=dict)
+    data: dict[str, FileSource] = field(default_factory=dict)
+    processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
+
+    def __post_init__(self) -> None:
+        require(self.processes >= 0, f"processes is {self.processes}; 0 = as the job says")
 
     @staticmethod
     def load(local: Path) -> SiteConfig:
@@ -82,6 +99,14 @@ class SiteConfig:
 def accepts_phi_risk(local: Path) -> bool:
     """Whether the site's engineer has said so; a site without the file has not."""
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
+
+
+def processes_at(local: Path) -> int:
+    """How many processes the site wants to train with; 0 = as the job says, also where its file cannot be read."""
+    try:
+        return SiteConfig.load(local).processes
+    except SiteConfigError:  # the task says what is wrong with it
+        return 0
 
 
 def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
@@ -125,7 +150,7 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     return SiteConfig(**{**content, "data": {name: _source(entry, root, kit) for name, entry in entries.items()}})
 
 
-def _source(entry: Any, root: Path, kit: Path) -> TableSource:
+def _source(entry: Any, root: Path, kit: Path) -> FileSource:
     """One data set of the file as a source, its paths resolved."""
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
         raise ValueError('a data set is an object with "source", "root" and the fields of the source')
@@ -139,10 +164,10 @@ def _source(entry: Any, root: Path, kit: Path) -> TableSource:
         refuse_misfit(kind, key, tuple(args[key]) if isinstance(args[key], list) else args[key])
     require(bool(args.get("path")), 'a data set needs "path", the table under its root')
     args["root"] = str(_inside(root, args.get("root") or "."))
-    args["path"] = str(_inside(Path(args["root"]), args["path"]))
+    args |= {key: str(_inside(Path(args["root"]), args[key])) for key in PATHS if args.get(key)}
     if args.get("cache"):
         args["cache"] = str(_inside(kit, args["cache"]))
-    source: TableSource = from_config({"path": f"{kind.__module__}.{kind.__qualname__}", "args": args})
+    source: FileSource = from_config({"path": f"{kind.__module__}.{kind.__qualname__}", "args": args})
     return source
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedvlp.data.overview import label_counts, report_lengths, split_counts
 from fedvlp.runs import SERVER, by_site, overall
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from fedvlp.data.record import Cohort
 
 AREA = "/auc/"
 
@@ -27,6 +31,31 @@ def progress_line(record: dict[str, Any]) -> str:
     if record["dropped"]:
         parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
     return "  ".join(parts)
+
+
+def prepared_tables(cohort: Cohort, summary: dict[str, int], built: dict[str, str]) -> list[Table]:
+    """What became of a data set's rows: counts, splits, labels, lengths of reports. No text and no id of a record."""
+    from rich.table import Table
+
+    def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+        made = Table(title=title, title_justify="left")
+        for place, column in enumerate(columns):
+            made.add_column(column, justify="right" if place else "left")
+        for row in rows:
+            made.add_row(*map(str, row))
+        return made
+
+    splits, labels, lengths = split_counts(cohort), label_counts(cohort), report_lengths(cohort)
+    made = [
+        table("rows", ("what", "count"), (summary | {f"reports with {k}": n for k, n in cohort.phi.items()}).items()),
+        table("splits", ("split", *splits["train"]), ((name, *counts.values()) for name, counts in splits.items())),
+    ]
+    if labels:
+        columns = ("label", "positive", "negative", "uncertain", "blank")
+        made.append(table("labels", columns, ((name, *counts.values()) for name, counts in labels.items())))
+    if lengths:
+        made.append(table("words in a report", [f"{q:.0%}" for q in lengths], [[f"{n:.0f}" for n in lengths.values()]]))
+    return [*made, table("images", ("what", "value"), built.items())]
 
 
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:

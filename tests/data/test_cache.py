@@ -1,33 +1,40 @@
-"""The decoded-image cache: built once, whole or not at all, and never believed unchecked."""
+"""The decoded-image cache: built once, whole or not at all, gone on with where it stopped, never believed unchecked."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from toy_images import PIXELS, SIZE, N, dying, pixels
 
-from fedvlp.data.cache import cached_images
-
-N, SIZE = 10, 8
-PIXELS = np.random.default_rng(0).integers(0, 256, (N, SIZE, SIZE), dtype=np.uint8)
-
-
-def build() -> Iterator[np.ndarray | str]:
-    yield from PIXELS
+from fedvlp.data import cache_build
+from fedvlp.data.cache import Building, ImageCache, cached_images
 
 
-def never() -> Iterator[np.ndarray | str]:
-    raise AssertionError("built again")
+def never(row: int) -> np.ndarray:
+    raise AssertionError("decoded again")
+
+
+def cached(folder: Path | None, key: str, decode=pixels, n: int = N, size: int = SIZE, **building) -> ImageCache:
+    return cached_images(folder, key, range(n), decode, size, Building(**building))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 3 images, shards of 6."""
+    monkeypatch.setattr(cache_build, "CHUNK", 3)
+    monkeypatch.setattr(cache_build, "SHARD_BYTES", 7 * SIZE * SIZE)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_rows_come_back_in_the_order_asked(tmp_path: Path, on_disk: bool) -> None:
-    images = cached_images(tmp_path if on_disk else None, "k", build, N, SIZE)
+    images = cached(tmp_path if on_disk else None, "k")
     rows = np.array([7, 0, 7])
     out = images(rows)
     assert out.dtype == np.uint8
@@ -42,50 +49,141 @@ def test_rows_come_back_in_the_order_asked(tmp_path: Path, on_disk: bool) -> Non
 
 
 def test_it_is_built_once_and_reused(tmp_path: Path) -> None:
-    first = cached_images(tmp_path, "k", build, N, SIZE)
-    second = cached_images(tmp_path, "k", never, N, SIZE)
+    first = cached(tmp_path, "k")
+    second = cached(tmp_path, "k", never)
     assert np.array_equal(first(np.arange(N)), second(np.arange(N)))
     assert np.array_equal(first.checksums, second.checksums)
-    assert not list(tmp_path.glob("*.tmp"))
-    array = np.load(tmp_path / "k" / "images.npy", allow_pickle=False)
+    assert sorted(file.name for file in (tmp_path / "k").iterdir()) == ["images-00000.npy", "index.json"]
+    array = np.load(tmp_path / "k" / "images-00000.npy", allow_pickle=False)
     assert np.array_equal(array, PIXELS), "a plain npy file"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_shards_and_workers_change_nothing(tmp_path: Path, workers: int) -> None:
+    """20 images in shards of 6: four files, the last of 2 rows, read as one."""
+    told: list[tuple[int, int]] = []
+    images = cached(tmp_path, "k", n=20, workers=workers, progress=lambda *ready: told.append(ready))
+    rows = np.random.default_rng(1).permutation(20)
+    assert np.array_equal(images(rows), PIXELS[rows % N])
+    shapes = [np.load(tmp_path / "k" / f"images-{i:05d}.npy").shape[0] for i in range(4)]
+    assert shapes == [6, 6, 6, 2]
+    assert told[0] == (0, 20)
+    assert told[-1] == (20, 20)
+    assert [ready for ready, _ in told] == sorted(ready for ready, _ in told)
+    assert len(told) == 1 + 7
+    alone = cached(tmp_path / "alone", "k", n=20)
+    assert all(
+        file.read_bytes() == (tmp_path / "alone" / "k" / file.name).read_bytes() for file in (tmp_path / "k").iterdir()
+    )
+    assert np.array_equal(alone.checksums, images.checksums)
+
+
+def test_a_shard_is_about_a_gigabyte() -> None:
+    for size in (72, 224, 256):
+        partial_rows = max(1, cache_build.SHARD_BYTES // (cache_build.CHUNK * size * size)) * cache_build.CHUNK
+        assert 0.98 * 2**30 < partial_rows * size * size <= 2**30
 
 
 def test_without_a_folder_nothing_is_decoded_until_it_is_used() -> None:
     calls = []
-
-    def counting() -> Iterator[np.ndarray | str]:
-        calls.append(1)
-        yield from PIXELS
-
-    images = cached_images(None, "k", counting, N, SIZE)
+    images = cached(None, "k", lambda row: calls.append(row) or PIXELS[row])
     assert not calls
     images(np.array([3]))
     images(np.array([4]))
-    assert len(calls) == 1
+    assert calls == list(range(N))
+
+
+def killed_at(folder: Path, log: Path, last: int) -> None:
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=cached, args=(folder, "k", partial(dying, log=log, last=last), 20))
+    worker.start()
+    worker.join(timeout=30)
+    assert worker.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("small")
+def test_a_killed_build_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Killed at row 13: chunks 0-2, 3-5, 6-8, 9-11 are kept; 12 is decoded a second time. The bytes are the same."""
+    log = tmp_path / "log"
+    killed_at(tmp_path, log, 13)
+    assert not (tmp_path / "k").exists(), "half a cache is no cache"
+    told: list[tuple[int, int]] = []
+    again = partial(dying, log=log, last=-1)
+    images = cached(tmp_path, "k", again, 20, progress=lambda *ready: told.append(ready))
+    assert [int(line) for line in log.read_text().split()] == [*range(13), *range(12, 20)]
+    assert told[0] == (12, 20)
+    assert np.array_equal(images(np.arange(20)), PIXELS[np.arange(20) % N])
+    cached(tmp_path / "whole", "k", n=20)
+    for file in (tmp_path / "whole" / "k").iterdir():
+        assert file.read_bytes() == (tmp_path / "k" / file.name).read_bytes()
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+@pytest.mark.usefixtures("small")
+def test_what_an_interrupted_build_left_is_checked_before_it_is_used(tmp_path: Path) -> None:
+    """A line that was cut off, a chunk whose pixels are not as noted, a journal of another build: decoded again."""
+    log = tmp_path / "log"
+    killed_at(tmp_path, log, 13)
+    folder = tmp_path / ".k.partial"
+    journal = folder / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 5  # its head and four chunks
+    journal.write_bytes(b"".join(lines)[:-1])  # chunk 9-11
+    shard = folder / "images-00000.npy"
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1  # row 5 of chunk 3-5
+    shard.write_bytes(raw)
+    log.unlink()
+    killed_at(tmp_path, log, 16)
+    cached(tmp_path, "k", partial(dying, log=log, last=-1), 20)
+    assert [int(line) for line in log.read_text().split()] == [3, 4, 5, *range(9, 16), *range(15, 20)]
+    assert np.array_equal(cached(tmp_path, "k", never, 20)(np.arange(20)), PIXELS[np.arange(20) % N])
+    (tmp_path / "k").rename(folder)
+    journal.write_bytes(lines[0].replace(b'"chunk": 3', b'"chunk": 4') + lines[1])
+    log.unlink()
+    cached(tmp_path, "k", partial(dying, log=log, last=-1), 20)
+    assert len(log.read_text().split()) == 20
+
+
+@pytest.mark.usefixtures("small")
+def test_a_worker_that_dies_is_named_and_the_build_can_go_on(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ValueError, match="decoding process was killed"):
+        cached(tmp_path, "k", partial(dying, log=log, last=19), 20, workers=2)
+    assert np.array_equal(cached(tmp_path, "k", n=20, workers=2)(np.arange(20)), PIXELS[np.arange(20) % N])
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": N * SIZE * SIZE - 1})
+    monkeypatch.setattr(cache_build.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ValueError, match=r"it takes 0\.0 GB"):
+        cached(tmp_path, "k", never)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_unreadable_rows_keep_their_reason(tmp_path: Path, on_disk: bool) -> None:
-    def partly() -> Iterator[np.ndarray | str]:
-        yield from [PIXELS[0], "corrupt image", PIXELS[2]]
+    def partly(row: int) -> np.ndarray | str:
+        return "corrupt image" if row == 1 else PIXELS[row]
 
     folder = tmp_path if on_disk else None
     for source in (partly, never if on_disk else partly):
-        images = cached_images(folder, "k", source, 3, SIZE)
+        images = cached(folder, "k", source, 3)
         assert images.skipped == {1: "corrupt image"}
         assert np.array_equal(images(np.array([2])), PIXELS[2:3])
 
 
 def test_an_empty_cache_is_a_cache(tmp_path: Path) -> None:
     for _ in range(2):
-        images = cached_images(tmp_path, "k", lambda: iter(()), 0, SIZE)
+        images = cached(tmp_path, "k", never, 0)
         assert images.skipped == {}
 
 
 def refused(folder: Path, key: str = "k") -> str:
     with pytest.raises(ValueError, match="not used") as caught:
-        cached_images(folder, key, never, N, SIZE)(np.arange(N))
+        cached(folder, key, never)(np.arange(N))
     message = str(caught.value)
     assert repr(key) in message
     assert "rebuild" in message
@@ -93,19 +191,19 @@ def refused(folder: Path, key: str = "k") -> str:
 
 
 def test_a_changed_pixel_is_found_when_its_row_is_read(tmp_path: Path) -> None:
-    cached_images(tmp_path, "k", build, N, SIZE)
-    file = tmp_path / "k" / "images.npy"
+    cached(tmp_path, "k")
+    file = tmp_path / "k" / "images-00000.npy"
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1  # the last row's last pixel
     file.write_bytes(raw)
     assert "1 of 10 images" in refused(tmp_path)
-    images = cached_images(tmp_path, "k", never, N, SIZE)
+    images = cached(tmp_path, "k", never)
     assert np.array_equal(images(np.arange(N - 1)), PIXELS[:-1])
 
 
 def test_truncated_pickled_and_foreign_caches_are_refused(tmp_path: Path) -> None:
-    cached_images(tmp_path, "k", build, N, SIZE)
-    images, index = tmp_path / "k" / "images.npy", tmp_path / "k" / "index.json"
+    cached(tmp_path, "k")
+    images, index = tmp_path / "k" / "images-00000.npy", tmp_path / "k" / "index.json"
     whole = images.read_bytes()
     images.write_bytes(whole[:-5])
     assert "cannot be read" in refused(tmp_path)
@@ -130,32 +228,42 @@ def test_truncated_pickled_and_foreign_caches_are_refused(tmp_path: Path) -> Non
 
 
 def test_another_size_or_count_is_refused_not_reinterpreted(tmp_path: Path) -> None:
-    cached_images(tmp_path, "k", build, N, SIZE)
+    cached(tmp_path, "k")
     for n, size in ((N, 4), (N + 1, SIZE), (N * 4, 4)):
         with pytest.raises(ValueError, match="another key, format or shape"):
-            cached_images(tmp_path, "k", never, n, size)
+            cached(tmp_path, "k", never, n, size)
 
 
-@pytest.mark.parametrize("items", [list(PIXELS[:9]), [*PIXELS, PIXELS[0]], [PIXELS[0, :4]], [PIXELS[0].astype(float)]])
-def test_a_builder_that_gives_the_wrong_thing_leaves_nothing(tmp_path: Path, items: list) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        cached_images(tmp_path, "k", lambda: iter(items), N, SIZE)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert np.array_equal(cached_images(tmp_path, "k", build, N, SIZE)(np.arange(N)), PIXELS), "and can be built after"
+@pytest.mark.parametrize("image", [PIXELS[0, :4], PIXELS[0].astype(float)])
+def test_a_decoder_that_gives_the_wrong_thing_makes_no_cache(tmp_path: Path, image: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"expected uint8 \[8, 8\]"):
+        cached(tmp_path, "k", lambda row: image)
+    assert not (tmp_path / "k").exists()
+    assert np.array_equal(cached(tmp_path, "k")(np.arange(N)), PIXELS), "and it can be built after"
 
 
-def test_what_a_killed_builder_left_is_removed_and_never_read(tmp_path: Path) -> None:
+def test_what_a_killed_builder_without_a_lock_left_is_removed_and_never_read(tmp_path: Path) -> None:
     left = tmp_path / ".k.dead.tmp"
     left.mkdir()
-    (left / "images.npy").write_bytes(b"half")
-    assert np.array_equal(cached_images(tmp_path, "k", build, N, SIZE)(np.arange(N)), PIXELS)
+    (left / "images-00000.npy").write_bytes(b"half")
+    assert np.array_equal(cached(tmp_path, "k")(np.arange(N)), PIXELS)
     assert not left.exists()
 
 
 def test_a_key_cannot_leave_the_folder(tmp_path: Path) -> None:
     for key in ("../x", "a/b", "", ".", "a\0"):
         with pytest.raises(ValueError, match="key"):
-            cached_images(tmp_path, key, build, N, SIZE)
+            cached(tmp_path, key)
+
+
+def _slow(row: int, use_lock: bool, barrier, built) -> np.ndarray:
+    if row == 0:
+        with built.get_lock():
+            built.value += 1
+        if not use_lock:
+            barrier.wait(timeout=30)  # all of them are building
+    time.sleep(0.01)
+    return PIXELS[row]
 
 
 def _worker(folder: str, use_lock: bool, barrier, built, results) -> None:  # runs in a process of its own
@@ -163,18 +271,9 @@ def _worker(folder: str, use_lock: bool, barrier, built, results) -> None:  # ru
 
     from fedvlp.data import cache
 
-    def slow() -> Iterator[np.ndarray | str]:
-        with built.get_lock():
-            built.value += 1
-        if not use_lock:
-            barrier.wait(timeout=30)  # all of them are building
-        for image in PIXELS:
-            time.sleep(0.01)
-            yield image
-
     if not use_lock:
         cache._lock = lambda path: contextlib.nullcontext(False)
-    images = cache.cached_images(Path(folder), "k", slow, N, SIZE)
+    images = cached(Path(folder), "k", partial(_slow, use_lock=use_lock, barrier=barrier, built=built))
     results.put(bool(np.array_equal(images(np.arange(N)), PIXELS)))
 
 

@@ -91,7 +91,10 @@ def test_nih_maps_names_and_takes_the_published_test_list(tmp_path: Path) -> Non
     for row in rows:
         picture(tmp_path / "images_001" / "images" / row["Image Index"], 9)
     path = table(tmp_path / "entries.csv.gz", rows)
-    cohort = NIHSource(path, str(tmp_path), str(listed), labels=FIVE, image_size=32, val_fraction=0.0).build()
+    fractions = {"val_fraction": 0.0, "test_fraction": 0.5}  # the published split is the split: none is drawn beside it
+    for seed in range(4):
+        cohort = NIHSource(path, str(tmp_path), str(listed), labels=FIVE, image_size=32, seed=seed, **fractions).build()
+        assert cohort.splits.tolist() == ["test", "test", "train"]
     expected = np.array([[0, 0, nan, 0, 1], [0, 1, nan, 0, 0], [1, 0, nan, 0, 0]], dtype=np.float32)
     np.testing.assert_array_equal(cohort.labels, expected)
     assert cohort.splits.tolist() == ["test", "test", "train"]

@@ -176,6 +176,22 @@ def test_an_empty_report_has_its_first_token() -> None:
     assert batch["text_mask"].tolist() == [[True], [True]]
 
 
+def test_a_split_larger_than_memory_is_read_batch_by_batch_with_the_same_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """12 records of 8 x 8 pixels against a bound of 11: only the rows of each batch are read."""
+    kept = list(site(range(5, 17)).train_batches(5, 4, generator(0)))
+    monkeypatch.setattr("fedvlp.data.loader.IN_MEMORY", 11 * 64)
+    source = cohort(40)
+    data = SiteData(source, {"train": np.arange(5, 17)}, tokenize, 8)
+    read = list(data.train_batches(5, 4, generator(0)))
+    assert [len(batch) for batch in read] == [len(batch) for batch in kept]
+    assert all(torch.equal(a[name], b[name]) for a, b in zip(kept, read, strict=True) for name in a)
+    assert source.read == [5 + row for batch in read for row in batch["row"].tolist()]  # type: ignore[attr-defined]
+    first, owner = data.shared_images("train")
+    assert first.tolist() == owner.tolist() == list(range(12))
+
+
 def test_a_split_is_read_when_it_is_first_asked_for_and_once() -> None:
     source = cohort(20)
     tokenized: list[int] = []

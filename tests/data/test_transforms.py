@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlp.data.transforms import UnreadableImageError, decode, eval_batch, load, read_radiograph, train_batch
+from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
+from fedvlp.data.transforms import decode, eval_batch, load, train_batch
 
 Image = pytest.importorskip("PIL.Image")
 DICOMS = Path(__file__).parents[2].parent / "shared" / "data" / "real-tables" / "dicom"
@@ -26,13 +27,13 @@ def png(path: Path, pixels: np.ndarray) -> Path:
     return path
 
 
-def dicom(path: Path, stored: np.ndarray, photometric: str = "MONOCHROME2", bits: int = 8, **tags) -> Path:
+def dicom(path: Path, stored: np.ndarray, photometric: str = "MONOCHROME2", bits: int = 8, syntax=None, **tags) -> Path:
     pydicom = pytest.importorskip("pydicom")
     from pydicom.uid import ExplicitVRLittleEndian
 
     data = pydicom.Dataset()
     data.file_meta = pydicom.dataset.FileMetaDataset()
-    data.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    data.file_meta.TransferSyntaxUID = syntax or ExplicitVRLittleEndian
     data.file_meta.MediaStorageSOPClassUID = data.SOPClassUID = "1.2.840.10008.5.1.4.1.1.1.1"
     data.file_meta.MediaStorageSOPInstanceUID = data.SOPInstanceUID = "1.2.3.4"
     data.PatientName, data.PatientID = "Canary^Name", "CANARY-1"
@@ -75,6 +76,156 @@ def test_area_interpolation_is_the_mean_of_what_a_pixel_covers(tmp_path: Path) -
     out = load(png(tmp_path / "a.png", image), decode(16))
     mean = image.reshape(16, 4, 16, 4).mean(axis=(1, 3))
     assert np.abs(out - mean).max() <= 0.5 + 1e-3
+
+
+def by_area(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Mean over the area that each of [height, width] pixels covers, parts of pixels as parts; float64."""
+
+    def weights(n: int, m: int) -> np.ndarray:
+        edge = np.arange(m + 1) * n / m
+        left, right = np.maximum(edge[:-1, None], np.arange(n)), np.minimum(edge[1:, None], np.arange(1, n + 1))
+        return np.clip(right - left, 0, None) * m / n  # [m, n], rows sum to 1
+
+    return weights(pixels.shape[0], height) @ pixels.astype(np.float64) @ weights(pixels.shape[1], width).T
+
+
+@pytest.mark.parametrize("kind", ["8-bit png", "16-bit png", "12-bit dicom", "signed", "10-bit", "window", "inverted"])
+def test_a_resized_image_is_the_area_mean_of_the_full_one(kind: str, tmp_path: Path) -> None:
+    """Sides 157 x 131 to 40: no whole ratio. At most a tenth of a grey level for rounding before the stretch."""
+    noise = np.random.default_rng(0).integers(0, 4096, (157, 131)).astype(np.uint16)
+    noise[0, 0], noise[0, 1] = 0, 4095
+    path, window = tmp_path / "a", {"WindowCenter": 2000, "WindowWidth": 1001, "RescaleIntercept": -100}
+    match kind:
+        case "8-bit png":
+            path = png(tmp_path / "a.png", (noise >> 4).astype(np.uint8))
+        case "16-bit png":
+            path = png(tmp_path / "a.png", noise)
+        case "12-bit dicom":
+            dicom(path, noise, bits=12)
+        case "signed":
+            dicom(
+                path,
+                (noise.astype(np.int16) - 2048),
+                bits=16,
+                PixelRepresentation=1,
+                RescaleIntercept=1,
+                RescaleSlope=2,
+            )
+        case "10-bit":
+            dicom(path, noise >> 2, bits=10)
+        case "window":
+            dicom(path, noise, bits=12, RescaleSlope=1, **window)
+        case "inverted":
+            dicom(path, noise, "MONOCHROME1", bits=12)
+    full = read_radiograph(path)
+    assert (full.min(), full.max()) == (0, 255)
+    small = read_radiograph(path, 40)
+    assert small.shape == (40, 33)
+    assert np.abs(small - by_area(full, 40, 33)).max() < 0.1 + 1e-3
+
+
+def pydicom_says(path: Path) -> np.ndarray:
+    """What pydicom's own decoding and look-up of every pixel give, stretched: the long way."""
+    pydicom = pytest.importorskip("pydicom")
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+
+    data = pydicom.dcmread(path)
+    values = np.asarray(apply_voi_lut(apply_modality_lut(data.pixel_array, data), data), dtype=np.float64)
+    if data.pixel_array.dtype != np.uint8:
+        values = (values - values.min()) / (values.max() - values.min()) * 255
+    return 255 - values if data.PhotometricInterpretation == "MONOCHROME1" else values
+
+
+def test_values_are_looked_up_as_pydicom_does_pixel_by_pixel(tmp_path: Path) -> None:
+    """A modality table, a falling VOI table, a sigmoid, unused high bits that are set, negative values, big-endian."""
+    pydicom = pytest.importorskip("pydicom")
+    noise = np.random.default_rng(1).integers(0, 1024, (41, 37)).astype(np.uint16)
+    noise[0, 0], noise[0, 1] = 0, 1023
+
+    def lut(values: np.ndarray) -> pydicom.Sequence:
+        item = pydicom.Dataset()
+        item.LUTDescriptor, item.LUTData = [len(values), 0, 16], values.astype(np.uint16).tolist()
+        item["LUTDescriptor"].VR, item["LUTData"].VR = "US", "US"
+        return pydicom.Sequence([item])
+
+    tables = np.sqrt(np.arange(1024)) * 2000, np.arange(1024)[::-1] * 60
+    sigmoid = {"WindowCenter": 500, "WindowWidth": 300, "VOILUTFunction": "SIGMOID"}
+    signed = {"RescaleIntercept": 3, "RescaleSlope": 2, "WindowCenter": 0, "WindowWidth": 400}
+    files = [
+        dicom(tmp_path / "modality", noise, bits=10, ModalityLUTSequence=lut(tables[0])),
+        dicom(tmp_path / "voi", noise, bits=10, VOILUTSequence=lut(tables[1])),
+        dicom(tmp_path / "sigmoid", noise, bits=10, **sigmoid),
+        dicom(tmp_path / "inverted", noise, "MONOCHROME1", bits=10, **sigmoid),
+        dicom(tmp_path / "high", noise | (noise[::-1] << 15), bits=10),
+        dicom(tmp_path / "signed", noise.astype(np.int16) - 512, bits=10, PixelRepresentation=1, **signed),
+        dicom(tmp_path / "eight", (noise >> 2).astype(np.uint8)),
+    ]
+    files.append(dicom(tmp_path / "big", noise.byteswap(), bits=10, syntax=pydicom.uid.ExplicitVRBigEndian, **sigmoid))
+    for file in files:
+        assert np.abs(read_radiograph(file) - pydicom_says(file)).max() < 0.02, file.name
+
+
+def test_every_readable_file_of_pydicom_is_as_pydicom_says() -> None:
+    """Its bundled test files: what we read is what the long way gives; nothing but our refusal is raised."""
+    pytest.importorskip("pydicom")
+    from pydicom.data import get_testdata_files
+
+    read = 0
+    for name in sorted(get_testdata_files("*.dcm")):
+        try:
+            ours = read_radiograph(Path(name))
+        except UnreadableImageError:
+            continue
+        if ours.ndim == 2 and not name.endswith(("color3d.dcm",)) and "rgb" not in name.lower():
+            theirs = pydicom_says(Path(name))
+            if theirs.shape == ours.shape:
+                read += 1
+                assert np.abs(ours - theirs).max() <= 0.5, Path(name).name
+    assert read >= 10
+
+
+def test_the_real_dicom_files_are_as_pydicom_says() -> None:
+    files = sorted(DICOMS.glob("*.dcm"))
+    if len(files) < 2:
+        pytest.skip("../shared/data/real-tables/dicom is absent")
+    for file in files:
+        assert np.abs(read_radiograph(file) - pydicom_says(file)).max() <= 0.5
+        full = read_radiograph(file)
+        small = read_radiograph(file, 64)
+        assert np.abs(small - by_area(full, *small.shape)).max() <= 1
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_jpeg_is_decoded_at_reduced_size_with_nearly_the_same_result(orientation: int, tmp_path: Path) -> None:
+    """A smooth film of 1031 x 853 to 100 (reduced 8 times): within 3 grey levels of the mean over the full image."""
+    y, x = np.mgrid[:1031, :853] / 100
+    film = (128 + 60 * np.sin(3 * x) * np.cos(2 * y) + 40 * np.sin(x + 4 * y)).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(film).save(tmp_path / "a.jpg", quality=95, exif=exif)
+    full, small = read_radiograph(tmp_path / "a.jpg"), read_radiograph(tmp_path / "a.jpg", 100)
+    assert small.shape == ((100, 83) if orientation == 1 else (83, 100))
+    assert np.abs(small - by_area(full, *small.shape)).max() < 3
+    assert np.abs(small - by_area(full, *small.shape)).mean() < 1
+
+
+def test_no_more_of_a_jpeg_is_decoded_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest eighth, quarter or half that is not below the size asked for."""
+    sizes = []
+    convert = Image.Image.convert
+    monkeypatch.setattr(Image.Image, "convert", lambda self, mode: sizes.append(self.size) or convert(self, mode))
+    Image.fromarray(ramp(800, 640)).convert("RGB").save(tmp_path / "a.jpg")
+    sizes.clear()
+    for longest in (100, 101, 201, 401, 900, None):
+        read_radiograph(tmp_path / "a.jpg", longest)
+    assert sizes == [(80, 100), (160, 200), (320, 400), (640, 800), (640, 800), (640, 800)]
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dicom(tmp_path / "a.dcm", ramp())
+    monkeypatch.setitem(__import__("sys").modules, "pydicom", None)
+    with pytest.raises(UnreadableImageError, match="needs the package pydicom"):
+        read_radiograph(path)
 
 
 def test_the_reader_is_a_monai_reader() -> None:

@@ -42,8 +42,10 @@ def objectives() -> dict[str, Any]:
 
 
 OBJECTIVES = objectives()
-SIZED = {"CreamFLTaskConfig": {"dim": MODEL.embedding_dim}}
-"""Settings of an objective that follow from the model."""
+SIZED = {
+    "CreamFLTaskConfig": {"dim": MODEL.embedding_dim}, "MGCAConfig": {"prototypes": 8, "freeze_steps": 0},
+}  # fmt: skip
+"""Settings of an objective that follow from the model, or let all of it learn in a step."""
 
 
 class Studies(Pairs):
@@ -69,21 +71,32 @@ def test_there_is_something_to_test() -> None:
 def test_every_method_trains_every_objective_on_tiny_towers(name: str, objective: str) -> None:
     """One step of each phase: something learns, every number is finite, everything that is shared comes back."""
     method = dataclasses.replace(small(METHODS[name]), local_steps=1)
-    build = OBJECTIVES[objective](**SIZED.get(objective, {})).build
+    settings = OBJECTIVES[objective](**SIZED.get(objective, {}))
     if objective == "BCEConfig" and isinstance(method, RobustWeights):
         pytest.skip("weighs sites by their contrastive loss, which a classifier's objective does not have")
     model, data = CLASSIFIER if objective == "BCEConfig" else MODEL, {"a": Studies(0)}
-    world = World(method, data, ADAMW, model=lambda: model.build(0), objective=build, public=Studies(9))
+
+    def dual_encoder() -> nn.Module:
+        built = model.build(0)
+        built.attention = objective == "MGCAConfig"
+        return built
+
+    world = World(
+        method, data, ADAMW, model=dual_encoder, objective=lambda: settings.build(dual_encoder(), 0), public=Studies(9)
+    )
     server, site = world.server(), world.site("a")
     method.start(server)
     for phase in method.phases(0):
         server.phase = phase
         method.prepare(server)
-        before = clone(site.client.initial() if isinstance(method, PublicEnsemble) else server.state)
-        update = site.handle(method.broadcast(server, "a"))
+        message = method.broadcast(server, "a")
+        before = clone(site.client.initial() if isinstance(method, PublicEnsemble) else message.state)
+        update = site.handle(message)
         assert update.state.keys() == method.expects(server, "a")[0].keys()
         trained = dict(site.client.state())
         assert differs(trained, before, [n for n in server.state if method.trains(n, phase) and "head" in n])
+        own = [n for n in server.state if method.trains(n, phase) and n.startswith("objective.")]
+        assert not own or differs(trained, before, own)
         method.aggregate(server, [update], phase)
     assert all(torch.isfinite(t).all() for t in server.state.values() if t.is_floating_point())
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from fedvlp.core.types import Batch, State
+from fedvlp.core.split import Split
+from fedvlp.core.types import Batch, State, group
 
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."
@@ -33,6 +35,27 @@ class Data(Protocol):
     def batches(
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
+
+
+class OnDevice:
+    """Data whose batches go to another device; everything else is the data's own."""
+
+    def __init__(self, data: Any, device: torch.device) -> None:
+        self._data, self._device = data, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]:
+        return map(self._moved, self._data.train_batches(steps, batch_size, generator))
+
+    def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
+        rows = options.pop("rows", None)
+        rows = None if rows is None else rows.cpu()
+        return map(self._moved, self._data.batches(split, batch_size, rows=rows, **options))
+
+    def _moved(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
 
 class StateMismatchError(ValueError):
@@ -58,6 +81,15 @@ class Client:
     initial: Callable[[], State] | None = None  # the untrained weights, for methods whose sites keep their own model
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; the batches come there, states travel and rest on the CPU."""
+        return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
+
+    def here(self, state: State) -> State:
+        """The tensors on this client's device; those that are there already are not copied."""
+        return {name: tensor.to(self.device) for name, tensor in state.items()}
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every parameter of the model and the objective, by its name in a State."""
@@ -100,7 +132,26 @@ class Client:
             self._anchor.load_state_dict(weights, assign=True)
             self._anchor.requires_grad_(False).eval()
             self._anchored = state, own
+        self._anchor.split = getattr(self.model, "split", None)
         return self._anchor
+
+    @contextmanager
+    def divided(self, split: Split) -> Iterator[None]:
+        """Lets the towers of the model (and of its anchor) see a batch in parts. Raises ValueError if they cannot."""
+        if not hasattr(self.model, "split"):
+            raise ValueError(f"{self.name}: this model cannot take a batch in parts; set training.micro_batch to 0")
+        for name, module in self.model.named_modules():
+            normalises = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+            if normalises and group(name) in ("encoder", "alignment"):
+                raise ValueError(
+                    f"{self.name}: {name} normalises over the batch, which it would see in parts only; set "
+                    "training.accumulation to 'plain' (or training.gather_negatives to false), or take another tower"
+                )
+        self.model.split = split
+        try:
+            yield
+        finally:
+            self.model.split = None
 
     def release(self) -> None:
         """Lets go of the tensors of :meth:`anchor`, at the end of a task."""
@@ -108,6 +159,12 @@ class Client:
             empty = {name: t.to("meta") for name, t in self._anchor.state_dict().items()}
             self._anchor.load_state_dict(empty, assign=True)
             self._anchored = None
+
+    def stepped(self) -> None:
+        """Tells an objective that counts them (``after_step``) that an optimiser step is done."""
+        after_step = getattr(self.objective, "after_step", None)
+        if after_step is not None:
+            after_step()
 
     def set_trainable(self, trains: Any) -> None:
         """Freezes every parameter whose name ``trains`` refuses; a module with nothing to train goes to eval mode."""

@@ -46,6 +46,7 @@ class Host:
             torch.manual_seed(seed(self.client.seed, self.client.name, *purpose))
             self.client.load(state)
             self.client.model.eval()
+            self.client.objective.eval()
             try:
                 yield self.client
             finally:
@@ -65,10 +66,11 @@ class Host:
         ``method.steps``, ``batches`` and ``losses`` see this client and a message of this phase with ``aux``.
         The mean loss terms go to ``server.metrics`` as ``loss/<term>``.
         """
-        message = Broadcast(server.round, phase, server.state, aux or {}, {"lr_scale": lr_scale})
+        here = self.client.here
+        message = Broadcast(server.round, phase, here(server.state), here(aux or {}), {"lr_scale": lr_scale})
         with self.session(server.state, server.round, phase) as client:
             terms = train(method, client, message, self.training, self.should_stop)
-            state = {name: tensor.clone() for name, tensor in client.state().items()}
+            state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
         server.metrics |= {f"loss/{phase}/{name}": value for name, value in terms.items()}
         return state
 

@@ -6,74 +6,29 @@ What it remembers between tasks is tensors: ``server.memory`` and ``client.memor
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
 from fedvlp.core.seeds import seed
+from fedvlp.core.step import Stepper
+from fedvlp.core.training import Training, require
 from fedvlp.core.types import Batch, Broadcast, State, Update
+from fedvlp.core.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from fedvlp.core.server import Server
 
 
-def require(condition: bool, message: str) -> None:
-    """Raises ValueError(message) unless ``condition``: for ``__post_init__`` of hyper-parameters."""
-    if not condition:
-        raise ValueError(message)
-
-
 class Aborted(Exception):  # noqa: N818
     """The run was asked to stop; nothing of this task is kept."""
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule, a fresh optimiser in every phase)."""
-
-    batch_size: int = 32
-    optimizer: str = "adamw"  # adamw | sgd
-    lr: float = 2e-5
-    weight_decay: float = 0.05  # decoupled under adamw
-    beta1: float = 0.9
-    beta2: float = 0.999
-    momentum: float = 0.0  # sgd only
-    warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every
-    #                        coordinate, which undoes an average of models that are still close to random
-    threads: int = 1  # CPU threads per site; fixed, because another number gives other last bits
-
-    def __post_init__(self) -> None:
-        require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")
-        require(self.optimizer in ("adamw", "sgd"), f"training.optimizer is {self.optimizer!r}; choose adamw or sgd")
-        require(0 <= self.lr < math.inf, f"training.lr is {self.lr}; a finite number that is not negative")
-        require(self.weight_decay >= 0, f"training.weight_decay is {self.weight_decay}; it must not be negative")
-        for name in ("beta1", "beta2", "momentum"):
-            value = getattr(self, name)
-            require(0 <= value < 1, f"training.{name} is {value}; it must be in [0, 1)")
-        require(self.warmup_steps >= 0, f"training.warmup_steps is {self.warmup_steps}; 0 = none")
-        require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
-
-    def warm_up(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        """The phase's learning-rate schedule: linear over ``warmup_steps``, then constant."""
-        steps = max(1, self.warmup_steps)
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
-
-    def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
-        """A fresh optimiser with learning rate ``lr * scale``."""
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay
-            )
-        betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(
-            parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True
-        )
 
 
 @dataclass(frozen=True)
@@ -182,38 +137,37 @@ def train(
     message: Broadcast,
     training: Training,
     should_stop: Callable[[], bool],
+    unfinished: Unfinished | None = None,
 ) -> dict[str, float]:
     """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
 
     ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
-    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite.
+    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
+    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes.
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
-    parameters = [parameter for _, parameter in client.trainable()]
-    optimizer = training.build(parameters, message.scalars.get("lr_scale", 1.0))
-    schedule = training.warm_up(optimizer)
-    loss_scale = message.scalars.get("loss_scale", 1.0)
     phases = method.phases(message.round)
     part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
+    step = Stepper(client, training, message.scalars, seed(client.seed, client.name, message.round, part, "ranks"))
+    batches = method.batches(client, message, training, generator)
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        return method.losses(client, method.complete(client, batch, message), message)
+
     history: list[dict[str, Tensor]] = []
-    for batch in method.batches(client, message, training, generator):
-        if should_stop():
-            raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
-        terms = method.losses(client, method.complete(client, batch, message), message)
-        if not terms:
-            raise ValueError(
-                f"{client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality is "
-                "missing that this method does not complete; choose another method or objective for this site"
-            )
-        loss: Any = sum(terms.values())
-        optimizer.zero_grad(set_to_none=True)
-        (loss if loss_scale == 1.0 else loss * loss_scale).backward()
-        optimizer.step()
-        schedule.step()
-        method.after_step(client, message)
-        history.append({name: term.detach() for name, term in terms.items()})
-    optimizer.zero_grad(set_to_none=True)
+    if unfinished and unfinished.steps:
+        deque(islice(batches, unfinished.steps), maxlen=0)
+        history = unfinished.restore(client, step)
+    with step.running():
+        for batch in batches:
+            if should_stop():
+                raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
+            history.append(step(batch, losses))
+            method.after_step(client, message)
+            if unfinished:
+                unfinished.save(client, step, history)
+    step.end(history)
     return mean_terms(history, client.name, message)
 
 

@@ -6,16 +6,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from fedvlp.core import ranks
 from fedvlp.core.checkpoint import load_tensors, save_tensors
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method, Training, train
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.unfinished import Unfinished, identity
 
 EVALUATE = "evaluate"
 """A phase that only measures; and a scalar: 1 measures the received model on the val split, 2 on test as well."""
@@ -119,28 +122,40 @@ class Site:
         began = time.perf_counter()
         client, method = self.client, self.method
         self._refuse_other_public_set(message)
+        message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
         phases = method.phases(message.round)
         index = phases.index(message.phase) if message.phase in phases else len(phases)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed(client.seed, client.name, message.round, index))
-            client.memory = self.memory.before((message.round, index))
+            client.memory = client.here(self.memory.before((message.round, index)))
+            unfinished = self._unfinished(message)
             method.receive(client, message)
             metrics = self._measure(message) if index == 0 or message.phase == EVALUATE else {}
             state: State = {}
             try:
                 if message.phase != EVALUATE:
-                    terms = train(method, client, message, self.training, should_stop)
+                    terms = train(method, client, message, self.training, should_stop, unfinished)
                     metrics |= {f"loss/{name}": value for name, value in terms.items()}
-                    state = method.upload(client, message)
+                    state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
                 client.release()
-            if client.memory:
-                self.memory.after((message.round, index), client.memory)
+            if client.memory and ranks.rank() == 0:
+                self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in client.memory.items()})
+            if unfinished:
+                unfinished.remove()
         metrics["seconds"] = time.perf_counter() - began
         return Update(
             client.name, message.round, message.phase, client.data.num_train, state,
             metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
         )  # fmt: skip
+
+    def _unfinished(self, message: Broadcast) -> Unfinished | None:
+        """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
+        every, folder = self.training.checkpoint_steps, self.memory.folder
+        if not every or folder is None or message.phase == EVALUATE:
+            return None
+        task = identity(message, self.client.memory, (self.method, self.training))
+        return Unfinished(folder / "unfinished.safetensors", task, every)
 
     def _refuse_other_public_set(self, message: Broadcast) -> None:
         expected, mine = message.scalars.get(PUBLIC), self.client.public_id
@@ -154,6 +169,7 @@ class Site:
         """The probe of the method and, where asked for, the evaluation: both of the received model, in eval mode."""
         wanted = int(message.scalars.get(EVALUATE, 0))
         self.client.model.eval()
+        self.client.objective.eval()
         with torch.no_grad():
             metrics = {f"probe/{name}": v for name, v in self.method.probe(self.client, message).items()}
             if wanted and self.evaluate is not None:

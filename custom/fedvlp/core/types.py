@@ -16,6 +16,9 @@ Batch = dict[str, Tensor]
 tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the split.
 """
 
+SPECIAL, WORD, CONTINUATION = 0, 1, 2
+"""What a token id stands for: [CLS], [SEP] or padding; the first piece of a word; another piece of the same word."""
+
 
 @dataclass(frozen=True)
 class Broadcast:
@@ -56,6 +59,8 @@ class VLOutput:
 
     ``image_tokens`` [B, M, W] and ``text_tokens`` [B, T, W] are the alignment modules' outputs, position 0 the summary
     token; ``text_mask`` [B, T] is True at real tokens. Local objectives (GLoRIA, MGCA) read them.
+    ``image_attention`` [B, M-1] and ``text_attention`` [B, T-1] say how much the summary token attends to each other
+    token in the block that gave the tokens: mean over its heads, no gradient, None where not asked for or not known.
     ``logits`` [B, L] are a classifier's, one per finding.
     """
 
@@ -65,6 +70,8 @@ class VLOutput:
     text_tokens: Tensor | None = None
     text_mask: Tensor | None = None
     logits: Tensor | None = None
+    image_attention: Tensor | None = None
+    text_attention: Tensor | None = None
 
 
 GROUPS = ("encoder", "alignment", "head")

@@ -1,4 +1,4 @@
-"""One site's images and tokens in memory, served as batches."""
+"""One site's images and tokens, served as batches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from fedvlp.core.types import Batch
 from fedvlp.data.record import Cohort, NoRecordsError, digest
 from fedvlp.data.transforms import eval_batch, train_batch
 
+IN_MEMORY = 2 * 2**30
+"""Bytes of a split's images up to which they are held in memory; those of a larger one are read batch by batch."""
+
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right."""
 
 
 @dataclass(frozen=True)
 class _Split:
-    """One split, contiguous: a batch is one ``index_select`` per tensor."""
+    """One split: a batch is one ``index_select`` per tensor."""
 
     size: int  # n
-    images: Tensor | None  # [n, S, S] uint8; None at a site without images
+    images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S]; None at a site without images
     text: Tensor  # [n, T] int64
     mask: Tensor  # [n, T] bool
     lengths: Tensor  # [n] int64, tokens up to the last real one
@@ -30,7 +33,10 @@ class _Split:
 
 
 class SiteData:
-    """The rows of one site. A split is read and tokenised when it is first asked for, and stays in memory."""
+    """The rows of one site. A split is read and tokenised when it is first asked for, and stays in memory.
+
+    Images beyond ``IN_MEMORY`` stay where they are; a batch is then gathered from the cache's files.
+    """
 
     def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
         """``rows``: split name to rows [n] of the cohort. ``input_size``: side of the square the model sees, pixels."""
@@ -71,7 +77,7 @@ class SiteData:
                 order, start = torch.randperm(self.num_train, generator=generator), 0
             rows = order[start : start + size]
             start += size
-            image = None if split.images is None else train_batch(split.images[rows], self._input_size, generator)
+            image = None if split.images is None else train_batch(split.images(rows), self._input_size, generator)
             yield self._batch(split, rows, image)
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
@@ -85,7 +91,7 @@ class SiteData:
         for chosen in order.split(batch_size):
             if drop_last and len(chosen) < batch_size:
                 return
-            image = None if content.images is None else eval_batch(content.images[chosen], self._input_size)
+            image = None if content.images is None else eval_batch(content.images(chosen), self._input_size)
             yield self._batch(content, chosen, image)
 
     def study_groups(self, split: str) -> Tensor:
@@ -110,10 +116,14 @@ class SiteData:
 
     def shared_images(self, split: str) -> tuple[Tensor, Tensor]:
         """The first row [I] of every different image of the split, in order, and the image [n] of every row."""
-        images = self._split(split).images
-        assert images is not None
+        content = self._split(split)
+        assert content.images is not None
         place: dict[str, int] = {}
-        owner = [place.setdefault(digest(image.numpy().tobytes()), len(place)) for image in images]
+        owner = [
+            place.setdefault(digest(image.numpy().tobytes()), len(place))
+            for rows in torch.arange(content.size).split(256)
+            for image in content.images(rows)
+        ]
         return torch.from_numpy(np.unique(owner, return_index=True)[1]), torch.tensor(owner)
 
     def _batch(self, split: _Split, rows: Tensor, image: Tensor | None) -> Batch:
@@ -146,12 +156,18 @@ class SiteData:
         position = torch.arange(1, mask.shape[1] + 1)
         return _Split(
             size=len(rows),
-            images=self._pixels(rows) if "image" in self.modalities else None,
+            images=self._reader(rows) if "image" in self.modalities else None,
             text=text.to(torch.int64).contiguous(),
             mask=mask,
             lengths=(mask * position).amax(dim=1),
             labels=torch.from_numpy(self._cohort.labels[rows]),
         )
+
+    def _reader(self, rows: np.ndarray) -> Callable[[Tensor], Tensor]:
+        """Positions [b] within ``rows`` to uint8 [b, S, S]."""
+        if len(rows) * self._input_size**2 > IN_MEMORY:  # the model's own pixels; decoded there are hardly more
+            return lambda chosen: self._pixels(rows[chosen.numpy()])
+        return self._pixels(rows).__getitem__
 
     def _pixels(self, rows: np.ndarray) -> Tensor:
         """[n, S, S] uint8; a row without an image, at a site that has some, is black."""

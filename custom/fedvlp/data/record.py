@@ -139,7 +139,7 @@ class Cohort:
             label_names=self.label_names,
             splits=np.asarray(self.splits)[rows],
             sites=None if self.sites is None else pick(self.sites),
-            images=_Rows(self.images, rows),
+            images=Rows(self.images, rows),
             imaged=None if self.imaged is None else np.asarray(self.imaged)[rows],
             report_from=None if self.report_from is None else pick(self.report_from),
             phi=self.phi,
@@ -148,7 +148,7 @@ class Cohort:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class Rows:
     """A reader of a subset's pixels: row i of the subset is row ``rows[i]`` of the reader below."""
 
     images: Callable[[np.ndarray], np.ndarray]

@@ -7,6 +7,7 @@ import unicodedata
 
 _SENTENCE_END = re.compile(r"[0-9]+\.|\.")  # list numbers ("1.") and full stops
 _TOKEN = re.compile(r"\w+")
+_HEADING = re.compile(r"^[ \t]*([A-Z][A-Z0-9 \t/,&()-]*[A-Z)]):", re.MULTILINE)  # in capitals, first of its line
 _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 
@@ -27,6 +28,20 @@ def clean_report(text: str, min_words: int = 3) -> str:
         if len(tokens) > 1:
             words += tokens
     return " ".join(words) if len(words) >= min_words else ""
+
+
+def sections(report: str) -> dict[str, str]:
+    """The sections of a report by their upper-case headings ("FINDINGS:"); what comes before the first is left out.
+
+    Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the like count as FINDINGS and IMPRESSION; a
+    section of both counts as FINDINGS.
+    """
+    parts: dict[str, str] = {}
+    _, *pieces = _HEADING.split(report)  # heading, text, heading, text, ...
+    for heading, text in zip(pieces[::2], pieces[1::2], strict=True):
+        name = "FINDINGS" if "FINDING" in heading else "IMPRESSION" if "IMPRESSION" in heading else heading
+        parts[name] = f"{parts.get(name, '')} {text.strip()}".strip()
+    return parts
 
 
 def _fold(token: str) -> str:

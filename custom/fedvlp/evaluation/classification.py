@@ -57,7 +57,7 @@ def predict(model: nn.Module, objective: Any, batches: Iterator[Batch]) -> tuple
     """
     model.eval()
     found = [(model(batch).logits.sigmoid(), objective.targets(batch["labels"])) for batch in batches]
-    return torch.cat([score for score, _ in found]), torch.cat([target for _, target in found])
+    return torch.cat([score for score, _ in found]).cpu(), torch.cat([target for _, target in found]).cpu()
 
 
 def modality_shares(weight: Tensor) -> dict[str, float]:

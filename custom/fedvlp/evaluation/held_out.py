@@ -18,7 +18,7 @@ def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
     """Unit vectors of all pairs in order: images [N, d], texts [N, d]. The model is used in eval mode."""
     model.eval()
     outputs = [model(batch) for batch in batches]
-    return torch.cat([o.image for o in outputs]), torch.cat([o.text for o in outputs])
+    return torch.cat([o.image for o in outputs]).cpu(), torch.cat([o.text for o in outputs]).cpu()
 
 
 def paired_similarity(image: Tensor, text: Tensor) -> float:

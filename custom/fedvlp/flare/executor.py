@@ -6,6 +6,7 @@ Both call flare/door.py. No line here knows a method's name.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -24,6 +25,7 @@ from fedvlp.experiment import Experiment
 from fedvlp.flare import handover, wire
 from fedvlp.flare.door import Door
 from fedvlp.flare.places import Place
+from fedvlp.site_config import processes_at
 
 
 class SiteExecutor(Executor):
@@ -49,6 +51,15 @@ class SiteExecutor(Executor):
         return wire.send_update(update)
 
 
+def command(processes: int) -> list[str]:
+    """How the training child is started: alone, or as so many processes by torchrun."""
+    module = ["-m", "fedvlp.flare.trainer"]
+    if processes == 1:
+        return [sys.executable, "-u", *module]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [sys.executable, "-u", *torchrun, *module]
+
+
 class ChildLostError(RuntimeError):
     """The training process of a site ended or fell silent before it answered."""
 
@@ -62,11 +73,16 @@ class ChildExecutor(ClientAPIExecutor):
     them, and a child that dies late takes no accepted update with it (which FLARE answers by failing the job).
     """
 
-    def __init__(self, task_timeout: float = 3600.0, silence: float = 120.0, **experiment: Any) -> None:
-        """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life."""
+    def __init__(
+        self, task_timeout: float = 3600.0, silence: float = 120.0, processes: int = 1, **experiment: Any
+    ) -> None:
+        """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life.
+
+        ``processes`` train together, one per GPU, unless the site's own ``local/fedvlp.json`` says how many.
+        """
         super().__init__(
             execution_mode="external_process",
-            command=[sys.executable, "-u", "-m", "fedvlp.flare.trainer"],
+            command=command(processes),
             launch_once=False,
             heartbeat_timeout=silence,
             shutdown_timeout=10.0,  # what a site remembers is written before the child answers,
@@ -80,6 +96,8 @@ class ChildExecutor(ClientAPIExecutor):
         self.experiment = Experiment(**experiment)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN and (own := processes_at(Path(Place.of(fl_ctx).local))):
+            self._command = command(own)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
             tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)

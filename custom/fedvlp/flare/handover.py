@@ -15,30 +15,60 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedvlp.config import from_config, to_config
+from fedvlp.core import ranks
 from fedvlp.core.site import reason
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.experiment import Experiment
 from fedvlp.flare import wire
 from fedvlp.flare.places import Place
 
 SITE = "fedvlp_site"
 FAILURE = "fedvlp_failure"
+Task = tuple[Broadcast, dict[str, str], Experiment, Place]
+"""What a training process is given."""
 
 
 def to_child(task: Shareable, experiment: Experiment, place: Place) -> Shareable:
     """The server's task, with the site's own part; the task's headers are kept."""
     dxo = from_shareable(task)
-    parts = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
-    meta = {**dxo.meta, SITE: {"experiment": parts, "place": asdict(place)}}
+    meta = {**dxo.meta, SITE: {"experiment": _parts(experiment), "place": asdict(place)}}
     return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
 
 
-def in_child(model: FLModel) -> tuple[Broadcast, dict[str, str], Experiment, Place]:
+def in_child(model: FLModel) -> Task:
     """What :func:`to_child` put together: the message, the server's run, the experiment and the place."""
     own: dict[str, Any] = model.meta[SITE]
-    experiment = Experiment(**{name: from_config(value) for name, value in own["experiment"].items()})
     message, run = wire.receive_broadcast(FLModelUtils.to_shareable(model))
-    return message, run, experiment, Place(**own["place"])
+    return message, run, _experiment(own["experiment"]), Place(**own["place"])
+
+
+def to_ranks(task: Task | None) -> Task | None:
+    """Rank 0's task (None: there are no more) at every process of the site (core/ranks.py)."""
+    content, tensors = None, {}
+    if task is not None:
+        message, run, experiment, place = task
+        content = {
+            "message": {"round": message.round, "phase": message.phase, "scalars": message.scalars},
+            "run": run, "place": asdict(place), "experiment": _parts(experiment),
+        }  # fmt: skip
+        tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
+    content, tensors = ranks.tell(content, tensors)
+    if content is None:
+        return None
+    apart: dict[str, State] = {"state": {}, "aux": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        apart[kind][rest] = tensor
+    message = Broadcast(**content["message"], state=apart["state"], aux=apart["aux"])
+    return message, content["run"], _experiment(content["experiment"]), Place(**content["place"])
+
+
+def _parts(experiment: Experiment) -> dict[str, Any]:
+    return {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
+
+
+def _experiment(parts: dict[str, Any]) -> Experiment:
+    return Experiment(**{name: from_config(value) for name, value in parts.items()})
 
 
 def answer(reply: Update | Exception) -> FLModel:

@@ -41,11 +41,12 @@ def folder_of(name: str) -> str:
 
 def job_files(
     experiment: Experiment, *, custom: bool = True, sites: Sequence[str] = (), mlflow: str = "",
-    child: bool = False, timeouts: Timeouts | None = None, encrypted: bool = False,
+    child: bool = False, processes: int = 1, timeouts: Timeouts | None = None, encrypted: bool = False,
 ) -> dict[str, str]:  # fmt: skip
     """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
 
-    ``child``: each task trains in a process of its own, as real sites want it; ``timeouts``: other than FLARE's own.
+    ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
+    ``timeouts``: other than FLARE's own.
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     """
@@ -58,7 +59,8 @@ def job_files(
     waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
     controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | parts}
     limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
-    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | parts}
+    several = {"processes": processes} if child and processes > 1 else {}
+    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | several | parts}
     files: dict[str, Any] = {
         "meta.json": meta,
         "app/config/config_fed_server.json": _server(experiment, controller, mlflow, timeouts),

@@ -78,5 +78,5 @@ class Timeouts:
 def model_bytes(experiment: Experiment) -> int:
     """The size of the model that travels; it is built with random weights."""
     model = replace(experiment.model, pretrained=False).build(0)
-    state = named_state(model, experiment.objective.build())
+    state = named_state(model, experiment.objective.build(model))
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

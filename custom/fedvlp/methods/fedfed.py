@@ -130,4 +130,4 @@ class FedFed(Method):
 def _match(client: Client, image: Tensor, text: Tensor | None, batch: Batch) -> Tensor:
     """The objective between images [B, 1, S, S] and text embeddings [B, d] of the same studies."""
     terms = client.objective(VLOutput(client.model({"image": image}).image, text), batch)
-    return torch.stack([torch.zeros(()), *terms.values()]).sum()
+    return torch.stack([torch.zeros((), device=client.device), *terms.values()]).sum()

@@ -9,34 +9,24 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.seeds import seeded
+from fedvlp.core.split import INPUTS, Deferred, Split
 from fedvlp.core.types import Batch, VLOutput, group
+from fedvlp.models.heads import NORMS, head
 from fedvlp.models.saved import read_config, read_weights
-from fedvlp.models.tiny import (
-    Block,
-    GRUText,
-    HashTokenizer,
-    TextTower,
-    TinyImage,
-    TinyText,
-    Tokenizer,
-    Tower,
-    heads_for,
-)
+from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
+from fedvlp.models.towers import alignment_block, image_tower, text_tower
 
 FORMAT = 1  # of the folder written by DualEncoder.save
-NORMS = ("batch", "layer", "none")
 POOLINGS = ("summary", "mean")
-
-M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,7 @@ class ModelConfig:
     text_pooling: str = "summary"  # a report's feature: the "summary" token (FedDRA, FedRGB) or the "mean" (MedCLIP)
     alignment: bool = True  # one extra transformer block on each tower
     pretrained: bool = False  # load the towers' published weights
+    gradient_checkpointing: bool = False  # keep each tower block's input alone and run the block again for its gradient
 
     def __post_init__(self) -> None:
         for name in ("image_tower", "text_tower"):
@@ -71,7 +62,7 @@ class ModelConfig:
             raise ValueError(f"ModelConfig.head_norm: {self.head_norm!r}, expected one of {', '.join(NORMS)}")
         if self.text_pooling not in POOLINGS:
             raise ValueError(f"ModelConfig.text_pooling: {self.text_pooling!r}, expected one of {', '.join(POOLINGS)}")
-        for name in ("alignment", "pretrained"):
+        for name in ("alignment", "pretrained", "gradient_checkpointing"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
         if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
@@ -84,69 +75,122 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The towers' outputs: image [B, M, W], text [B, T, W], text_mask [B, T]; None for an absent modality."""
+    """The towers' outputs: image [B, M, W], text [B, T, W], text_mask [B, T]; None for an absent modality.
+
+    ``image_attention`` [B, M], ``text_attention`` [B, T]: the summary token's, in the last block of each tower.
+    """
 
     image: Tensor | None = None
     text: Tensor | None = None
     text_mask: Tensor | None = None
-
-
-class NoAlignment(nn.Identity):
-    """Stands in for an alignment block that is switched off: no parameters, the mask is ignored."""
-
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        return tokens
+    image_attention: Tensor | None = None
+    text_attention: Tensor | None = None
 
 
 class DualEncoder(nn.Module):
     """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
 
     The image block is pre-norm (ViT's), the text block post-norm (BERT's), both randomly initialised, over all tokens
-    with padding masked. Differs: the reference code attends to the padding.
+    with padding masked. Differs: the reference code attends to the padding. ``attention``: whether outputs say what the
+    summary tokens attend to, in the alignment blocks or, without them, in the towers' last blocks.
     """
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
+    attention: bool = False
+    split: Split | None = None  # how the towers see a batch in parts, while gradients are cached (core/split.py)
 
     def __init__(self, config: ModelConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
         """``saved``: what a saved model's config.json describes, to rebuild its towers without their sources."""
         super().__init__()
         self.config, saved = config, saved or {}
-        image: Tower = seeded(seed, 0, lambda: _image_tower(config, saved.get("image_architecture")))
+        image: Tower = seeded(seed, 0, lambda: image_tower(config, saved.get("image_architecture")))
         described, tokenizer = saved.get("text_architecture"), saved.get("tokenizer")
-        text: TextTower = seeded(seed, 1, lambda: _text_tower(config, described, tokenizer))
+        text: TextTower = seeded(seed, 1, lambda: text_tower(config, described, tokenizer))
         self.image_encoder, self.text_encoder = image, text
-        self.image_alignment = seeded(seed, 2, lambda: _alignment(config, image, post_norm=False))
-        self.text_alignment = seeded(seed, 3, lambda: _alignment(config, text, post_norm=True))
-        self.image_head = seeded(seed, 4, lambda: _head(config, image.width))
-        self.text_head = seeded(seed, 5, lambda: _head(config, text.width))
+        if config.gradient_checkpointing:
+            image.checkpoint_blocks()
+            text.checkpoint_blocks()
+        self.image_alignment = seeded(seed, 2, lambda: alignment_block(config, image, post_norm=False))
+        self.text_alignment = seeded(seed, 3, lambda: alignment_block(config, text, post_norm=True))
+        self.image_head = seeded(seed, 4, lambda: self.new_head("image"))
+        self.text_head = seeded(seed, 5, lambda: self.new_head("text"))
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Texts -> ids [N, T], mask [N, T]: the ``text`` and ``text_mask`` of a batch."""
         return self.text_encoder.tokenizer
 
-    def encode(self, batch: Batch) -> Encoded:
-        """Runs the towers. Without ``text_mask`` every token is real; position 0 always is."""
-        image = self.image_encoder(batch["image"]) if "image" in batch else None  # [B, M, W]
+    def encode(self, batch: Batch) -> Encoded | Deferred:
+        """Runs the towers or, with ``split``, leaves that to ``project``. Without ``text_mask`` every token is real."""
+        device = next(self.parameters()).device
+        batch = {name: batch[name].to(device) for name in INPUTS if name in batch}
+        return self.towers(batch) if self.split is None else Deferred(self, batch, self.split)
+
+    def towers(self, batch: Batch) -> Encoded:
+        """Both encoders on the whole of ``batch``; position 0 is always a real token."""
+        image, image_attention = None, None
+        if "image" in batch:
+            image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
         if "text" not in batch:
-            return Encoded(image)
+            return Encoded(image, image_attention=image_attention)
         mask = batch.get("text_mask")
         mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
-        return Encoded(image, self.text_encoder(batch["text"], mask), mask)
+        text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
+        return Encoded(image, text, mask, image_attention, text_attention)
 
-    def project(self, encoded: Encoded) -> VLOutput:
-        """Alignment over all tokens, pooling, head, unit length. Encode once, project with several heads."""
+    def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A tower's tokens and, where there is no alignment block to say it, its last block's attention."""
+        if self.attention and not self.config.alignment:
+            return tower.with_attention(*inputs)
+        return tower(*inputs), None
+
+    def align(self, encoded: Encoded) -> VLOutput:
+        """Alignment over all tokens and pooling: ``image`` and ``text`` are the pooled features [B, W]."""
         image = image_tokens = text = text_tokens = None
+        image_attention = text_attention = None
         if encoded.image is not None:
             image_tokens = self.image_alignment(encoded.image)  # [B, M, W]
-            image = _unit(self.image_head(image_tokens[:, 0]))  # [B, d]
+            image_attention = self._attention(self.image_alignment, encoded.image, None, encoded.image_attention)
+            image = image_tokens[:, 0]
         if encoded.text is not None:
             text_tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
+            text_attention = self._attention(
+                self.text_alignment, encoded.text, encoded.text_mask, encoded.text_attention
+            )
             mean = self.config.text_pooling == "mean"
-            pooled = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]  # [B, W]
-            text = _unit(self.text_head(pooled))  # [B, d]
-        return VLOutput(image, text, image_tokens, text_tokens, encoded.text_mask)
+            text = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]
+        return VLOutput(
+            image, text, image_tokens, text_tokens, encoded.text_mask,
+            image_attention=image_attention, text_attention=text_attention,
+        )  # fmt: skip
+
+    def project(self, encoded: Encoded | Deferred) -> VLOutput:
+        """Alignment, pooling, head, unit length: vectors [B, d]. Encode once, project with several heads."""
+        aligned = encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded)
+        image = None if aligned.image is None else _unit(self.image_head(aligned.image))
+        text = None if aligned.text is None else _unit(self.text_head(aligned.text))
+        return replace(aligned, image=image, text=text)
+
+    def set_attention(self, kind: str) -> None:
+        """``sdpa`` (PyTorch's fused kernels) or ``explicit`` (matrix products) in every block of the towers."""
+        for module in self.modules():
+            if hasattr(module, "fused_attn"):  # our blocks and timm's
+                module.fused_attn = kind == "sdpa"  # type: ignore[assignment]
+            choose: Any = getattr(module, "set_attn_implementation", None)  # transformers
+            if choose is not None:
+                choose("sdpa" if kind == "sdpa" else "eager")
+
+    def _attention(self, block: nn.Module, tokens: Tensor, mask: Tensor | None, below: Tensor | None) -> Tensor | None:
+        """[B, T-1] of the alignment block over ``tokens`` [B, T, W], or of the tower's last block ``below`` [B, T]."""
+        if self.attention and isinstance(block, Block):
+            below = block.summary_attention(tokens, mask)
+        return None if below is None else below[:, 1:]
+
+    def new_head(self, modality: str) -> nn.Module:
+        """A projection head [N, W] -> [N, d] for ``modality``; a local objective has its own, for the tokens."""
+        config, tower = self.config, self.image_encoder if modality == "image" else self.text_encoder
+        return head(tower.width, config.head_hidden, config.embedding_dim, config.head_norm)
 
     def forward(self, batch: Batch) -> VLOutput:
         return self.project(self.encode(batch))
@@ -224,66 +268,6 @@ def describe(model: DualEncoder) -> dict[str, int]:
         if group(name) != name:  # a classifier is a group of its own
             counts[group(name)] = counts.get(group(name), 0) + count
     return {**counts, "total": sum(p.numel() for p in model.parameters())}
-
-
-class _BatchNorm(nn.BatchNorm1d):
-    """BatchNorm1d that says what to do about a training batch of one, where the batch statistics are undefined."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        if self.training and len(input) < 2:
-            raise ValueError(
-                f"projection head: training batch of {len(input)} with head_norm 'batch', expected at least 2; drop "
-                "the short last batch, or set head_norm to 'layer'"
-            )
-        return super().forward(input)
-
-
-def _head(config: ModelConfig, width: int) -> nn.Sequential:
-    """Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine: [B, W] -> [B, d]; or Linear(W, d)."""
-    if config.head_hidden is None:
-        return nn.Sequential(nn.Linear(width, config.embedding_dim))
-
-    def norm(features: int, affine: bool) -> nn.Module:
-        if config.head_norm == "batch":
-            return _BatchNorm(features, affine=affine)
-        return nn.LayerNorm(features, elementwise_affine=affine) if config.head_norm == "layer" else nn.Identity()
-
-    hidden, d = config.head_hidden, config.embedding_dim
-    return nn.Sequential(nn.Linear(width, hidden), norm(hidden, True), nn.ReLU(), nn.Linear(hidden, d), norm(d, False))
-
-
-def _alignment(config: ModelConfig, tower: Tower, post_norm: bool) -> Block | NoAlignment:
-    if not config.alignment:
-        return NoAlignment()
-    return Block(tower.width, heads_for(tower.width), tower.mlp_ratio, post_norm, tower.dropout)
-
-
-def _image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tower:
-    if config.image_tower == "tiny":
-        return TinyImage(config.image_size, config.in_channels or 1)
-    from fedvlp.models.image import timm_tower
-
-    args = None if architecture is None else architecture["args"]
-    return timm_tower(config.image_tower, config.image_size, config.pretrained, config.in_channels or 3, args)
-
-
-def _text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
-    if config.text_tower == "tiny":
-        return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
-    if config.text_tower == "gru":
-        return GRUText(config.vocabulary, config.max_tokens, config.text_layers or 1)
-    from fedvlp.models.text import rebuild_tower, transformers_tower
-
-    if architecture is not None:
-        return rebuild_tower(architecture, config.max_tokens, tokenizer)
-    return transformers_tower(config.text_tower, config.text_layers, config.max_tokens, config.pretrained)
-
-
-def seeded(seed: int, part: int, build: Callable[[], M]) -> M:
-    """Builds with a CPU generator of its own: unaffected by the global generators and by the other parts."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed((seed * 8 + part) % 2**63)
-        return build()
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedvlp.models.dual_encoder import ModelConfig, seeded
+from fedvlp.core.seeds import seeded
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import heads_for
 
 EMBEDDINGS = ("image", "report", "token")

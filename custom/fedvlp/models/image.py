@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.models.tiny import Tower, as_channels
+from fedvlp.models.tiny import Tower, as_channels, first_attention
 
 
 class TimmTower(Tower):
@@ -30,7 +30,35 @@ class TimmTower(Tower):
 
     def forward(self, images: Tensor) -> Tensor:
         model: Any = self.model
-        out = model.forward_features(as_channels(images, self.in_channels, self.image_size))
+        return self._tokens(model.forward_features(as_channels(images, self.in_channels, self.image_size)))
+
+    def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Known for plain ViTs with a class token, not for windowed (Swin), rotary (DINOv3) or no attention (CNNs)."""
+        from timm.layers import Attention
+
+        model: Any = self.model
+        last: Any = model.blocks[-1] if isinstance(getattr(model, "blocks", None), nn.Sequential) else None
+        if not (self.has_summary and last is not None and isinstance(getattr(last, "attn", None), Attention)):
+            return self(*inputs), None
+        (images,) = inputs
+        out, hidden = model.forward_intermediates(
+            as_channels(images, self.in_channels, self.image_size), indices=[len(model.blocks) - 2],
+            return_prefix_tokens=True, output_fmt="NLC",
+        )  # fmt: skip
+        with torch.no_grad():
+            (patches, prefix), attention = hidden[0], last.attn
+            qkv = attention.qkv(last.norm1(torch.cat([prefix, patches], dim=1)))
+            q, k, _ = qkv.unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, H, M, d]
+            seen = first_attention(attention.q_norm(q), attention.k_norm(k))  # [B, prefix + patches]
+        return self._tokens(out), torch.cat([seen[:, :1], seen[:, self.prefix :]], dim=1)
+
+    def checkpoint_blocks(self) -> None:
+        """As for every tower. A CNN's running statistics see each batch twice then."""
+        self.model.set_grad_checkpointing(True)  # type: ignore[operator]
+
+    def _tokens(self, out: Tensor) -> Tensor:
+        """What timm gives as [B, M, W]."""
+        model: Any = self.model
         if out.ndim == 4:
             out = model.forward_head(out)  # without pooling and classifier: at most ConvNeXt's last norm
             patches = (out if self.channels_last else out.permute(0, 2, 3, 1)).flatten(1, 2)  # [B, M-1, W]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from fedvlp.core.seeds import seeded
+from fedvlp.core.split import Deferred
 from fedvlp.core.types import VLOutput
-from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig, seeded
+from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,9 @@ class MultimodalClassifier(DualEncoder):
         super().__init__(config, seed, saved)
         self.classifier = seeded(seed, 6, lambda: nn.Linear(2 * config.embedding_dim, len(config.labels)))
 
-    def project(self, encoded: Encoded) -> VLOutput:
+    def project(self, encoded: Encoded | Deferred) -> VLOutput:
         output = super().project(encoded)
-        return VLOutput(
-            output.image, output.text, output.image_tokens, output.text_tokens, output.text_mask,
-            logits=self.classifier(fused(output.image, output.text)),
-        )  # fmt: skip
+        return replace(output, logits=self.classifier(fused(output.image, output.text)))
 
 
 def fused(image: Tensor | None, text: Tensor | None) -> Tensor:

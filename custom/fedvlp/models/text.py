@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length
+from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
+from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length, first_attention
 
 BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}
 """Vocabulary of the BERT-base family, by the last part of the name, lower-cased. They share every other number."""
@@ -32,6 +33,7 @@ class TransformersTokenizer:
         if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers 5 invents one like this
             raise ValueError("tokenizer without a single word: its vocabulary files are missing")
         self.tokenizer, self.vocabulary, self.max_tokens, self.truncated = tokenizer, len(tokenizer), max_tokens, 0
+        self.pieces = _pieces(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         if isinstance(texts, str):
@@ -63,10 +65,46 @@ class TransformersTower(TextTower):
         check_length(ids, self.tokenizer.max_tokens)
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state  # [B, T, W]
 
+    def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Known for models that are built like BERT (RoBERTa, ELECTRA, ...)."""
+        ids, mask = inputs
+        layers = getattr(getattr(self.model, "encoder", None), "layer", None)
+        last: Any = getattr(getattr(layers[-1], "attention", None), "self", None) if layers else None
+        if last is None or not all(hasattr(last, name) for name in ("query", "key", "num_attention_heads")):
+            return self(ids, mask), None
+        check_length(ids, self.tokenizer.max_tokens)
+        out = self.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
+        with torch.no_grad():
+            before = out.hidden_states[-2]  # what the last layer is given
+            heads = (last.num_attention_heads, -1)
+            q, k = (part(before).unflatten(-1, heads).transpose(1, 2) for part in (last.query, last.key))
+            return out.last_hidden_state, first_attention(q, k, mask)
+
+    def checkpoint_blocks(self) -> None:
+        model: Any = self.model
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        model.config.use_cache = False  # of a decoder; said aloud otherwise
+        enable({"use_reentrant": False})
+
     def architecture(self) -> dict[str, Any]:
         settings: Any = self.model.config
         described = json.loads(settings.to_json_string(use_diff=False))
         return {key: value for key, value in described.items() if key not in ("_name_or_path", "transformers_version")}
+
+
+def _pieces(tokenizer: Any) -> Tensor:
+    """[V] what each id stands for (``Tokenizer.pieces``), by how its vocabulary marks it.
+
+    WordPiece marks what goes on with a word ("##"), byte-level BPE and SentencePiece what begins one.
+    """
+    vocabulary = {str(token): number for token, number in tokenizer.get_vocab().items()}
+    special = set(tokenizer.all_special_tokens) - {tokenizer.unk_token, tokenizer.mask_token}
+    begins = next((mark for mark in ("\u0120", "\u2581") if any(t.startswith(mark) for t in vocabulary)), "")
+    pieces = torch.full((max(vocabulary.values()) + 1,), WORD, dtype=torch.int8, device="cpu")
+    for token, number in vocabulary.items():
+        goes_on = not token.startswith(begins) if begins else token.startswith("##")
+        pieces[number] = SPECIAL if token in special else CONTINUATION if goes_on else WORD
+    return pieces
 
 
 def transformers_tower(name: str, layers: int | None, max_tokens: int, pretrained: bool) -> TransformersTower:

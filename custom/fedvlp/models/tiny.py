@@ -5,15 +5,19 @@ Also the transformer block they share with the alignment modules, and what every
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+from fedvlp.core.types import SPECIAL, WORD
 
 PAD, CLS = 0, 1
 """Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
@@ -28,6 +32,7 @@ class Tokenizer(Protocol):
     vocabulary: int
     max_tokens: int
     truncated: int  # texts cut at max_tokens so far
+    pieces: Tensor  # [vocabulary] int8, what each id stands for: SPECIAL, WORD (the start of one) or CONTINUATION
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]: ...
 
@@ -46,6 +51,8 @@ class HashTokenizer:
                 "word) and at least 1"
             )
         self.vocabulary, self.max_tokens, self.truncated = vocabulary, max_tokens, 0
+        self.pieces = torch.full((vocabulary,), WORD, dtype=torch.int8, device="cpu")
+        self.pieces[[PAD, CLS]] = SPECIAL
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         if isinstance(texts, str):
@@ -75,6 +82,22 @@ class Tower(nn.Module):
     width: int
     dropout: float = 0.0
     mlp_ratio: int = 4
+    checkpointing: bool = False
+
+    def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The tokens, and position 0's attention in the last block ([B, M or T]); None without such a block."""
+        return self(*inputs), None
+
+    def checkpoint_blocks(self) -> None:
+        """From now on blocks keep their inputs alone for the backward pass and are run again in it."""
+        self.checkpointing = True
+
+    def through(self, blocks: Iterable[nn.Module], tokens: Tensor, *mask: Tensor) -> Tensor:
+        """The tokens after these blocks."""
+        for block in blocks:
+            again = self.checkpointing and torch.is_grad_enabled()
+            tokens = checkpoint(block, tokens, *mask, use_reentrant=False) if again else block(tokens, *mask)
+        return tokens
 
     def architecture(self) -> dict[str, Any]:
         """What, beside ModelConfig, rebuilds this tower without its source (JSON-able)."""
@@ -102,6 +125,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         self.heads, self.post_norm, self.dropout = heads, post_norm, dropout
+        self.fused_attn = True  # PyTorch's fused kernels; False: matrix products
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.expand, self.contract = nn.Linear(width, mlp_ratio * width), nn.Linear(mlp_ratio * width, width)
@@ -120,14 +144,39 @@ class Block(nn.Module):
         b, t, w = tokens.shape
         q, k, v = self.qkv(tokens).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, T, W/H]
         keep = None if mask is None else mask[:, None, None, :]  # [B, 1, 1, T]
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=self.dropout * self.training)
+        if self.fused_attn:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=self.dropout * self.training)
+        else:
+            scores = q @ k.transpose(-2, -1) * (w // self.heads) ** -0.5  # [B, H, T, T]
+            scores = scores if keep is None else scores.masked_fill(~keep, -math.inf)
+            mixed = self._drop(scores.softmax(dim=-1)) @ v
         return self.out(mixed.transpose(1, 2).reshape(b, t, w))
+
+    @torch.no_grad()
+    def summary_attention(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """What position 0 of the block's input [B, T, W] attends to: [B, T], rows sum to 1. No gradient."""
+        states = tokens if self.post_norm else self.norm1(tokens)
+        q, k, _ = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(states).chunk(3, dim=-1))
+        return first_attention(q, k, mask)
 
     def _mlp(self, tokens: Tensor) -> Tensor:
         return self.contract(F.gelu(self.expand(tokens)))
 
     def _drop(self, tokens: Tensor) -> Tensor:
         return F.dropout(tokens, self.dropout, self.training)
+
+
+def first_attention(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of position 0, mean over heads: queries and keys [B, H, T, d] -> [B, T], in at least float32.
+
+    ``mask`` [B, T] is True at the tokens that may be attended to.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        scores = (q[:, :, :1].to(dtype) @ k.to(dtype).transpose(2, 3)).squeeze(2) * q.shape[-1] ** -0.5  # [B, H, T]
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        return scores.softmax(dim=-1).mean(dim=1)
 
 
 def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
@@ -169,12 +218,17 @@ class TinyImage(Tower):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.through(self.blocks, self._embed(images)))
+
+    def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        *first, last = cast(list[Block], list(self.blocks))
+        before = self.through(first, self._embed(*inputs))
+        return self.norm(self.through([last], before)), last.summary_attention(before)
+
+    def _embed(self, images: Tensor) -> Tensor:
         grid = self.stem(as_channels(images, self.in_channels, self.image_size))  # [B, W, H/8, W/8]
         patches = grid.flatten(2).transpose(1, 2)  # [B, M-1, W]
-        tokens = torch.cat([self.summary.expand(len(patches), -1, -1), patches], dim=1) + self.position  # [B, M, W]
-        for block in self.blocks:
-            tokens = block(tokens)
-        return self.norm(tokens)
+        return torch.cat([self.summary.expand(len(patches), -1, -1), patches], dim=1) + self.position  # [B, M, W]
 
 
 class TinyText(TextTower):
@@ -193,11 +247,17 @@ class TinyText(TextTower):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.norm(self.through(self.blocks, self._embed(ids), mask))
+
+    def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        ids, mask = inputs
+        *first, last = cast(list[Block], list(self.blocks))
+        before = self.through(first, self._embed(ids), mask)
+        return self.norm(self.through([last], before, mask)), last.summary_attention(before, mask)
+
+    def _embed(self, ids: Tensor) -> Tensor:
         check_length(ids, self.tokenizer.max_tokens)
-        tokens = self.words(ids) + self.position[:, : ids.shape[1]]  # [B, T, W]
-        for block in self.blocks:
-            tokens = block(tokens, mask)
-        return self.norm(tokens)
+        return self.words(ids) + self.position[:, : ids.shape[1]]  # [B, T, W]
 
 
 class GRUText(TextTower):

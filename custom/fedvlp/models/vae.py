@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedvlp.models.dual_encoder import ModelConfig, seeded
+from fedvlp.core.seeds import seeded
+from fedvlp.models.dual_encoder import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,5 +61,5 @@ class BCEConfig:
     def __post_init__(self) -> None:
         self.build()
 
-    def build(self) -> BCE:
+    def build(self, model: Any = None, seed: int = 0) -> BCE:
         return BCE(self.uncertain, self.blank)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,5 +67,5 @@ class ConVIRTConfig:
     def __post_init__(self) -> None:
         self.build()
 
-    def build(self) -> nn.Module:
+    def build(self, model: Any = None, seed: int = 0) -> nn.Module:
         return ConVIRT(self.temperature, self.reduction)

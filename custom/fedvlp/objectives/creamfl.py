@@ -7,6 +7,7 @@ Differs: a record may have several positive labels, or none (see ``CreamFLTask``
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,5 +93,5 @@ class CreamFLTaskConfig:
         if self.reduction not in ("sum", "mean"):
             raise ValueError(f"CreamFLTask: reduction {self.reduction!r}, expected 'sum' or 'mean'")
 
-    def build(self) -> nn.Module:
+    def build(self, model: Any = None, seed: int = 0) -> nn.Module:
         return CreamFLTask(self.classes, self.dim, self.feature_scale, self.margin, self.centre, self.reduction)

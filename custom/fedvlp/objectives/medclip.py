@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,5 +99,5 @@ class MedCLIPConfig:
     def __post_init__(self) -> None:
         self.build()
 
-    def build(self) -> nn.Module:
+    def build(self, model: Any = None, seed: int = 0) -> nn.Module:
         return MedCLIP(self.temperature, self.negative, self.similarity)

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from fedvlp.data.record import Cohort
-from fedvlp.data.sources.listing import Drawn, Listing
+from fedvlp.data.sources.listing import Listing, Published
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 
 @dataclass(frozen=True)
-class AGNewsSource:
+class AGNewsSource(Published):
     """``train.csv`` and ``test.csv`` without a header: class 1 to 4, title, description. Texts without images."""
 
     root: str  # the folder of both files
-    image_size: int = 72  # of the images that it does not have, so that sources can be joined
-    val_fraction: float = 0.1  # of the training texts, drawn
-    seed: int = 0  # of that draw
+    image_size: int = field(default=72, kw_only=True)  # of images that it has not, so that sources can be joined
 
-    def build(self) -> Cohort:
+    def listing(self) -> Listing:
         """The text is title + " " + description."""
         rows = [(f"{name}-{row}", name, *line) for name in ("train", "test") for row, line in self._read(name)]
         train = [row for row, (_, name, *_) in enumerate(rows) if name == "train"]
         val = set(np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * len(train))].tolist())
-        listing = Listing(
+        return Listing(
             source="ag_news", keys=[key for key, *_ in rows], patients=[key for key, *_ in rows],
             studies=[key for key, *_ in rows], reports=[text for *_, text in rows],
             labels=np.eye(len(TOPICS), dtype=np.float32)[[topic for _, _, topic, _ in rows]], names=TOPICS,
             splits=["val" if row in val else name for row, (_, name, *_) in enumerate(rows)],
         )  # fmt: skip
-        return listing.cohort(Drawn(self.image_size, 0.0, 0.0, self.seed))
 
     def _read(self, name: str) -> list[tuple[int, tuple[int, str]]]:
         file = Path(self.root) / f"{name}.csv"

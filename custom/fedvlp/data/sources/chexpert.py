@@ -5,37 +5,34 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
-from fedvlp.data.record import Cohort
-from fedvlp.data.sources.listing import Drawn, Listing, read_rows
+from fedvlp.data.sources.listing import Listing, Published, read_rows
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
 
 
 @dataclass(frozen=True)
-class CheXpertSource:
+class CheXpertSource(Published):
     """``train.csv`` or ``valid.csv`` as published, and the folder that its paths are relative to.
 
     Labels keep the published values: 1, 0, -1 (uncertain), blank (nan); the objective says what to make of them.
     """
 
+    table: ClassVar[str] = "CheXpert-v1.0/train.csv"
+
     path: str  # the CSV, or the CSV as .gz
     root: str | None = None  # parent of CheXpert-v1.0(-small); None: labels alone, no image is read
     labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; others than CheXpert's are nan
     frontal: bool = True  # leave out the lateral views
-    image_size: int = 256  # side of the decoded square, pixels
-    val_fraction: float = 0.1  # of the patients
-    test_fraction: float = 0.2  # of the patients
-    seed: int = 0  # of the drawn splits
-    cache: str | None = None  # folder for decoded images
 
-    def build(self) -> Cohort:
-        """Reads the table and its images. Raises ValueError if columns are missing or an image path is strange."""
-        rows = list(read_rows("chexpert", self.path, ("Path", "Frontal/Lateral", *CHEXPERT)))
-        rows = [row for row in rows if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
+    def listing(self) -> Listing:
+        """The rows of the table. Raises ValueError if columns are missing or an image path is strange."""
+        published = list(read_rows("chexpert", self.path, ("Path", "Frontal/Lateral", *CHEXPERT)))
+        rows = [row for row in published if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
         parts = [_PATH.search(row["Path"]) for row in rows]
         places = [part for part in parts if part is not None]
         if len(places) < len(rows):
@@ -46,7 +43,7 @@ class CheXpertSource:
         values = np.array([[float(row[name] or "nan") for name in CHEXPERT] for row in rows], dtype=np.float32)
         wanted = names_of(self.labels)
         root = Path(self.root) if self.root else None
-        listing = Listing(
+        return Listing(
             source="chexpert",
             keys=[place[0] for place in places],
             patients=[place["patient"] for place in places],
@@ -56,5 +53,5 @@ class CheXpertSource:
             names=wanted,
             splits=["val" if place["folder"] == "valid" else "" for place in places],
             files=None if root is None else [root / row["Path"] for row in rows],
+            left_out={"not frontal": len(published) - len(rows)},
         )
-        return listing.cohort(Drawn(self.image_size, self.val_fraction, self.test_fraction, self.seed, self.cache))

@@ -14,26 +14,22 @@ from typing import Any
 
 import numpy as np
 
-from fedvlp.data.record import Cohort
-from fedvlp.data.sources.listing import Drawn, Listing
+from fedvlp.data.sources.listing import Listing, Published
 
 SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Captions:
+class Captions(Published):
     """Images with captions in Karpathy's JSON; the configuration of both collections."""
 
     path: str  # Karpathy's dataset_coco.json or dataset_flickr30k.json
     root: str  # the folder of the images
-    image_size: int = 256  # side of the decoded square, pixels
     limit: int = 0  # training captions that are kept, drawn by seed, in their order; 0 = all (CreamFL: 50,000 of COCO)
-    seed: int = 0  # of that draw
-    cache: str | None = None  # folder for decoded images
 
     source = "captions"
 
-    def build(self) -> Cohort:
+    def listing(self) -> Listing:
         """One row per caption, in the order of the file. Raises ValueError for another file than Karpathy's."""
         rows = list(self._rows())
         splits = np.array([split for _, _, split, _ in rows])
@@ -41,13 +37,12 @@ class Captions:
         if self.limit:
             drawn = np.random.default_rng(self.seed).permutation(train)[: self.limit]
             rows = [rows[row] for row in np.sort(np.concatenate([np.flatnonzero(splits != "train"), drawn]))]
-        listing = Listing(
+        return Listing(
             source=self.source, keys=[key for key, *_ in rows], patients=[str(file) for _, file, _, _ in rows],
             studies=[str(file) for _, file, _, _ in rows], reports=[text for *_, text in rows],
             labels=np.zeros((len(rows), 0), dtype=np.float32), names=(),
             splits=[split for _, _, split, _ in rows], files=[Path(self.root) / file for _, file, _, _ in rows],
         )  # fmt: skip
-        return listing.cohort(Drawn(self.image_size, 0.0, 0.0, self.seed, self.cache))
 
     def _rows(self) -> Iterator[tuple[str, Path, str, str]]:
         """(key, image file below root, split, caption)."""

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
-from fedvlp.data.record import Cohort
-from fedvlp.data.sources.listing import Drawn, Listing, read_rows
+from fedvlp.data.sources.listing import Listing, Published, read_rows
 
 
 @dataclass(frozen=True)
-class NIHSource:
+class NIHSource(Published):
     """``Data_Entry_2017(_v2020).csv`` as published, and the folder under which its images lie (images_001, ...).
 
     A finding that is not listed is absent (0): the collection has no blanks and no uncertain values.
     """
 
+    table: ClassVar[str] = "Data_Entry_2017_v2020.csv"
+
     path: str  # the CSV, or the CSV as .gz
     root: str | None = None  # folder of the images, searched through; None: labels alone, no image is read
     test_list: str | None = None  # the published test_list.txt; None: test patients are drawn
     labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; those without a counterpart are nan
-    image_size: int = 256  # side of the decoded square, pixels
-    val_fraction: float = 0.1  # of the patients
-    test_fraction: float = 0.2  # of the patients, where there is no test_list
-    seed: int = 0  # of the drawn splits
-    cache: str | None = None  # folder for decoded images
 
-    def build(self) -> Cohort:
-        """Reads the table and its images. Raises ValueError if columns or images are missing."""
+    def listing(self) -> Listing:
+        """The rows of the table. Raises ValueError if columns or images are missing."""
         rows = list(read_rows("nih_cxr14", self.path, ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")))
         keys = [row["Image Index"] for row in rows]
         patients = [row["Patient ID"] for row in rows]
         wanted = names_of(self.labels)
-        listing = Listing(
+        return Listing(
             source="nih_cxr14",
             keys=keys,
             patients=patients,
@@ -44,8 +41,6 @@ class NIHSource:
             splits=self._splits(keys, patients),
             files=self._files(keys),
         )
-        test = 0.0 if self.test_list else self.test_fraction
-        return listing.cohort(Drawn(self.image_size, self.val_fraction, test, self.seed, self.cache))
 
     def _splits(self, keys: list[str], patients: list[str]) -> list[str]:
         """ "test" for every record of a patient on the published list."""

@@ -6,12 +6,13 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from xml.etree import ElementTree
 
+from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
-from fedvlp.data.record import Cohort
 from fedvlp.data.reports import clean_report
-from fedvlp.data.sources.listing import Drawn, Listing
+from fedvlp.data.sources.listing import Listing, Published
 
 UNINDEXED = "no indexing"
 
@@ -27,32 +28,31 @@ class Report:
 
 
 @dataclass(frozen=True)
-class OpenISource:
+class OpenISource(Published):
     """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``).
 
     Text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that they
     did not index is absent (0), a report that they did not index at all is not labelled (nan).
     """
 
+    table: ClassVar[str] = "NLMCXR_reports.tgz"
+
     path: str  # NLMCXR_reports.tgz, or a folder of XML files
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
     labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; those without a counterpart are nan
     min_report_words: int = 3  # shorter reports are left out
-    image_size: int = 256  # side of the decoded square, pixels
-    val_fraction: float = 0.1  # of the reports
-    test_fraction: float = 0.2  # of the reports
-    seed: int = 0  # of the drawn splits
-    cache: str | None = None  # folder for decoded images
 
-    def build(self) -> Cohort:
-        """Reads the reports; with ``root`` one row per image found there. The collection has no patient ids."""
-        wanted, rows = names_of(self.labels), []
-        for report in sorted(self.reports(), key=lambda report: report.key):
+    def listing(self) -> Listing:
+        """The reports; with ``root`` one row per image found there. The collection has no patient ids."""
+        wanted, rows, short = names_of(self.labels), [], 0
+        published = sorted(self.reports(), key=lambda report: report.key)
+        for report in published:
             both = " ".join(report.sections.get(name, "") for name in ("IMPRESSION", "FINDINGS"))
             if text := clean_report(both, self.min_report_words):
                 rows += [(report, text, file) for file in self._files(report)]
+            short += not text
         files = [file for _, _, file in rows if file is not None]
-        listing = Listing(
+        return Listing(
             source="openi",
             keys=[file.stem if file else report.key for report, _, file in rows],
             patients=[report.key for report, _, _ in rows],
@@ -62,8 +62,9 @@ class OpenISource:
             names=wanted,
             splits=[""] * len(rows),
             files=files if self.root else None,
+            left_out={"report empty or too short": short},
+            phi=scan(" ".join(report.sections.values()) for report in published),
         )
-        return listing.cohort(Drawn(self.image_size, self.val_fraction, self.test_fraction, self.seed, self.cache))
 
     def reports(self) -> Iterator[Report]:
         """Every report of the archive or folder."""

@@ -6,17 +6,18 @@ import csv
 import io
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
+from typing import ClassVar
 
 import numpy as np
 
 from fedvlp.data import reports
-from fedvlp.data.cache import ImageCache, cached_images
+from fedvlp.data.cache import SERIAL, Building, ImageCache
 from fedvlp.data.deid import scan
+from fedvlp.data.films import films
 from fedvlp.data.record import Cohort, digest
-from fedvlp.data.transforms import DECODING, UnreadableImageError, decode, load
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class TableSource:
     Ids, patients and studies become hashes; errors and logs hold counts and hashed ids alone.
     """
 
+    table: ClassVar[str] = ""  # a hospital's own has no usual name
+
     path: str  # the CSV: comma separated, a header, UTF-8 (other bytes are replaced and counted)
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
@@ -83,7 +86,7 @@ class TableSource:
         """Counts: rows, used, ..., and "skipped: <reason>" for each reason. Reads all, as ``build`` does."""
         return self.prepare()[1]
 
-    def prepare(self, most: int | None = None) -> tuple[Cohort, dict[str, int]]:
+    def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
         """The cohort and the summary of how it came about; with ``most``, of the first usable rows only, as a check."""
         self._check()
         table, columns, undecodable = _read_csv(Path(self.path))
@@ -92,7 +95,8 @@ class TableSource:
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.judge()  # before hours of decoding
-        images = self._images(rows[:most], files[:most])
+        ids = [row[_ID] for row in rows]
+        images = films("table", ids[:most], files[:most], self.image_size, self.cache, building)
         for row, reason in images.skipped.items():
             skips.add(reason, rows[row])
         skips.judge()
@@ -146,20 +150,6 @@ class TableSource:
             else:
                 rows[file] = row
         return list(rows.values()), list(rows)
-
-    def _images(self, rows: list[Row], files: list[Path]) -> ImageCache:
-        def build() -> Iterator[np.ndarray | str]:
-            transform = decode(self.image_size)
-            for file in files:
-                try:
-                    yield load(file, transform)
-                except UnreadableImageError as error:
-                    yield error.reason
-
-        stats = [file.stat() for file in files] if self.cache else []
-        state = [f"{row[_ID]} {stat.st_size} {stat.st_mtime_ns}" for row, stat in zip(rows, stats, strict=False)]
-        key = "table-" + digest(DECODING, str(self.image_size), *state)[:32]
-        return cached_images(Path(self.cache) if self.cache else None, key, build, len(files), self.image_size)
 
     def _large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
         if self.site_column not in present or self.min_site_size <= 0:

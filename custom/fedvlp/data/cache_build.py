@@ -1,0 +1,215 @@
+"""Building an image cache: chunks decoded side by side, each on disk before the next is counted, resumable."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedvlp.data.cache import FORMAT, SHARD_BYTES, Building, Decode, Shards
+
+CHUNK = 256  # images that are decoded, written and counted together
+Decoded = tuple[np.ndarray, list[int], dict[int, str]]
+"""Images [n, S, S] uint8, a CRC-32 for each, and the reasons why some (zeros) could not be read, by place."""
+
+
+def decoded(decode: Decode, items: Sequence[Any], size: int) -> Decoded:
+    """The images of ``items``. Raises ValueError where ``decode`` gives anything else than uint8 [size, size]."""
+    images = np.zeros((len(items), size, size), dtype=np.uint8)
+    skipped: dict[int, str] = {}
+    for place, item in enumerate(items):
+        image = decode(item)
+        if isinstance(image, str):
+            skipped[place] = image
+        elif image.shape != (size, size) or image.dtype != np.uint8:
+            raise ValueError(f"image cache: expected uint8 [{size}, {size}], got {image.dtype} {list(image.shape)}")
+        else:
+            images[place] = image
+    return images, [zlib.crc32(image.data) for image in images], skipped
+
+
+def write(
+    target: Path, key: str, items: Sequence[Any], decode: Decode, size: int, building: Building, alone: bool
+) -> None:
+    """Builds the cache folder ``target``.
+
+    ``alone``: nobody else builds this key. Only then is an interrupted build kept and gone on with: without a lock two
+    builders would write to the same files.
+    """
+    if alone:
+        for left in target.parent.glob(f".{key}.*.tmp"):  # of a builder that was killed and had no lock
+            shutil.rmtree(left, ignore_errors=True)
+        folder = target.parent / f".{key}.partial"
+        folder.mkdir(mode=0o700, exist_ok=True)
+    else:
+        folder = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".tmp", dir=target.parent))
+    try:
+        partial_ = _Partial(folder, key, len(items), size)
+        chunks = {start: items[start : start + CHUNK] for start in partial_.missing()}
+        tell = building.progress or (lambda ready, rows: None)
+        tell(partial_.ready, len(items))
+        for start, chunk in _side_by_side(partial(decoded, decode, size=size), chunks, building.workers):
+            partial_.add(start, chunk)
+            tell(partial_.ready, len(items))
+        partial_.finish()
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.exists():
+                raise  # otherwise another process was first: its cache has the same key, so the same content
+        _sync_folder(target.parent)
+    finally:
+        if not alone:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _side_by_side(
+    work: Callable[[Sequence[Any]], Decoded], chunks: dict[int, Sequence[Any]], workers: int
+) -> Iterator[tuple[int, Decoded]]:
+    """The chunks done, in any order; at most two per worker are under way, so that none waits in memory."""
+    if workers <= 1 or len(chunks) <= 1:
+        for start, items in chunks.items():
+            yield start, work(items)
+        return
+    context = multiprocessing.get_context("forkserver")  # not fork: OpenCV's threads here would be missed there
+    context.set_forkserver_preload(["cv2", "monai.transforms"])  # loaded once
+    with ProcessPoolExecutor(min(workers, len(chunks)), context, _one_thread) as pool:
+        waiting = iter(chunks.items())
+        try:
+            running = {pool.submit(work, items): start for start, items in islice(waiting, 2 * workers)}
+            while running:
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+                    running |= {pool.submit(work, items): start for start, items in islice(waiting, 1)}
+        except BrokenProcessPool:
+            raise ValueError(
+                "image cache: a decoding process was killed (memory?); run again, with fewer workers, to go on"
+            ) from None
+
+
+def _one_thread() -> None:
+    """Decoding processes share the cores among themselves."""
+    import cv2
+    import torch
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+
+
+class _Partial:
+    """A cache under construction: array files of full length, and a journal with a line for each whole chunk."""
+
+    def __init__(self, folder: Path, key: str, n: int, size: int) -> None:
+        self._folder, self._key, self._n, self._size = folder, key, n, size
+        self._per = max(1, SHARD_BYTES // (CHUNK * size * size)) * CHUNK
+        self._head = {"format": FORMAT, "shape": [n, size, size], "chunk": CHUNK, "rows_per_shard": self._per}
+        self._done: dict[int, dict[str, Any]] = {}
+        journal = folder / "journal.jsonl"
+        length = self._resume(journal) if journal.exists() else 0
+        if not length:
+            self._start_anew()
+        self._journal = journal.open("ab")
+        self._journal.truncate(length)  # a line that was cut off
+        if not length:
+            self._note(self._head)
+
+    @property
+    def ready(self) -> int:
+        """Rows that are on disk."""
+        return sum(len(entry["crc32"]) for entry in self._done.values())
+
+    def missing(self) -> list[int]:
+        """First rows of the chunks to be decoded."""
+        return [start for start in range(0, self._n, CHUNK) if start not in self._done]
+
+    def add(self, start: int, chunk: Decoded) -> None:
+        """Writes a chunk, then its line: what the journal names is on disk."""
+        images, checksums, skipped = chunk
+        shard, within = divmod(start, self._per)  # a chunk lies in one shard
+        name = self._file(shard)
+        offset = np.load(name, mmap_mode="r", allow_pickle=False).offset
+        with name.open("r+b") as file:
+            file.seek(offset + within * self._size**2)
+            file.write(images.data)
+            _sync(file)
+        entry = {"start": start, "crc32": checksums, "skipped": skipped}
+        self._note(entry)
+        self._done[start] = entry
+
+    def finish(self) -> None:
+        """Writes the index; the journal has done its work."""
+        entries = [self._done[start] for start in sorted(self._done)]
+        skipped = {entry["start"] + int(place): why for entry in entries for place, why in entry["skipped"].items()}
+        index = {
+            "format": FORMAT, "key": self._key, "shape": [self._n, self._size, self._size],
+            "rows_per_shard": self._per, "skipped": skipped, "crc32": [crc for e in entries for crc in e["crc32"]],
+        }  # fmt: skip
+        with (self._folder / "index.json").open("w", encoding="utf-8") as file:
+            json.dump(index, file)
+            _sync(file)
+        self._journal.close()
+        (self._folder / "journal.jsonl").unlink()
+        _sync_folder(self._folder)
+
+    def _file(self, shard: int) -> Path:
+        return self._folder / f"images-{shard:05d}.npy"
+
+    def _note(self, entry: dict[str, Any]) -> None:
+        self._journal.write(json.dumps(entry).encode() + b"\n")
+        _sync(self._journal)
+
+    def _start_anew(self) -> None:
+        """Empty array files of full length. Raises ValueError where the disk cannot hold them."""
+        for left in self._folder.iterdir():
+            left.unlink()
+        needed, free = self._n * self._size**2, shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise ValueError(f"image cache: it takes {needed / 1e9:.1f} GB and the disk has {free / 1e9:.1f} GB free")
+        for shard, first in enumerate(range(0, self._n, self._per)):
+            shape = (min(self._per, self._n - first), self._size, self._size)
+            np.lib.format.open_memmap(self._file(shard), mode="w+", dtype=np.uint8, shape=shape)
+
+    def _resume(self, journal: Path) -> int:
+        """Takes over the chunks of an interrupted build whose pixels are as noted; the journal's sound bytes, or 0."""
+        length = 0
+        try:
+            shards = Shards(self._folder, self._n, self._size, self._per)
+            for line in journal.read_bytes().splitlines(keepends=True):
+                entry = json.loads(line) if line.endswith(b"\n") else None
+                if entry is None or (not length and entry != self._head):
+                    break
+                if length:
+                    rows = np.arange(entry["start"], entry["start"] + len(entry["crc32"]))
+                    if [zlib.crc32(image.data) for image in shards(rows)] == entry["crc32"]:
+                        self._done[entry["start"]] = entry
+                length += len(line)
+        except (OSError, ValueError, KeyError, TypeError):  # not ours, or damaged: what is sound so far is used
+            pass
+        return length
+
+
+def _sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every system can open a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

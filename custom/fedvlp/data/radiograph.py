@@ -1,0 +1,254 @@
+"""Reading one radiograph, PNG, JPEG or DICOM, as grey values, no more of it than a given size needs."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAX_PIXELS = 64_000_000  # larger images are refused from the header alone (decompression bombs)
+MAX_BYTES = 512 * 1024 * 1024  # larger files are refused unread
+ROUNDABLE = 1275  # from this range on, means rounded to whole values are right to a tenth of a grey level
+ORIENTATION = 0x0112  # of EXIF; 1 is upright
+
+DICOM_TAGS = (
+    "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PlanarConfiguration", "PhotometricInterpretation",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "RescaleSlope", "RescaleIntercept",
+    "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "BurnedInAnnotation",
+    "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
+)  # fmt: skip
+"""What a pixel is made of. No other tag of a DICOM file, and no patient in it, is kept when the file is read."""
+
+
+class UnreadableImageError(ValueError):
+    """A file that is no usable radiograph. ``reason`` is a short category to count by; it never holds a path or tag."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """The values of an image, and what remains to be done with them: both steps commute with area averaging."""
+
+    values: np.ndarray  # [h, w]
+    shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
+    range: tuple[float, float]  # their least and greatest value
+    stretch: bool = False  # from their own minimum and maximum to 0..255
+    invert: bool = False
+
+
+def read_radiograph(path: Path, longest: int | None = None) -> np.ndarray:
+    """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
+
+    8-bit images keep their values; deeper ones are stretched from their own minimum and maximum, after the modality
+    LUT and the first VOI window. With ``longest`` the longer side is resized to it, every pixel the mean of the area
+    that it covers; a JPEG is then decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size that is not below.
+    Raises ``UnreadableImageError``; size and frame count are judged before decoding.
+    """
+    try:
+        if not path.is_file():
+            raise UnreadableImageError("missing image")
+        if path.stat().st_size > MAX_BYTES:
+            raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
+        with path.open("rb") as file:
+            dicom = file.read(132)[128:] == b"DICM"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
+            return _finished(_read_dicom(path) if dicom else _read_pil(path, longest), longest)
+    except UnreadableImageError:
+        raise
+    except ModuleNotFoundError as error:  # pydicom is an extra
+        raise UnreadableImageError(f"needs the package {error.name}") from None
+    except Exception:  # decoders raise anything on damaged bytes, and quote paths and tags in it
+        raise UnreadableImageError("corrupt image") from None
+
+
+def _finished(image: _Values, longest: int | None) -> np.ndarray:
+    """float32 [H, W] in 0..255 of the values, resized."""
+    low, high = image.range
+    if not np.isfinite([low, high]).all():
+        raise UnreadableImageError("corrupt image")
+    if not high > low:
+        raise UnreadableImageError("constant image")
+    exact = image.values.dtype == np.uint16 and high - low >= ROUNDABLE
+    pixels = np.asarray(image.values, dtype=None if exact else np.float32)
+    if longest is not None:
+        pixels = _by_area(pixels, image.shape, _fitted(image.shape, longest))
+    pixels = pixels.astype(np.float32)
+    if image.stretch:
+        pixels = (pixels - np.float32(low)) * np.float32(255 / (high - low))
+    return 255 - pixels if image.invert else pixels
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    """The least and the greatest value; nan where there is one."""
+    import cv2
+
+    if values.dtype.kind == "f":
+        return float(values.min()), float(values.max())
+    return cv2.minMaxLoc(np.asarray(values))[:2]  # one pass
+
+
+def _fitted(shape: tuple[int, int], longest: int) -> tuple[int, int]:
+    """[h, w] of the same proportions whose longer side is ``longest``."""
+    return tuple(max(1, round(side * longest / max(shape))) for side in shape)  # type: ignore[return-value]
+
+
+def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
+    """To [h, w]: the mean of what each pixel covers, parts of pixels counted as parts.
+
+    ``full``: size of the file, of which ``pixels`` may be a reduction by 2, 4 or 8 whose last row and column reach over
+    its edges: what lies beyond is left out, so that nothing is displaced.
+    """
+    import cv2
+
+    if pixels.shape == full:
+        return cv2.resize(pixels, shape[::-1], interpolation=cv2.INTER_AREA)
+    factor = 2 ** round(np.log2(max(full) / max(pixels.shape)))
+    rows, columns = (_weights(n, extent / factor, m) for n, extent, m in zip(pixels.shape, full, shape, strict=True))
+    return rows @ pixels.astype(np.float32) @ columns.T
+
+
+def _weights(n: int, extent: float, m: int) -> np.ndarray:
+    """[m, n] float32: the part that each of ``n`` pixels has in each of ``m`` that divide the first ``extent``."""
+    edges = np.linspace(0, extent, m + 1)
+    overlap = np.minimum(edges[1:, None], np.arange(1, n + 1)) - np.maximum(edges[:-1, None], np.arange(n))
+    return (np.clip(overlap, 0, None) * (m / extent)).astype(np.float32)
+
+
+def _check_header(width: int, height: int, frames: int) -> None:
+    if frames > 1:
+        raise UnreadableImageError("multi-frame image", f"{frames} frames")
+    if width * height > MAX_PIXELS:
+        raise UnreadableImageError("image too large", f"{width} x {height} pixels, at most {MAX_PIXELS}")
+    if min(width, height) < 8 or max(width, height) > 8 * min(width, height):
+        raise UnreadableImageError("unsupported image shape", f"{width} x {height} pixels")
+
+
+def _read_pil(path: Path, longest: int | None) -> _Values:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            shape = (image.height, image.width)
+            _check_header(image.width, image.height, getattr(image, "n_frames", 1))
+            upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+            if upright is image and longest is not None:
+                image.draft("L", _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
+            else:
+                shape = (upright.height, upright.width)
+            if upright.mode[0] in "IF":  # 16-bit PNG
+                deep = np.asarray(upright)
+                return _Values(deep, shape, _range(deep), stretch=True)
+            grey = np.asarray(upright.convert("L"))
+            return _Values(grey, shape, _range(grey))
+    except Image.DecompressionBombError:
+        raise UnreadableImageError("image too large") from None
+    except UnidentifiedImageError:
+        raise UnreadableImageError("unsupported image format") from None
+
+
+def _read_dicom(path: Path) -> _Values:
+    from pydicom import dcmread
+    from pydicom.filereader import read_file_meta_info
+
+    _check_syntax(read_file_meta_info(path).get("TransferSyntaxUID"))
+    header = dcmread(path, stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
+    _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
+    if str(header.get("BurnedInAnnotation", "")).upper() == "YES":
+        raise UnreadableImageError("burned-in annotation")
+    colour = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
+    if int(header.BitsAllocated) not in (8, 16) or (colour and header.PhotometricInterpretation == "PALETTE COLOR"):
+        raise UnreadableImageError("unsupported image format")
+    shape = (int(header.Rows), int(header.Columns))
+    if colour:
+        stored = _decoded(path)  # RGB [H, W, 3]
+        if stored.dtype != np.uint8 or stored.ndim != 3:
+            raise UnreadableImageError("unsupported image format")
+        grey = stored.astype(np.float32) @ np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601, as PIL
+        return _Values(grey, shape, _range(grey))
+    native = _native(path, header)
+    stored = _decoded(path) if native is None else native
+    found = _range(stored)
+    if native is not None and not _meant(found, header):
+        stored = _decoded(path)
+        found = _range(stored)
+    values = _presented(stored, found, header)
+    changed = values is not stored
+    stretch = stored.dtype != np.uint8 or int(header.BitsStored) != 8 or changed
+    inverted = header.PhotometricInterpretation == "MONOCHROME1"
+    return _Values(values, shape, _range(values) if changed else found, stretch, inverted)
+
+
+def _decoded(path: Path) -> np.ndarray:
+    """Stored values [H, W], or [H, W, 3], as pydicom decodes them."""
+    from pydicom import dcmread
+    from pydicom.pixels import pixel_array
+
+    stored = pixel_array(dcmread(path, specific_tags=[*DICOM_TAGS, "PixelData"]))
+    return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+
+
+def _native(path: Path, header: Any) -> np.ndarray | None:
+    """Stored values [H, W] of an uncompressed little-endian file, mapped and not read; None for any other file."""
+    from pydicom import dcmread
+    from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+    native = header.file_meta.TransferSyntaxUID in (ExplicitVRLittleEndian, ImplicitVRLittleEndian)
+    if not native or header.SamplesPerPixel != 1:
+        return None
+    data = dcmread(path, defer_size=1024, specific_tags=["PixelData"]).get_item("PixelData", keep_deferred=True)
+    signed, size = header.PixelRepresentation == 1, int(header.BitsAllocated) // 8
+    length = int(header.Rows) * int(header.Columns) * size
+    if data.length != length + length % 2:
+        return None
+    shape = (int(header.Rows), int(header.Columns))
+    return np.memmap(path, f"<{'i' if signed else 'u'}{size}", "r", data.value_tell, shape)
+
+
+def _meant(found: tuple[float, float], header: Any) -> bool:
+    """Whether values of this range use no more bits than they are said to; others have to be masked."""
+    least = -(2 ** (header.BitsStored - 1)) if header.PixelRepresentation == 1 else 0
+    return least <= found[0] and found[1] < least + 2**header.BitsStored
+
+
+def _presented(stored: np.ndarray, found: tuple[float, float], header: Any) -> np.ndarray:
+    """Values [H, W] after modality LUT and VOI window, up to scale; ``stored`` itself where these change nothing.
+
+    What they make of a pixel depends on its stored value alone, so they are applied once to every value of the range.
+    The result has 16 bits from its least to its greatest value.
+    """
+    import cv2
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+
+    low, high = map(int, found)
+    levels = np.arange(low, high + 1).astype(stored.dtype)
+    shown = np.asarray(apply_voi_lut(apply_modality_lut(levels, header), header), dtype=np.float64)
+    if np.allclose(shown, levels, atol=0.5 if stored.dtype == np.uint8 else 0, rtol=0):
+        return stored
+    if not shown.max() > shown.min():
+        raise UnreadableImageError("constant image")
+    bits = f"u{stored.itemsize}"  # signed values are looked up by their bits
+    table = np.zeros(2 ** (8 * stored.itemsize), dtype=np.uint16)
+    table[levels.view(bits)] = np.round((shown - shown.min()) * (65535 / (shown.max() - shown.min())))
+    return cv2.LUT(np.asarray(stored).view(bits), table)
+
+
+def _check_syntax(uid: Any) -> None:
+    from pydicom.pixels import get_decoder
+    from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ExplicitVRLittleEndian
+    from pydicom.uid import ImplicitVRLittleEndian as ImplicitVR
+
+    if uid in (ExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVR):
+        return
+    try:
+        usable = uid is not None and uid != DeflatedExplicitVRLittleEndian and get_decoder(uid).is_available
+    except NotImplementedError:
+        usable = False
+    if not usable:  # deflated files inflate without bound before their header can be read
+        raise UnreadableImageError("unsupported transfer syntax")

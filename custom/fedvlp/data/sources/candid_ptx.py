@@ -1,0 +1,69 @@
+"""CANDID-PTX (Feng et al., 2021, doi:10.1148/ryai.2021210136): films, reports, outlined pneumothoraces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedvlp.data.deid import scan
+from fedvlp.data.labels import by_name, names_of
+from fedvlp.data.reports import clean_report
+from fedvlp.data.sources.listing import Listing, Published, read_rows
+
+SUFFIXES = ("", ".dcm", ".png", ".jpg")
+ABSENT = "-1"  # in place of a run-length encoded outline
+
+
+@dataclass(frozen=True)
+class CandidPTXSource(Published):
+    """``Pneumothorax_reports.csv`` (one row per outline) and the folder of the films, named by SOPInstanceUID.
+
+    One row per film. Pneumothorax is whether any of its rows has an outline; the other findings are not labelled.
+    The collection has no patient ids: films of one patient count as of several.
+    """
+
+    table: ClassVar[str] = "Pneumothorax_reports.csv"
+
+    path: str  # Pneumothorax_reports.csv, or the CSV as .gz or .zip
+    root: str | None = None  # folder of the films, with or without .dcm, .png, .jpg; None: text and labels alone
+    labels: tuple[str, ...] | str = ("Pneumothorax",)  # names wanted, in order; others are nan
+    min_report_words: int = 3  # films with shorter reports are left out
+
+    def listing(self) -> Listing:
+        """The films with text. Raises ValueError if columns are missing or an outline is neither runs nor -1."""
+        outlined: dict[str, bool] = {}
+        reports: dict[str, str] = {}
+        strange = 0
+        for row in read_rows("candid_ptx", self.path, ("SOPInstanceUID", "EncodedPixels", "Report")):
+            key, outline = row["SOPInstanceUID"], row["EncodedPixels"].strip()
+            strange += outline != ABSENT and not (outline and outline.replace(" ", "").isdigit())
+            outlined[key] = outlined.get(key, False) or outline != ABSENT
+            reports.setdefault(key, row["Report"])
+        if strange:
+            raise ValueError(f"candid_ptx source: EncodedPixels of {strange} rows is neither run lengths nor {ABSENT}")
+        texts = {key: clean_report(report, self.min_report_words) for key, report in reports.items()}
+        keys = [key for key, text in texts.items() if text]
+        wanted = names_of(self.labels)
+        values = np.array([[outlined[key]] for key in keys], dtype=np.float32).reshape(-1, 1)
+        return Listing(
+            source="candid_ptx",
+            keys=keys,
+            patients=keys,
+            studies=keys,
+            reports=[texts[key] for key in keys],
+            labels=by_name(values, ("Pneumothorax",), wanted),
+            names=wanted,
+            splits=[""] * len(keys),
+            files=None if self.root is None else [self._file(Path(self.root), key) for key in keys],
+            left_out={"report empty or too short": len(texts) - len(keys)},
+            phi=scan(reports.values()),
+        )
+
+    @staticmethod
+    def _file(root: Path, key: str) -> Path:
+        """A film's file; where there is none, a name that is missing under root."""
+        named = [root / f"{Path(key).name}{suffix}" for suffix in SUFFIXES]
+        return next((file for file in named if file.is_file()), named[0])

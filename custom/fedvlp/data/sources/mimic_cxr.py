@@ -1,0 +1,103 @@
+"""MIMIC-CXR and MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019, https://arxiv.org/abs/1901.07042): films with reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from fedvlp.data.deid import scan
+from fedvlp.data.labels import CHEXPERT, by_name, names_of
+from fedvlp.data.reports import clean_report, sections
+from fedvlp.data.sources.listing import Listing, Published, read_rows
+
+TABLES = {  # what is appended to mimic-cxr-2.0.0-, and the columns that are needed
+    "metadata": ("dicom_id", "subject_id", "study_id", "ViewPosition"),
+    "split": ("dicom_id", "split"),
+    "chexpert": ("study_id", *CHEXPERT),
+}
+SPLITS = {"train": "train", "validate": "val", "test": "test"}
+FRONTAL = ("PA", "AP")
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class MIMICSource(Published):
+    """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
+
+    One row per frontal film (PA, AP) of a study whose report has an impression or findings; text is impression + " " +
+    findings (spec 1.1). Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
+    Differs: the published code (MGCA) puts validate and test into one split; here they stay apart.
+    """
+
+    table: ClassVar[str] = "."
+
+    path: str  # folder of mimic-cxr-2.0.0-metadata.csv, -split.csv and -chexpert.csv (or .csv.gz)
+    root: str | None = None  # folder that holds files/p10/... with the images; None: text and labels alone
+    reports: str | None = None  # folder that holds files/p10/... with the reports; None: root, or else path
+    suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
+    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; others than CheXpert's are nan
+    min_report_words: int = 3  # studies with shorter text are left out
+
+    def listing(self) -> Listing:
+        """The films with text. Raises ValueError naming the tables or columns, or counting the reports, not there."""
+        if self.suffix not in ("jpg", "dcm"):
+            raise ValueError(f"mimic_cxr source: suffix is {self.suffix!r}; it must be jpg or dcm")
+        films, split, labelled = (self._table(name) for name in TABLES)
+        split_of = {row["dicom_id"]: row["split"] for row in split}
+        if strange := sum(split_of.get(row["dicom_id"]) not in SPLITS for row in films):
+            raise ValueError(
+                f"mimic_cxr source: {strange} of {len(films)} films are in no split of {', '.join(SPLITS)}"
+            )
+        frontal = [row for row in films if row["ViewPosition"] in FRONTAL]
+        texts, phi = self._texts(frontal)
+        rows = [row for row in frontal if texts[row["study_id"]]]
+        wanted = names_of(self.labels)
+        values = {row["study_id"]: [float(row[name] or "nan") for name in CHEXPERT] for row in labelled}
+        blank = [np.nan] * len(CHEXPERT)
+        labels = np.array([values.get(row["study_id"], blank) for row in rows], dtype=np.float32)
+        root = Path(self.root) if self.root else None
+        return Listing(
+            source="mimic_cxr",
+            keys=[row["dicom_id"] for row in rows],
+            patients=[row["subject_id"] for row in rows],
+            studies=[row["study_id"] for row in rows],
+            reports=[texts[row["study_id"]] for row in rows],
+            labels=by_name(labels.reshape(-1, len(CHEXPERT)), CHEXPERT, wanted),
+            names=wanted,
+            splits=[SPLITS[split_of[row["dicom_id"]]] for row in rows],
+            files=None if root is None else [root / _study(row) / f"{row['dicom_id']}.{self.suffix}" for row in rows],
+            left_out={"not frontal": len(films) - len(frontal), "report empty or too short": len(frontal) - len(rows)},
+            phi=phi,
+        )
+
+    def _table(self, name: str) -> list[Row]:
+        """The rows of one table, zipped or not. Raises ValueError naming every table that is missing."""
+        found = {}
+        for table in TABLES:
+            stem = f"mimic-cxr-2.0.0-{table}.csv"
+            found[stem] = next((f for e in ("", ".gz") if (f := Path(self.path) / f"{stem}{e}").is_file()), None)
+        if missing := [stem for stem, file in found.items() if file is None]:
+            raise ValueError(f"mimic_cxr source: path lacks {', '.join(missing)} (or .gz)")
+        return list(read_rows("mimic_cxr", str(found[f"mimic-cxr-2.0.0-{name}.csv"]), TABLES[name]))
+
+    def _texts(self, films: list[Row]) -> tuple[dict[str, str], dict[str, int]]:
+        """Text by study, "" where there is none, and what the reports hold of identifiers."""
+        base = Path(self.reports or self.root or self.path)
+        files = {row["study_id"]: (base / _study(row)).with_suffix(".txt") for row in films}
+        if missing := sum(not file.is_file() for file in files.values()):
+            raise ValueError(f"mimic_cxr source: {missing} of {len(files)} reports are not under reports (or root)")
+        raw = {study: file.read_text(encoding="utf-8", errors="replace") for study, file in files.items()}
+        return {study: self._text(report) for study, report in raw.items()}, scan(raw.values())
+
+    def _text(self, report: str) -> str:
+        parts = sections(report)
+        return clean_report(f"{parts.get('IMPRESSION', '')} {parts.get('FINDINGS', '')}", self.min_report_words)
+
+
+def _study(row: Row) -> Path:
+    """A study's folder: files/p10/p10000032/s50414267."""
+    patient = f"p{row['subject_id']}"
+    return Path("files") / patient[:3] / patient / f"s{row['study_id']}"

@@ -1,0 +1,49 @@
+"""The parts of a dual encoder by their names in its configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fedvlp.models.tiny import Block, GRUText, TextTower, TinyImage, TinyText, Tokenizer, Tower, heads_for
+
+if TYPE_CHECKING:
+    from fedvlp.models.dual_encoder import ModelConfig
+
+
+class NoAlignment(nn.Identity):
+    """Stands in for an alignment block that is switched off: no parameters, the mask is ignored."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return tokens
+
+
+def alignment_block(config: ModelConfig, tower: Tower, post_norm: bool) -> Block | NoAlignment:
+    """The transformer block on top of a tower, or nothing."""
+    if not config.alignment:
+        return NoAlignment()
+    return Block(tower.width, heads_for(tower.width), tower.mlp_ratio, post_norm, tower.dropout)
+
+
+def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tower:
+    """``architecture``: what a saved model says of it (``Tower.architecture``)."""
+    if config.image_tower == "tiny":
+        return TinyImage(config.image_size, config.in_channels or 1)
+    from fedvlp.models.image import timm_tower
+
+    args = None if architecture is None else architecture["args"]
+    return timm_tower(config.image_tower, config.image_size, config.pretrained, config.in_channels or 3, args)
+
+
+def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
+    """``architecture`` and ``tokenizer``: those of a saved model."""
+    if config.text_tower == "tiny":
+        return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
+    if config.text_tower == "gru":
+        return GRUText(config.vocabulary, config.max_tokens, config.text_layers or 1)
+    from fedvlp.models.text import rebuild_tower, transformers_tower
+
+    if architecture is not None:
+        return rebuild_tower(architecture, config.max_tokens, tokenizer)
+    return transformers_tower(config.text_tower, config.text_layers, config.max_tokens, config.pretrained)

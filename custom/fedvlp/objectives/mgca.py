@@ -1,0 +1,177 @@
+"""MGCA (Wang et al., 2022, https://arxiv.org/abs/2210.06044): aligns studies, words with regions, and clusters.
+
+Differs: the freeze of the prototypes counts optimiser steps over all rounds, not epochs of one site's trainer, which
+every round starts anew; their rows are normalised in the loss, gradient included, not in place.
+Differs: padding is masked everywhere (the released code has it as negatives of the words), and a region's attended
+vector is normalised, as a word's is (the released code: for CNNs alone).
+Differs: with alignment modules, words, regions and their weights are those of the alignment modules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.seeds import seeded
+from fedvlp.core.types import Batch, VLOutput
+from fedvlp.objectives.convirt import info_nce
+from fedvlp.objectives.words import FAR, sum_by_word, word_index, word_mask
+
+
+@torch.no_grad()
+def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
+    """Codes q [B, K] of scores [B, K]: each row sums to 1, and the clusters share the batch about equally."""
+    q = (scores / epsilon).exp().T  # [K, B]
+    q = q / q.sum()
+    for _ in range(iterations):
+        q = q / q.sum(dim=1, keepdim=True) / q.shape[0]
+        q = q / q.sum(dim=0, keepdim=True) / q.shape[1]
+    return (q / q.sum(dim=0, keepdim=True)).T
+
+
+@torch.no_grad()
+def token_weights(attention: Tensor | None, mask: Tensor) -> Tensor:
+    """omega [B, N] of the tokens where ``mask`` [B, N]: attention [B, N] clipped to its 10th and 90th percentile.
+
+    Rows sum to 1, those without a token to 0. Uniform where there is no attention.
+    """
+    if attention is None:
+        weights = mask.float()
+    else:
+        known = torch.where(mask, attention, torch.nan)
+        low, high = (torch.nanquantile(known, share, dim=1, keepdim=True) for share in (0.1, 0.9))
+        weights = torch.where(mask, attention.clamp(low, high), 0.0)
+    return weights / weights.sum(dim=1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def token_alignment(
+    own: Tensor, own_mask: Tensor, other: Tensor, other_mask: Tensor, weights: Tensor, tau: float
+) -> Tensor:
+    """1/2 (1/B) sum_ij omega_ij [CE(S_j., j) + CE(S_.j, j)]: own [B, J, d], other [B, K, d], omega [B, J] -> scalar.
+
+    alpha_jk = softmax_k(own_j . other_k / tau), o_j = normalise(sum_k alpha_jk other_k), S_jl = own_j . o_l / tau.
+    """
+    near = (own @ other.transpose(1, 2) / tau).masked_fill(~other_mask[:, None], FAR).softmax(dim=2)  # [B, J, K]
+    attended = F.normalize(near @ other, dim=2)  # [B, J, d]
+    scores = own @ attended.transpose(1, 2) / tau  # [B, J, J]
+    rows = scores.masked_fill(~own_mask[:, None], FAR).log_softmax(dim=2).diagonal(dim1=1, dim2=2)  # [B, J]
+    columns = scores.masked_fill(~own_mask[:, :, None], FAR).log_softmax(dim=1).diagonal(dim1=1, dim2=2)
+    return -(weights * (rows + columns)).sum() / (2 * len(own))
+
+
+def prototype_loss(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCAConfig) -> Tensor:
+    """Each modality's codes predicted from the other: unit vectors image, text [B, d], prototypes [K, d], in nats.
+
+    1/2 [-mean_i sum_k q^img_ik log p^txt_ik - the same with both swapped], p = softmax(scores / proto_temperature).
+    """
+    of_image, of_text = image @ prototypes.T, text @ prototypes.T  # [B, K]
+    total = image.new_zeros(())
+    for codes_of, predicted in ((of_image, of_text), (of_text, of_image)):
+        codes = sinkhorn(codes_of, config.epsilon, config.iterations)
+        total = total - (codes * (predicted / config.proto_temperature).log_softmax(dim=1)).sum(dim=1).mean() / 2
+    return total
+
+
+class MGCA(nn.Module):
+    """Terms ``contrastive`` (studies), ``local`` (words and regions) and ``prototype`` (clusters), in nats.
+
+    All are absent when a modality is, ``local`` also when the output has no tokens. A batch needs two words for it,
+    else it is 0; reports without a word do not count. ``after_step`` is called after every optimiser step.
+    """
+
+    needs = ("image", "text", "patches", "words", "attention")
+
+    def __init__(self, config: MGCAConfig, model: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.image_local, self.text_local = model.new_head("image"), model.new_head("text")
+        self.prototypes = nn.Parameter(F.normalize(torch.randn(config.prototypes, model.config.embedding_dim)))
+        # the share of freeze_steps that is over: it travels and is averaged as every tensor of floats is, and is at
+        # most 1, so that a site which clips its update loses little to it
+        self.register_buffer("thawed", torch.tensor(0.0 if config.freeze_steps else 1.0))
+        self.register_buffer("pieces", model.tokenizer.pieces.clone(), persistent=False)
+        self.thawed: Tensor
+        self.pieces: Tensor
+
+    def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        image, text, config = output.image, output.text, self.config
+        if image is None or text is None:
+            return {}
+        i2t, t2i = info_nce(image, text, config.temperature)
+        terms = {"contrastive": config.instance_weight * (i2t + t2i)}
+        if output.image_tokens is not None and output.text_tokens is not None and output.text_mask is not None:
+            index = word_index(batch["text"], output.text_mask, self.pieces)  # [B, T]
+            terms["local"] = config.local_weight * self.local(output, index)
+        with torch.autocast(image.device.type, enabled=False):
+            prototypes = F.normalize(self.prototypes.to(image.dtype))
+            moving = self.thawed > 1 - 0.5 / max(1, config.freeze_steps)
+            prototypes = torch.where(moving, prototypes, prototypes.detach())
+            terms["prototype"] = config.prototype_weight * prototype_loss(image, text, prototypes, config)
+        return terms
+
+    def local(self, output: VLOutput, index: Tensor) -> Tensor:
+        """L_word + L_patch; ``index`` [B, T] is the word of each token."""
+        assert output.image_tokens is not None
+        assert output.text_tokens is not None
+        there, tau = word_mask(index), self.config.local_temperature  # [B, N]
+        if int(there.sum()) < 2:  # no batch statistics, and nothing to tell a word from
+            return (output.image_tokens.sum() + output.text_tokens.sum()) * 0.0
+        patches = output.image_tokens[:, 1:]  # [B, R, W]
+        regions = _unit(self.image_local(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])  # [B, R, d]
+        found = _unit(self.text_local(sum_by_word(output.text_tokens, index)[there]))  # [words of the batch, d]
+        words = found.new_zeros(*there.shape, found.shape[1]).masked_scatter(there[..., None], found)  # [B, N, d]
+        attention = output.text_attention
+        if attention is not None:
+            attention = sum_by_word(F.pad(attention, (1, 0))[..., None], index)[..., 0]  # [B, N]
+        everywhere = torch.ones_like(regions[..., 0], dtype=torch.bool)  # [B, R]
+        of_words = token_weights(attention, there)
+        of_regions = token_weights(output.image_attention, everywhere) * there.any(dim=1, keepdim=True)
+        with torch.autocast(words.device.type, enabled=False):
+            word = token_alignment(words, there, regions, everywhere, of_words, tau)
+            return word + token_alignment(regions, everywhere, words, there, of_regions, tau)
+
+    def after_step(self) -> None:
+        """Counts a step of training towards the thaw of the prototypes."""
+        if self.training and self.config.freeze_steps:
+            done = (self.thawed * self.config.freeze_steps).round() + 1
+            self.thawed.copy_((done / self.config.freeze_steps).clamp(max=1.0))
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Rows scaled to unit length, in at least float32. [N, d] -> [N, d]"""
+    return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
+
+
+@dataclass(frozen=True)
+class MGCAConfig:
+    """Configuration of ``MGCA``; the defaults are the released code's (spec 2.3), except for ``freeze_steps``."""
+
+    temperature: float = 0.07
+    local_temperature: float = 0.1
+    proto_temperature: float = 0.2
+    prototypes: int = 500  # K
+    epsilon: float = 0.05  # entropy of the codes
+    iterations: int = 3  # of Sinkhorn's algorithm
+    freeze_steps: int = 50  # optimiser steps of a site, over all rounds, before the prototypes learn (one epoch there)
+    instance_weight: float = 1.0
+    local_weight: float = 1.0
+    prototype_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "local_temperature", "proto_temperature", "epsilon"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"MGCA: {name} {getattr(self, name)}, expected a finite number above 0")
+        for name, least in (("prototypes", 2), ("iterations", 1), ("freeze_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"MGCA: {name} {getattr(self, name)}, expected at least {least}")
+        for name in ("instance_weight", "local_weight", "prototype_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"MGCA: {name} {getattr(self, name)}, expected a finite number of at least 0")
+
+    def build(self, model: Any, seed: int = 0) -> nn.Module:
+        """For the outputs of ``model``, a DualEncoder; the same weights for the same seed."""
+        return seeded(seed, 7, lambda: MGCA(self, model))

@@ -1,0 +1,134 @@
+"""Two processes per site, started by torchrun through FLARE's external-process execution."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flare_simulator import simulator
+from nvflare.apis.event_type import EventType
+
+from fedvlp import presets
+from fedvlp.config import override
+from fedvlp.experiment import Experiment
+from fedvlp.flare import executor
+from fedvlp.flare.executor import command
+from fedvlp.flare.jobs import job_files, write_job
+from fedvlp.runs import RunFolder, simulate
+from fedvlp.site_config import FILE, processes_at
+
+# AdamW divides by the size of a gradient, also where that is rounding alone; so here it is SGD
+SETTINGS = {
+    "data.sites": 2, "training.optimizer": "sgd", "training.lr": 0.002, "training.weight_decay": 0.0,
+    "training.warmup_steps": 0, "training.gather_negatives": "true", "training.batch_size": 16,
+    "rounds.rounds": 2, "data.size": 300, "method.local_steps": 2,
+}  # fmt: skip
+
+
+def pair(**settings: object) -> Experiment:
+    experiment = presets.get("fedavg")
+    for key, value in {**SETTINGS, **settings}.items():
+        experiment = override(experiment, key, str(value))
+    return experiment
+
+
+def test_a_job_says_how_many_processes_and_one_is_no_torchrun() -> None:
+    job = json.loads(job_files(pair(), child=True, processes=2)["app/config/config_fed_client.json"])
+    assert job["executors"][0]["executor"]["args"]["processes"] == 2
+    alone = json.loads(job_files(pair(), child=True)["app/config/config_fed_client.json"])
+    assert "processes" not in alone["executors"][0]["executor"]["args"]
+    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.trainer"]
+    assert "--nproc-per-node=4" in command(4)
+
+
+def test_the_sites_own_file_may_say_it(tmp_path: Path) -> None:
+    assert processes_at(tmp_path) == 0
+    (tmp_path / FILE).write_text('{"processes": 3}')
+    assert processes_at(tmp_path) == 3
+    (tmp_path / FILE).write_text('{"processes": -1}')
+    assert processes_at(tmp_path) == 0, "the task's answer says what is wrong"
+
+
+@pytest.mark.parametrize(("own", "expected"), [("{}", 2), ('{"processes": 3}', 3), ('{"processes": 1}', 1)])
+def test_it_overrules_the_job(own: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.Place, "of", lambda fl_ctx: executor.Place("site-1", "", str(tmp_path)))
+    started: list[list[str]] = []
+    monkeypatch.setattr(executor.ClientAPIExecutor, "handle_event", lambda self, *_: started.append(self._command))
+    (tmp_path / FILE).write_text(own)
+    child = executor.ChildExecutor(processes=2, name="x", method=pair().method)
+    cell = SimpleNamespace(decode_pass_through_topics=set())
+    engine = SimpleNamespace(get_cell=lambda: cell)
+    child.handle_event(EventType.START_RUN, SimpleNamespace(get_engine=lambda: engine))  # type: ignore[arg-type]
+    assert started == [command(expected)]
+
+
+@pytest.mark.slow
+def test_two_processes_per_site_train_what_the_engine_trains_in_one(tmp_path: Path) -> None:
+    experiment = pair()
+    engine = RunFolder.create(tmp_path / "engine", experiment)
+    simulate(experiment, engine)
+    done = simulator(write_job(experiment, tmp_path / "job", child=True, processes=2), tmp_path, 2)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    flare = RunFolder(tmp_path / "runs" / "fedavg" / "001")
+    theirs, ours = (load(folder) for folder in (flare, engine))
+    assert theirs.keys() == ours.keys()
+    for name, tensor in ours.items():
+        assert torch.allclose(theirs[name].double(), tensor.double(), rtol=0, atol=1e-5), name
+    losses = [
+        [record["sites"][site]["loss/contrastive"] for record in folder.history() for site in sorted(record["sites"])
+         if "loss/contrastive" in record["sites"][site]] for folder in (flare, engine)
+    ]  # fmt: skip
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_costs_its_site_the_task_and_not_the_job(tmp_path: Path) -> None:
+    """SIGKILL to rank 1 of site-2 in its first task: an error reply, and the round goes on with site-1."""
+    job = write_job(pair(**{"method.local_steps": 30}), tmp_path / "job", child=True, processes=2)
+    killed: list[int] = []
+    done = threading.Event()
+    watcher = threading.Thread(target=kill_once, args=(str(tmp_path), killed, done))
+    watcher.start()
+    finished = simulator(job, tmp_path, 2)
+    done.set()
+    watcher.join()
+    assert killed, "rank 1 was seen"
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    dropped = [record["dropped"] for record in RunFolder(tmp_path / "runs" / "fedavg" / "001").history()]
+    assert any("site-2" in one for one in dropped)
+    assert not all("site-2" in one for one in dropped), "it came back"
+
+
+def kill_once(folder: str, killed: list[int], done: threading.Event) -> None:
+    """Waits for rank 1 of a trainer of site-2 that runs under ``folder``, and kills it once it trains."""
+    while not done.is_set() and not killed:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                inside = str((entry / "cwd").readlink())
+                mine = b"LOCAL_RANK=1" in environment and inside.startswith(folder) and "site-2" in inside
+                if mine and b"fedvlp.flare.trainer" in (entry / "cmdline").read_bytes():
+                    time.sleep(1.0)
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    killed.append(int(entry.name))
+                    return
+            except OSError:
+                continue
+        time.sleep(0.1)
+
+
+def load(folder: RunFolder) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder.model)
