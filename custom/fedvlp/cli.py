@@ -1,4 +1,4 @@
-"""The command line: simulate, jobs, report, evaluate, doctor. Every command says what it wrote and where."""
+"""The command line: simulate, jobs, report, evaluate, prepare, doctor. Every command says what it wrote and where."""
 
 from __future__ import annotations
 
