@@ -383,3 +383,30 @@ def test_a_batch_without_any_loss_term_says_so() -> None:
     client.data._batch = lambda split, rows: {"image": client.data.content[split][0][rows]}  # type: ignore
     with pytest.raises(Exception, match=r"modality|term"):
         go(Method(local_steps=1), client, SGD)
+
+
+def test_an_optimiser_handed_on_makes_two_phases_one() -> None:
+    """Two phases of three full-batch AdamW steps on one optimiser are six steps; a fresh one and its warm-up differ."""
+    method, training = Method(local_steps=3), replace(ADAMW, batch_size=2, warmup_steps=1)
+    ends = {}
+    for name, kept in (("handed on", {}), ("fresh", None)):
+        client = scalars_client()
+        for round in range(2):
+            message = Broadcast(round, "train", {})
+            train(method, client, message, training, lambda: False, optimizer=kept)
+        ends[name] = weights(client)
+    whole = scalars_client()
+    go(replace(method, local_steps=6), whole, training)
+    assert ends["handed on"] == pytest.approx(weights(whole), abs=1e-6)
+    assert ends["fresh"] != pytest.approx(weights(whole), abs=1e-5)
+
+
+def test_an_optimiser_handed_on_is_not_warmed_up_again() -> None:
+    """SGD without momentum has no tensors to hand on, AdamW's step of a warm phase is full-sized at once."""
+    client, kept = scalars_client(), {}
+    training = replace(ADAMW, batch_size=2, warmup_steps=4, lr=0.01, weight_decay=0.0)
+    go_on = {"optimizer": kept}
+    train(Method(local_steps=4), client, Broadcast(0, "train", {}), training, lambda: False, **go_on)
+    before = weights(client)[0]
+    train(Method(local_steps=1), client, Broadcast(1, "train", {}), training, lambda: False, **go_on)
+    assert abs(weights(client)[0] - before) > 0.005, "a quarter of the rate would move it by less"

@@ -437,3 +437,9 @@ def test_models_may_differ_and_the_server_may_be_larger() -> None:
     made = Mixed(SMALL, five_sites(), public=pairs(99, 10), objective=CreamFLTaskConfig(classes=3, dim=4).build)
     history = made.run().history
     assert all(record["dropped"] == {} for record in history)
+
+
+def test_one_optimiser_serves_all_that_the_server_trains() -> None:
+    """Else AdamW's first steps would be full-sized whatever ``kd_weight``. Two rounds of 8 and 2 steps are 20."""
+    server = world(replace(SMALL, server_steps=8), training=replace(ADAMW, lr=1e-3)).run()
+    assert server.memory["optimizer/0/step"] == 20

@@ -19,6 +19,8 @@ from fedvlp.core.types import Broadcast, State
 if TYPE_CHECKING:
     from fedvlp.core.server import Server
 
+OPTIMIZER = "optimizer/"
+
 
 @dataclass
 class Host:
@@ -55,12 +57,19 @@ class Host:
     def train(
         self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
     ) -> None:
-        """Trains ``server.state`` by the one loop and commits it; see :meth:`trained`."""
-        server.replace(self.trained(method, server, phase, aux, lr_scale))
+        """Trains ``server.state`` by the one loop and commits it; see :meth:`trained`.
+
+        One optimiser serves all such phases of a run: its tensors are ``optimizer/...`` in ``server.memory``. A fresh
+        AdamW would make full-sized steps whatever the weight of a loss, and so undo the phase before.
+        """
+        kept = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
+        server.replace(self.trained(method, server, phase, aux, lr_scale, kept))
+        server.memory |= {OPTIMIZER + name: tensor for name, tensor in kept.items()}
 
     def trained(
-        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
-    ) -> State:
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0,
+        optimizer: State | None = None,
+    ) -> State:  # fmt: skip
         """What ``server.state`` becomes by the one loop, as ``phase`` (a name that is none of the method's phases).
 
         ``method.steps``, ``batches`` and ``losses`` see this client and a message of this phase with ``aux``.
@@ -69,7 +78,7 @@ class Host:
         here = self.client.here
         message = Broadcast(server.round, phase, here(server.state), here(aux or {}), {"lr_scale": lr_scale})
         with self.session(server.state, server.round, phase) as client:
-            terms = train(method, client, message, self.training, self.should_stop)
+            terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
         server.metrics |= {f"loss/{phase}/{name}": value for name, value in terms.items()}
         return state

@@ -138,18 +138,22 @@ def train(
     training: Training,
     should_stop: Callable[[], bool],
     unfinished: Unfinished | None = None,
+    optimizer: State | None = None,
 ) -> dict[str, float]:
     """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
 
     ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
     steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
-    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes.
+    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
+    optimiser's tensors of an earlier phase that trained the same parameters, replaced by those of this one.
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
     part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
     step = Stepper(client, training, message.scalars, seed(client.seed, client.name, message.round, part, "ranks"))
+    if optimizer:
+        step.go_on(optimizer)
     batches = method.batches(client, message, training, generator)
 
     def losses(batch: Batch) -> dict[str, Tensor]:
@@ -168,6 +172,9 @@ def train(
             if unfinished:
                 unfinished.save(client, step, history)
     step.end(history)
+    if optimizer is not None:
+        optimizer.clear()
+        optimizer |= {name: tensor.cpu().clone() for name, tensor in step.tensors().items()}
     return mean_terms(history, client.name, message)
 
 

@@ -142,17 +142,25 @@ class Stepper:
             "groups": self.optimizer.state_dict()["param_groups"],
         }  # fmt: skip
 
+    def go_on(self, tensors: State) -> None:
+        """Takes over the optimiser's :meth:`tensors` of an earlier phase; with those it needs no warm-up."""
+        self._load(tensors, self.optimizer.state_dict()["param_groups"])
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+
     def restore(self, tensors: State, numbers: dict[str, Any]) -> None:
-        """Goes on where :meth:`tensors` and :meth:`numbers` were taken."""
-        states: dict[int, State] = {}
-        for key, tensor in tensors.items():
-            index, _, name = key.partition("/")
-            states.setdefault(int(index), {})[name] = tensor
-        self.optimizer.load_state_dict({"state": states, "param_groups": numbers["groups"]})
+        """Goes on in the phase where :meth:`tensors` and :meth:`numbers` were taken."""
+        self._load(tensors, numbers["groups"])
         self.schedule.load_state_dict(numbers["schedule"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(numbers["scaler"])
         self.done = numbers["done"]
+
+    def _load(self, tensors: State, groups: Any) -> None:
+        states: dict[int, State] = {}
+        for key, tensor in tensors.items():
+            index, _, name = key.partition("/")
+            states.setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
 def _size(batch: Batch) -> int:
