@@ -84,6 +84,7 @@ EACH = {
 COMPILED = {"fedvlp, bfloat16, explicit, compiled": replace(FAST, compile=True)}
 PAIRS = {
     "built-in towers": Pair("tiny", batch=32, steps=4, options=EACH),
+    "ViT-Ti/16 + BERT 4 x 256": Pair("vit_tiny_patch16_224", (4, 256), 32, options=LOW),
     "ViT-S/16 + BERT 6 x 384": Pair("vit_small_patch16_224", (6, 384), 16, options=LOW),
 }
 GPU = Pair(

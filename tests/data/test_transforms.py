@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedvlp.data import radiograph
 from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 from fedvlp.data.transforms import decode, eval_batch, load, train_batch
 
@@ -212,13 +213,24 @@ def test_a_jpeg_is_decoded_at_reduced_size_with_nearly_the_same_result(orientati
 def test_no_more_of_a_jpeg_is_decoded_than_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest eighth, quarter or half that is not below the size asked for."""
     sizes = []
-    convert = Image.Image.convert
-    monkeypatch.setattr(Image.Image, "convert", lambda self, mode: sizes.append(self.size) or convert(self, mode))
+    seen = radiograph._range
+    monkeypatch.setattr(radiograph, "_range", lambda values: sizes.append(values.shape[::-1]) or seen(values))
     Image.fromarray(ramp(800, 640)).convert("RGB").save(tmp_path / "a.jpg")
-    sizes.clear()
     for longest in (100, 101, 201, 401, 900, None):
         read_radiograph(tmp_path / "a.jpg", longest)
     assert sizes == [(80, 100), (160, 200), (320, 400), (640, 800), (640, 800), (640, 800)]
+
+
+def test_a_jpeg_cut_short_is_refused_at_reduced_size_too(tmp_path: Path) -> None:
+    """Bytes behind its end, as some archives leave them, do no harm."""
+    Image.fromarray(ramp(800, 640)).save(tmp_path / "a.jpg")
+    whole = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "padded.jpg").write_bytes(whole + b"\0\0archive")
+    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    expected = read_radiograph(tmp_path / "a.jpg", 100)
+    assert np.array_equal(read_radiograph(tmp_path / "padded.jpg", 100), expected)
+    with pytest.raises(UnreadableImageError, match="corrupt image"):
+        read_radiograph(tmp_path / "cut.jpg", 100)
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
