@@ -55,8 +55,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_readme_has_its_two_commands_and_no_unknown_one() -> None:
     assert COMMANDS[:2] == ["make demo", "make test"]
-    known = ("make ", "fedvlp simulate ", "fedvlp report ", "fedvlp jobs ", "fedvlp doctor", "fedvlp evaluate ")
-    assert all(command.startswith((*known, "nvflare simulator ")) for command in COMMANDS)
+    programs = ("simulate ", "report ", "jobs ", "doctor", "evaluate ", "prepare ")
+    known = ("make ", "nvflare simulator ", *(f"fedvlp {program}" for program in programs))
+    assert all(command.startswith(known) for command in COMMANDS)
 
 
 @pytest.mark.slow
@@ -83,4 +84,4 @@ def test_every_command_runs(checkout: Path) -> None:
         else:
             run(command, checkout)
     assert (checkout / "my-job" / "meta.json").exists()
-    assert len(list((checkout / "runs" / "feddra").iterdir())) == 3, "two by simulate, one by nvflare simulator"
+    assert len(list((checkout / "runs" / "feddra").iterdir())) == 4, "three by simulate, one by nvflare simulator"
