@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "feddra", "--sites", "3", "--set", "data.size=400", "--set", "rounds.rounds=1", "--set", "method.local_steps=2",
+    "feddra", "--sites", "3", "--set", "data.size=600", "--set", "rounds.rounds=1", "--set", "method.local_steps=2",
     "--set", "method.align_steps=1", "--set", "training.batch_size=16",
 ]  # fmt: skip
 
