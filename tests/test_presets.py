@@ -74,7 +74,8 @@ def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
         assert replace(demo, name=first.name, method=first.method) == first
         method = demo.method
         assert isinstance(method, PublicEnsemble)
-        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (6, 4, 30, 8)
+        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (6, 4, 30, 30)
+        assert (method.kd_norm, method.kd_weight) == ("l2", 3.0)
     assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
     assert len({first.model, *dict(first.site_models).values()}) == 2
     iot = PRESETS["fediot"]
