@@ -139,10 +139,6 @@ def _read_pil(path: Path, longest: int | None) -> _Values:
             _check_header(image.width, image.height, getattr(image, "n_frames", 1))
             upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
             if upright is image and longest is not None:
-                if image.format == "JPEG" and image.mode in ("L", "RGB"):
-                    reduced = _reduced_jpeg(path, shape, _fitted(shape, longest))
-                    if reduced is not None:
-                        return _Values(reduced, shape, _range(reduced))
                 image.draft("L", _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
@@ -155,22 +151,6 @@ def _read_pil(path: Path, longest: int | None) -> _Values:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
-
-
-def _reduced_jpeg(path: Path, shape: tuple[int, int], target: tuple[int, int]) -> np.ndarray | None:
-    """Grey values of a whole JPEG at 1/8, 1/4 or 1/2 of its size, not below ``target``; OpenCV's decoder is faster.
-
-    None where that is not possible, also for a file without its end marker: OpenCV would fill in what is missing.
-    """
-    import cv2
-
-    scales = {8: cv2.IMREAD_REDUCED_GRAYSCALE_8, 4: cv2.IMREAD_REDUCED_GRAYSCALE_4, 2: cv2.IMREAD_REDUCED_GRAYSCALE_2}
-    fitting = [scale for scale in scales if all(-(-side // scale) >= t for side, t in zip(shape, target, strict=True))]
-    data = path.read_bytes()
-    if not fitting or not data.rstrip(b"\0").endswith(b"\xff\xd9"):
-        return None
-    values = cv2.imdecode(np.frombuffer(data, np.uint8), scales[fitting[0]] | cv2.IMREAD_IGNORE_ORIENTATION)
-    return values if values is not None and values.ndim == 2 else None
 
 
 def _read_dicom(path: Path) -> _Values:
