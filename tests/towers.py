@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from torch import nn
 from toy import Pairs
@@ -40,3 +43,16 @@ def client(model: DualEncoder | None = None, objective: nn.Module | None = None,
     model = model or encoder()
     dtype = next(model.parameters()).dtype
     return Client("a", 0, model, objective or ConVIRT(), records(dtype=dtype), **options)  # type: ignore[arg-type]
+
+
+def local_bert(folder: Path, words: Sequence[str]) -> Path:
+    """The folder of a BERT of two layers, width 32, with weights (with a pooler) and a vocabulary of ten words."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    settings = BertConfig(
+        vocab_size=10, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    BertModel(settings).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return folder

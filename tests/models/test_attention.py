@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertModel
+from towers import local_bert
+from transformers import BertModel
 
 from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
@@ -25,13 +26,7 @@ SMALL = ModelConfig(image_size=32, max_tokens=12, vocabulary=64, text_layers=2, 
 @pytest.fixture
 def bert(tmp_path: Path) -> str:
     """The folder of a BERT of two layers, width 32, and a ten-word vocabulary."""
-    torch.manual_seed(0)
-    settings = BertConfig(
-        vocab_size=10, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    BertModel(settings).save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
-    return str(tmp_path)
+    return str(local_bert(tmp_path, WORDS))
 
 
 def batch_of(rows: int = 4, seed: int = 0) -> Batch:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, BertConfig, BertModel, DistilBertConfig
+from towers import local_bert
+from transformers import AutoConfig, AutoModel, BertModel, DistilBertConfig
 
 from fedvlp.models.text import TransformersTokenizer, load_tokenizer, rebuild_tower, transformers_tower
 from fedvlp.models.tiny import HashTokenizer
@@ -18,13 +19,7 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "left", "pleural", 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A local BERT of two layers, width 32, with weights (with a pooler) and a ten-word vocabulary."""
-    torch.manual_seed(0)
-    settings = BertConfig(
-        vocab_size=10, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-    )
-    BertModel(settings).save_pretrained(tmp_path)
-    (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
-    return tmp_path
+    return local_bert(tmp_path, WORDS)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ class Stepper:
             client.model.to(memory_format=torch.channels_last)
         if training.compile:
             compile_towers(client.model)
-        logger.info("%s: %s, %s attention, on %s", client.name, self.precision, attention, self.device)
+        if "auto" in (training.precision, training.attention, training.device):
+            logger.info("%s: %s, %s attention, on %s", client.name, self.precision, attention, self.device)
 
     @contextmanager
     def running(self) -> Iterator[None]:
