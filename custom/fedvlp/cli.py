@@ -212,6 +212,23 @@ def jobs_resubmit(
     print(f"{verdict.finding}\nsubmitted again as {new}\nfollow it: nvflare job monitor {new}")
 
 
+@jobs_app.command("keep")
+def jobs_keep(
+    job_id: Annotated[str, typer.Argument(help="Id of a submitted job.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the lead (or an admin).")],
+    attempts: Annotated[int, typer.Option(min=0, help="How often it is submitted again at most.")] = 5,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 10.0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds that a finding must last.")] = 60.0,
+) -> None:
+    """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
+    from fedvlp.flare.keep import keep
+
+    verdict = keep(kit, job_id, print, attempts=attempts, every=every, patience=patience)
+    print(verdict.finding)
+    if not verdict.complete:
+        raise typer.Exit(1)
+
+
 @jobs_app.command("status")
 def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
     """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""

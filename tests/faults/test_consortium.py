@@ -129,6 +129,32 @@ def test_row_9_a_site_killed_mid_round_comes_back_by_resubmission(here: Consorti
     assert (done.returncode, done.stdout[:15]) == (0, "status=finished")
 
 
+def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here: Consortium) -> None:
+    """``jobs keep`` takes a site that was killed back into the run, then goes on after the server was killed."""
+    folder, log = new_run(here), here.folder / "keep.log"
+    with session(here.lead) as opened:
+        first = opened.submit_job(job(here, override(experiment(rounds=12), "rounds.seed", "2"), "fedavg"))
+    command = [BIN / "fedvlp", "jobs", "keep", first, "--kit", here.lead, "--every", "1", "--patience", "4"]
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as keeper:
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains in round 1")
+        kill(here, "site-2")
+        until(lambda: "submitted again" in log.read_text(), "the job is submitted again")
+        before = phases(folder)
+        until(lambda: phases(folder) == before + 1, "it goes on")
+        kill(here, "localhost")
+        until(lambda: keeper.poll() is not None, "it ends", 240)
+    said = log.read_text()
+    assert keeper.returncode == 0, said
+    assert "goes on without site-2, which came back" in said
+    assert "the server died under it" in said
+    assert said.rstrip().endswith("the results are complete")
+    records = folder.history()
+    assert [record["round"] for record in records] == list(range(13)), "no phase was lost or run twice"
+    asked = [sorted(record["sites"]) for record in records]
+    assert asked[1] == ["site-1"]
+    assert asked[before:] == [["site-1", "site-2"]] * len(asked[before:])
+
+
 def kill(here: Consortium, name: str) -> None:
     """Kills FLARE at the server or a site; returns when the watchdog has started it again and all are connected."""
     killed, now = here.parent(name), time.time()

@@ -27,6 +27,10 @@ class ResubmitError(ValueError):
     """The job is not to be submitted again; the message says why."""
 
 
+class UnreachableError(ResubmitError):
+    """No server answered."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What became of a job, and whether submitting it again makes sense."""
@@ -34,6 +38,8 @@ class Verdict:
     resume: bool
     finding: str
     running: bool = False
+    complete: bool = False  # the results are
+    aborted: bool = False  # somebody ended it
 
 
 @contextmanager
@@ -46,7 +52,7 @@ def session(kit: Path) -> Iterator[Session]:
     try:
         opened = new_secure_session(user, str(kit.absolute()), timeout=TIMEOUT)
     except NoConnection as error:
-        raise ResubmitError(f"no server answered {user} within {TIMEOUT:g} s; start it, then try again") from error
+        raise UnreachableError(f"no server answered {user} within {TIMEOUT:g} s; start it, then try again") from error
     try:
         yield opened
     finally:
@@ -90,9 +96,11 @@ def judge(opened: Session, job_id: str) -> Verdict:
         )
     run = own_status(opened, job_id)
     if status == RunStatus.FINISHED_COMPLETED.value or run.get("status") == "finished":
-        return Verdict(False, f"job {job_id} is {status} and its run has finished: the results are complete")
+        return Verdict(
+            False, f"job {job_id} is {status} and its run has finished: the results are complete", complete=True
+        )
     why = f" The run says: {run['status']}. {run['reason']}" if run else ""
-    return Verdict(True, f"job {job_id} is {status}.{why}")
+    return Verdict(True, f"job {job_id} is {status}.{why}", aborted=status == RunStatus.FINISHED_ABORTED.value)
 
 
 def own_status(opened: Session, job_id: str) -> dict[str, Any]:
