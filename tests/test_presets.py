@@ -74,9 +74,10 @@ def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
         assert replace(demo, name=first.name, method=first.method) == first
         method = demo.method
         assert isinstance(method, PublicEnsemble)
-        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (6, 4, 30, 30)
-        assert (method.kd_norm, method.kd_weight) == ("l2", 3.0)
-    assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
+        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (0, 10, 60, 60)
+        assert (method.kd_norm, method.kd_weight) == ("mse", 3.0 * 128)
+        assert method.server_rounds == demo.rounds.rounds
+    assert first.partition == Partition(image_only=2, text_only=1, public=0.0625)
     assert len({first.model, *dict(first.site_models).values()}) == 2
     iot = PRESETS["fediot"]
     assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first

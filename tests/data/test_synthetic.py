@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -59,10 +60,11 @@ def test_a_row_is_the_same_whichever_rows_are_asked_for(size):
 
 def test_seed_and_every_field_change_the_fingerprint():
     prints = {SMALL.build().fingerprint}
-    for change in ({"seed": 4}, {"image_size": 64}, {"beta": 0.3}, {"hard_site": "site-2"}, {"label_code": "positive"}):
+    changes = ({"seed": 4}, {"image_size": 64}, {"beta": 0.3}, {"hard_site": "site-2"}, {"label_code": "positive"})
+    for change in (*changes, {"shared_habits": True}):
         fields = {"sites": 2, "size": 60, "image_size": 48, "seed": 3, **change}
         prints.add(SyntheticCohort(**fields).build().fingerprint)
-    assert len(prints) == 6
+    assert len(prints) == 7
 
 
 def test_splits_are_by_patient_and_every_site_has_enough_of_each(cohort):
@@ -186,6 +188,22 @@ def test_sites_differ_in_acquisition_and_the_hard_site_is_harder():
     assert not any(reports[row].startswith("cxr") for row in others)
     means = [easy.renderer()(np.flatnonzero(easy.cases().site == k)[:64]).mean() for k in range(5)]
     assert max(means) - min(means) > 5
+
+
+def test_shared_habits_are_those_of_the_first_site_and_leave_the_findings_as_they_are():
+    own, shared = SyntheticCohort(seed=2), SyntheticCohort(seed=2, shared_habits=True)
+    np.testing.assert_array_equal(own.build().labels, shared.build().labels)
+    styles = shared.cases().styles
+    assert [style.name for style in styles] == [style.name for style in own.cases().styles]
+    assert {dataclasses.replace(style, name="") for style in styles} == {
+        dataclasses.replace(own.cases().styles[0], name="")
+    }
+    first, third = (np.flatnonzero(own.cases().site == site)[:16] for site in (0, 2))
+    np.testing.assert_array_equal(own.renderer()(first), shared.renderer()(first))
+    assert not np.array_equal(own.renderer()(third), shared.renderer()(third))
+    hard = SyntheticCohort(seed=2, shared_habits=True, hard_site="site-3").cases().styles
+    assert hard[2].noise > styles[2].noise
+    assert hard[3] == styles[3]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ class SyntheticCohort:
     beta: float = 1.0  # Dirichlet concentration of the label skew over sites, smaller = more skewed
     seed: int = 0
     hard_site: str | None = None  # a site made harder: noise, low contrast, bedside films, telegraphic reports
+    shared_habits: bool = False  # every site takes films and words reports as site-1 does; only findings differ
     label_code: str = "mention"  # what the skew is over: findings mentioned (as published) or "positive"
 
     def __post_init__(self) -> None:

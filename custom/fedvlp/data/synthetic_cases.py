@@ -98,7 +98,7 @@ def draw_cases(spec: SyntheticCohort) -> Cases:
     patient = _patients(rng, n)
     findings = _findings(rng, n)
     extras = _extras(rng, patient)
-    styles = site_styles(spec.sites, spec.seed, spec.hard_site)
+    styles = site_styles(spec.sites, spec.seed, spec.hard_site, spec.shared_habits)
     least = min(4 * AT_LEAST_VAL, n // (4 * spec.sites))
     site = dirichlet_partition(
         findings["labels"], patient, spec.sites, spec.beta, spec.seed, min_size=least, label_code=spec.label_code
@@ -185,13 +185,19 @@ def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sit
     return split
 
 
-def site_styles(sites: int, seed: int, hard_site: str | None = None) -> tuple[SiteStyle, ...]:
-    """Acquisition and reporting habits of site-1..site-N; a site's habits do not depend on how many sites there are."""
+def site_styles(
+    sites: int, seed: int, hard_site: str | None = None, shared_habits: bool = False
+) -> tuple[SiteStyle, ...]:
+    """Acquisition and reporting habits of site-1..site-N; a site's habits do not depend on how many sites there are.
+
+    With ``shared_habits`` every site has those of site-1, but for ``hard_site``.
+    """
     names = [f"site-{index + 1}" for index in range(sites)]
     if hard_site is not None and hard_site not in names:
         raise ValueError(f"synthetic: hard_site is {hard_site!r}; expected one of {names[0]}..{names[-1]} or None")
     styles = []
-    for index, name in enumerate(names):
+    for place, name in enumerate(names):
+        index = 0 if shared_habits else place
         u = stream(seed, 3, index).uniform(-1, 1, 12)
         hard = name == hard_site
         styles.append(
