@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,7 +224,7 @@ def jobs_keep(
     """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
     from fedvlp.flare.keep import keep
 
-    verdict = keep(kit, job_id, print, attempts=attempts, every=every, patience=patience)
+    verdict = keep(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)
     print(verdict.finding)
     if not verdict.complete:
         raise typer.Exit(1)
