@@ -1,26 +1,29 @@
 """The ladder from plain averaging to CreamFL, against the same server trained on the public set alone.
 
-    python benchmarks/creamfl.py [--names alone reamfl-mean ... creamfl] [--seeds 3] [--quick]
+    python benchmarks/creamfl.py [--names alone reamfl-mean ... creamfl] [--seeds 0 1 2] [--out FOLDER] [--quick]
 
 The presets: about seven minutes of one core for a seed and row, one for ``alone``. The server's model is measured on
 all held-out studies of the cohort (val and test, whole set), which neither the public set nor any site trains on: R@1,
 R@5, R@10, mean of both directions, and their sum, in percent; mean and sample standard deviation over the seeds, which
 move the cohort, the public set, the weights and the batches, and the same of each seed's difference to ``alone``. That
 one is ``kd_weight=0`` without contrast: no site has any influence on it. ``alone-long`` gives the steps of distillation
-to the task as well, so that the server takes as many as in the other rows.
+to the task as well, so that the server takes as many as in the other rows. Results already in ``--out`` are kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from common import machine, rounded, say, table
 
 from fedvlp import presets
+from fedvlp.config import fingerprint
 from fedvlp.core.engine import InTurn
 from fedvlp.core.server import Federation
 from fedvlp.data.loader import SiteData
@@ -80,14 +83,20 @@ def spread(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("build/creamfl"), help="notes of finished rows; kept")
     parser.add_argument("--quick", action="store_true", help="one round of few steps: does everything run?")
     options = parser.parse_args()
     say({**machine(), **vars(options)})
     found: dict[str, list[dict[str, float]]] = {name: [] for name in options.names}
-    for seed in range(options.seeds):
+    options.out.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
         for name, runs in found.items():
-            runs.append(measure(experiment(name, seed, options.quick)))
+            chosen = experiment(name, seed, options.quick)
+            note = options.out / f"{name}-{seed}-{fingerprint(chosen)}.json"
+            if not note.exists():
+                note.write_text(json.dumps(measure(chosen)))
+            runs.append(json.loads(note.read_text()))
             say({"name": name, "seed": seed, **{key: rounded(value) for key, value in runs[-1].items()}})
     rows = []
     for name, runs in found.items():

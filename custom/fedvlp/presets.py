@@ -136,8 +136,8 @@ STEPS: dict[str, Any] = {
 
 
 def _creamfl(**settings: Any) -> CreamFL:
-    """At demo size. Towers that start from random weights, unlike the papers', agree only under a stronger contrast."""
-    return CreamFL(**STEPS, joint=True, temperature=0.1, gca_temperature=0.1, gamma=1.0, **settings)
+    """At demo size. At temperature 1 the scores of a small public set hardly differ."""
+    return CreamFL(**STEPS, gca_temperature=0.1, **settings)
 
 
 def _creamfl_paper() -> Experiment:
