@@ -2,7 +2,7 @@
 
     python benchmarks/creamfl.py [--names alone reamfl-mean ... creamfl] [--seeds 0 1 2] [--out FOLDER] [--quick]
 
-The presets: about seven minutes of one core for a seed and row, one for ``alone``. The server's model is measured on
+The presets: about ten minutes of one core for a seed and row, two for ``alone``. The server's model is measured on
 all held-out studies of the cohort (val and test, whole set), which neither the public set nor any site trains on: R@1,
 R@5, R@10, mean of both directions, and their sum, in percent; mean and sample standard deviation over the seeds, which
 move the cohort, the public set, the weights and the batches, and the same of each seed's difference to ``alone``. That
