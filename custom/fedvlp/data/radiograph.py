@@ -107,18 +107,23 @@ def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) 
     """
     import cv2
 
-    if pixels.shape == full:
-        return cv2.resize(pixels, shape[::-1], interpolation=cv2.INTER_AREA)
     factor = 2 ** round(np.log2(max(full) / max(pixels.shape)))
-    rows, columns = (_weights(n, extent / factor, m) for n, extent, m in zip(pixels.shape, full, shape, strict=True))
-    return rows @ pixels.astype(np.float32) @ columns.T
+    if full == tuple(factor * side for side in pixels.shape):
+        whole = pixels if factor == 1 else pixels.astype(np.float32)
+        return cv2.resize(whole, shape[::-1], interpolation=cv2.INTER_AREA)
+    sums = cv2.integral(pixels, sdepth=cv2.CV_64F)  # [h + 1, w + 1]; between whole pixels it is linear in each side
+    for axis in (0, 1):
+        sums = _between(sums, np.linspace(0, full[axis] / factor, shape[axis] + 1), axis)
+    area = (full[0] / factor / shape[0]) * (full[1] / factor / shape[1])
+    return (np.diff(np.diff(sums, axis=0), axis=1) / area).astype(np.float32)
 
 
-def _weights(n: int, extent: float, m: int) -> np.ndarray:
-    """[m, n] float32: the part that each of ``n`` pixels has in each of ``m`` that divide the first ``extent``."""
-    edges = np.linspace(0, extent, m + 1)
-    overlap = np.minimum(edges[1:, None], np.arange(1, n + 1)) - np.maximum(edges[:-1, None], np.arange(n))
-    return (np.clip(overlap, 0, None) * (m / extent)).astype(np.float32)
+def _between(values: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
+    """``values`` at fractional ``places`` along an axis, linear between neighbours."""
+    below = np.minimum(places.astype(int), values.shape[axis] - 2)
+    part = np.expand_dims(places - below, 1 - axis)
+    lower = values.take(below, axis)
+    return lower + part * (values.take(below + 1, axis) - lower)
 
 
 def _check_header(width: int, height: int, frames: int) -> None:

@@ -20,7 +20,7 @@ from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
-DECODING = "radiograph-2"  # names what decode() does to a file; change it with the result, so that caches rebuild
+DECODING = "radiograph-3"  # names what decode() does to a file; change it with the result, so that caches rebuild
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def decode(image_size: int) -> Compose:
     """
     from monai.data.image_reader import ImageReader
     from monai.transforms import Compose, EnsureType, LoadImage, SpatialPad
+    from monai.transforms.croppad.functional import pad_nd
 
     if image_size < 8:
         raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
@@ -55,11 +56,12 @@ def decode(image_size: int) -> Compose:
     # The reader is named per call: readers named at construction fall back to MONAI's own, which check no size.
     with _quiet("monai.data.nvimgcodec_pydicom_plugin"):
         loader = LoadImage(image_only=True, dtype=np.float32, ensure_channel_first=True, expanduser=False)
+    square = SpatialPad((image_size, image_size))  # called itself, it would follow metadata that is gone: 1 ms an image
     return Compose(
         [
             partial(loader, reader=RadiographReader(image_size)),  # [1, h, w] in 0..255
             EnsureType(track_meta=False),  # drops the metadata, and the path in it
-            SpatialPad((image_size, image_size), method="symmetric", mode="constant", value=0),
+            lambda image: pad_nd(image, square.compute_pad_width(image.shape[1:]), "constant", value=0),
             to_uint8,
         ]
     )
