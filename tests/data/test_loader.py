@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvlp.data.loader import SiteData
 from fedvlp.data.record import Cohort
+from fedvlp.models.tiny import HashTokenizer
 
 WIDTH = 12
 
@@ -216,6 +217,15 @@ def test_a_tokenizer_of_another_shape_is_refused_without_text() -> None:
     with pytest.raises(ValueError, match=r"\[3, 5\].*\[4, T\]") as caught:
         next(data.train_batches(1, 2, generator(0)))
     assert "word" not in str(caught.value)
+
+
+def test_reports_that_are_cut_are_counted_once_a_split(caplog: pytest.LogCaptureFixture) -> None:
+    """[CLS] and three words fit into four positions; of reports with 2, 3, 4, 5 and 6 words three are cut."""
+    data = SiteData(cohort(5), {"train": np.arange(5)}, HashTokenizer(64, 4), 8)
+    with caplog.at_level("INFO"):
+        list(data.train_batches(2, 2, generator(0)))
+        list(data.train_batches(2, 2, generator(1)))
+    assert [record.getMessage() for record in caplog.records] == ["train: 3 of 5 reports are cut at 4 tokens"]
 
 
 def test_labels_are_absent_where_the_cohort_has_none() -> None:

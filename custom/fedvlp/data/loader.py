@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,15 @@ from fedvlp.core.types import Batch
 from fedvlp.data.record import Cohort, NoRecordsError, digest
 from fedvlp.data.transforms import eval_batch, train_batch
 
+logger = logging.getLogger(__name__)
+
 IN_MEMORY = 2 * 2**30
 """Bytes of a split's images up to which they are held in memory; those of a larger one are read batch by batch."""
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
-"""Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right."""
+"""Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
+
+It may count in ``truncated`` the reports that it had to cut."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,10 @@ class SiteData:
         return self._splits[name]
 
     def _read(self, name: str) -> _Split:
-        rows = self._rows[name]
+        rows, before = self._rows[name], self._truncated
         text, mask = self._tokenize([self._cohort.reports[row] for row in rows])
+        if cut := self._truncated - before:
+            logger.info("%s: %d of %d reports are cut at %d tokens", name, cut, len(rows), text.shape[1])
         if text.shape != mask.shape or text.ndim != 2 or text.shape[0] != len(rows) or not text.shape[1]:
             raise ValueError(
                 f"site data: the tokenizer gave ids {list(text.shape)} and mask {list(mask.shape)}, "
@@ -162,6 +169,10 @@ class SiteData:
             lengths=(mask * position).amax(dim=1),
             labels=torch.from_numpy(self._cohort.labels[rows]),
         )
+
+    @property
+    def _truncated(self) -> int:
+        return getattr(self._tokenize, "truncated", 0)
 
     def _reader(self, rows: np.ndarray) -> Callable[[Tensor], Tensor]:
         """Positions [b] within ``rows`` to uint8 [b, S, S]."""
