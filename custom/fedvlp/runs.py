@@ -196,7 +196,7 @@ class TensorBoard:
 
 def suffix(record: Record, tag: str) -> str:
     """Distinguishes the phases of a round where both have the curve."""
-    per_phase = tag.startswith("loss/") or tag in ("seconds", "bytes_down", "bytes_up")
+    per_phase = tag.startswith(("loss/", "update_norm/")) or tag in ("seconds", "bytes_down", "bytes_up")
     return f"/{record['phase']}" if per_phase and record["phase"] != EVALUATE else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import World, clone, same_bytes, small
+from toy import World, same_bytes, small
 
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.engine import InTurn
@@ -19,9 +19,11 @@ from fedvlp.core.method import Method
 from fedvlp.core.server import Federation, QuorumLostError, Rounds, Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.methods import METHODS
+from fedvlp.methods.ensemble import PublicEnsemble
 
 Spoil = Callable[[Update], Any]
 BIAS = "text_head.bias"
+REPRESENTATIONS = [name for name, kind in METHODS.items() if issubclass(kind, PublicEnsemble)]
 
 
 class Spoiled:
@@ -271,15 +273,89 @@ def test_row_33_undeclared_aux_costs_its_site() -> None:
     assert list(seen.history[1]["dropped"]) == ["b"]
 
 
-def test_row_11_what_one_finite_site_can_do_is_its_share() -> None:
-    """A finite update of size 1e6 is not detected here: it moves the model by its share of the samples, no more."""
-    start: State = {"w": torch.zeros(1)}
+class Moving:
+    """Sites that each move every weight by a value of their own; a site's tensors are reused in its next task."""
 
-    def sites(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+    def __init__(self, by: Mapping[str, float]) -> None:
+        self.by = by
+        self.own: dict[str, State] = {}
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        shared: State = {}
         for site, message in messages.items():
-            value = 1e6 if site == "a" else 0.0
-            yield site, Update(site, message.round, message.phase, 1, {"w": message.state["w"] + value})
+            shared.setdefault("w", torch.empty(4)).copy_(message.state["w"] + self.by[site])
+            yield site, Update(site, message.round, message.phase, 1, shared)
 
-    rounds = Rounds(rounds=1, evaluate_every=0)
-    run = Federation(Method(), Server(tuple("abcd"), clone(start)), rounds, sites)
-    assert run.run()["w"].item() == 250_000.0
+
+def moved(by: Mapping[str, float], rounds: int = 1, folder: Path | None = None, **options: Any) -> Server:
+    """The server after four weights of zero were moved."""
+    server = Server(tuple(sorted(by)), {"w": torch.zeros(4)})
+    settings = Rounds(rounds=rounds, evaluate_every=0, **options)
+    checkpoint = folder / "checkpoint.safetensors" if folder else None
+    Federation(Method(), server, settings, Moving(by), checkpoint=checkpoint).run()
+    return server
+
+
+POISONED = {"a": 1e6, "b": 1.0, "c": 2.0, "d": -1.0}
+
+
+def test_row_11_what_one_finite_site_can_do_is_its_share() -> None:
+    """A finite update of size 1e6 moves the model by its share of the samples, and its norm is on record."""
+    server = moved(POISONED)
+    assert server.state["w"].tolist() == [250_000.5] * 4
+    norms = {name: value for name, value in server.history[0]["server"].items() if name.startswith("update_norm/")}
+    assert norms == {"update_norm/a": 2e6, "update_norm/b": 2.0, "update_norm/c": 4.0, "update_norm/d": 2.0}
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_row_11_a_long_change_is_shortened(large: bool, tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+    """Norms 2e6, 2, 4, 2: the lower median is 2, so that 3 times it leaves 6 of a's, and the others as they are."""
+    if large:
+        monkeypatch.setattr("fedvlp.core.aggregation.PARK_BYTES", 0)
+    server = moved(POISONED, clip_to_median=3, folder=tmp_path)
+    assert server.state["w"].tolist() == pytest.approx([(3 + 1 + 2 - 1) / 4] * 4)
+    assert [record.getMessage() for record in caplog.records] == ["a: its change of norm 2e+06 is shortened to 6"]
+    assert server.history[0]["server"]["update_norm/a"] == 2e6
+    assert not list((tmp_path / "spool").glob("*"))
+
+
+def test_row_11_honest_sites_are_not_touched_by_clipping() -> None:
+    by = {"a": 1.5, "b": 1.0, "c": 2.0, "d": -1.0, "e": 0.0}
+    same_bytes(moved(by, rounds=3, clip_to_median=2).state, moved(by, rounds=3).state)
+
+
+def test_row_11_the_sites_that_did_not_train_do_not_shorten_the_others() -> None:
+    assert moved({"a": 0.0, "b": 0.0, "c": 0.0, "d": 2.0}, clip_to_median=1).state["w"].tolist() == [0.5] * 4
+    assert moved({"a": 0.0, "b": 0.0}, clip_to_median=1).state["w"].tolist() == [0.0] * 4
+
+
+def scaled(factor: float) -> Spoil:
+    """Every real value of the update, times ``factor``."""
+
+    def spoil(update: Update) -> Update:
+        state = {n: t * factor if t.is_floating_point() else t for n, t in update.state.items()}
+        return replace(update, state=state)
+
+    return spoil
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_row_11_every_method_is_bounded(name: str) -> None:
+    """One site's values times 1e6 and 1e9 give the same: weights are clipped, representations are no unit vectors."""
+
+    def times(factor: float) -> Server:
+        one = world(name, clip_to_median=3)
+        return one.run(Spoiled(one, scaled(factor)))
+
+    once, again = times(1e6), times(1e9)
+    for key, value in once.state.items():
+        torch.testing.assert_close(value, again.state[key], rtol=1e-3, atol=1e-4)
+    for site, why in (item for record in once.history for item in record["dropped"].items()):
+        assert (site, name in REPRESENTATIONS) == ("b", True)
+        assert "differs from 1 by 1e+06, expected unit vectors" in why
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0.5, math.nan, math.inf])
+def test_row_11_a_ratio_below_one_is_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match=r"clip_to_median is .*; it is 0"):
+        Rounds(clip_to_median=wrong)

@@ -11,6 +11,8 @@ from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 from toy import Toy, World, same_bytes
 
+from fedvlp import presets
+from fedvlp.config import override
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.link import Exchange
 from fedvlp.core.privacy import PrivacyError
@@ -22,6 +24,7 @@ from fedvlp.flare.encryption import (
     Cipher,
     Decrypt,
     Encrypt,
+    EncryptedController,
     EncryptedMean,
     flatten,
     refuse_unencryptable,
@@ -196,3 +199,9 @@ def test_uniform_weights_are_refused() -> None:
         refuse_unencryptable(FedAvg(weighting="uniform"))
     with pytest.raises(ValueError, match="Local overrides"):
         refuse_unencryptable(Local())
+
+
+def test_clipping_by_norm_is_refused_where_no_norm_is_seen() -> None:
+    experiment = override(presets.get("fedavg"), "rounds.clip_to_median", "3")
+    with pytest.raises(ValueError, match="no server sees an encrypted norm"):
+        EncryptedController(**vars(experiment))

@@ -1,4 +1,4 @@
-"""What the server does with updates: check each one, then average them as they stream in.
+"""What the server does with updates: check each one, shorten it if asked to, and average them as they stream in.
 
 One update is resident at a time beside the accumulator. Updates are folded in site-name order, so the result does
 not depend on the order of arrival: in float64 for models up to ``EXACT_NUMEL`` values, in float32 beyond.
@@ -6,18 +6,23 @@ not depend on the order of arrival: in float64 for models up to ``EXACT_NUMEL`` 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlp.core.types import Broadcast, Reply, State, Update
+
+logger = logging.getLogger(__name__)
 
 EXACT_NUMEL = 16_000_000
 """Up to this many values the mean is accumulated in float64 (128 MB); beyond, in float32 in a fixed order."""
@@ -83,6 +88,51 @@ def check_finite(state: Mapping[str, Tensor]) -> str | None:
             if bad:
                 return f"{name} has {bad} value(s) that are NaN or infinite"
     return None
+
+
+@torch.no_grad()
+def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
+    """L2 norm of the change from ``reference`` to ``state``, over the floating-point tensors that both have."""
+    squares = 0.0
+    for name in sorted(state.keys() & reference.keys()):
+        if reference[name].is_floating_point():
+            for new, old in _blocks(state[name], reference[name]):
+                squares += float((new.double() - old).square().sum())
+    return math.sqrt(squares)
+
+
+def clipped(
+    updates: Iterable[Update], reference: Mapping[str, Tensor], times: float, spool: Path | None = None
+) -> Iterator[Update]:
+    """The updates, a change longer than ``times`` the median over sites shortened to that, its direction kept.
+
+    The median is the lower one, and of changes that are not zero: as long as at most half of the sites that trained
+    send nonsense, each moves a mean by its share of ``times`` an honest site's change. It is known when all updates
+    have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond in the folder ``spool``.
+    """
+    waiting = []
+    for update in updates:
+        state, aux = ({name: t.clone() for name, t in part.items()} for part in (update.state, update.aux))
+        own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
+        waiting.append((update_norm(state, reference), cast("Callable[[], Update]", _parked(own, spool))))
+        del update, own, state, aux
+    norms = [norm for norm, _ in waiting if norm > 0]
+    limit = times * statistics.median_low(norms) if norms else 0.0
+    while waiting:
+        norm, back = waiting.pop(0)
+        update = back()
+        if norm > limit:
+            logger.warning("%s: its change of norm %.3g is shortened to %.3g", update.site, norm, limit)
+            update = replace(update, state=_shortened(update.state, reference, limit / norm))
+        yield update
+        del update
+
+
+@torch.no_grad()
+def _shortened(state: State, reference: Mapping[str, Tensor], part: float) -> State:
+    """``reference`` and a part of the change from it to ``state``; what is no weight of the model stays as it is."""
+    weights = {name for name in state if name in reference and reference[name].is_floating_point()}
+    return {n: torch.lerp(reference[n], t, part) if n in weights else t for n, t in state.items()}
 
 
 class StreamingMean:

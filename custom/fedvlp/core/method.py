@@ -98,6 +98,10 @@ class Method:
         """The tensors that the reply of ``site`` must carry, ``state`` and ``aux``, as examples of shape and dtype."""
         return {name: t for name, t in server.state.items() if self.shares(name, server.phase)}, {}
 
+    def objection(self, server: Server, update: Update) -> str | None:
+        """Why an update with the tensors that are expected must be dropped all the same, or None."""
+        return None
+
     def finish(self, server: Server) -> State:
         """The trained model."""
         return server.state

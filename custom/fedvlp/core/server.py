@@ -7,6 +7,7 @@ How messages reach the sites is an ``Exchange``: in this process, through forked
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedvlp.core.aggregation import EXACT_NUMEL, check
+from fedvlp.core.aggregation import EXACT_NUMEL, check, clipped, update_norm
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.codec import PLAIN, Wire
 from fedvlp.core.host import Host
@@ -42,12 +43,17 @@ class Rounds:
     max_samples: int = 10_000_000  # a site that claims more training samples is refused
     max_missed: int = 2  # a site that missed the phases of so many rounds in a row is left out, asked now and then
     probe_every: int = 3  # rounds after which a site left out is asked again
+    clip_to_median: float = 0.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
     max_empty: int = 10  # phases in a row without any training sample after which the run stops
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
         require(self.quorum >= 0, f"quorum is {self.quorum}; it must not be negative")
         require(self.evaluate_every >= 0, f"evaluate_every is {self.evaluate_every}; 0 = never")
+        require(
+            self.clip_to_median == 0 or 1 <= self.clip_to_median < math.inf,
+            f"clip_to_median is {self.clip_to_median}; it is 0 (never) or from 1 on, 3 for example",
+        )
         require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
         for name in ("max_missed", "probe_every", "max_empty"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
@@ -130,7 +136,9 @@ class Federation:
         self.method = method
         self.server = server
         self.rounds = rounds
-        self.exchange = ServerEnd(wire, exchange, method.phases, checkpoint.parent if checkpoint else None)
+        folder = checkpoint.parent if checkpoint else None
+        self.exchange = ServerEnd(wire, exchange, method.phases, folder)
+        self.spool = folder / "spool" if folder else None
         self.checkpoint = checkpoint
         self.report = report
         self._empty = 0
@@ -215,15 +223,12 @@ class Federation:
         self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
     ) -> Iterator[Update]:
         """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
-        server, asked = self.server, self._asked()
-        for site, reply in self.exchange(messages):
-            problem = self._problem(site, reply)
-            if problem or isinstance(reply, Exception):
-                dropped[site] = problem
-                continue
-            replies[site] = replace(reply, state={}, aux={})
-            yield reply
-            del reply  # one update is resident at a time
+        server, asked, times = self.server, self._asked(), self.rounds.clip_to_median
+        valid = self._valid(messages, dropped)
+        for update in clipped(valid, server.state, times, self.spool) if times else valid:
+            replies[update.site] = replace(update, state={}, aux={})
+            yield update
+            del update  # one is resident at a time
         for site in asked:
             if site not in replies:
                 dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
@@ -237,6 +242,19 @@ class Federation:
         for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
         self._refuse_emptiness(replies)
+
+    def _valid(self, messages: Mapping[str, Broadcast], dropped: dict[str, str]) -> Iterator[Update]:
+        """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
+        server = self.server
+        for site, reply in self.exchange(messages):
+            problem = self._problem(site, reply)
+            if problem or isinstance(reply, Exception):
+                dropped[site] = problem
+                continue
+            if any(name in server.state for name in reply.state):
+                server.metrics[f"update_norm/{site}"] = update_norm(reply.state, server.state)
+            yield reply
+            del reply
 
     def _refuse_emptiness(self, replies: Mapping[str, Update]) -> None:
         """Warns of a phase in which no site had a training sample; too many in a row end the run."""
@@ -261,7 +279,7 @@ class Federation:
         return check(
             reply, site=site, round=server.round, phase=server.phase,
             reference=reference, aux=aux, max_samples=self.rounds.max_samples,
-        ) or ""  # fmt: skip
+        ) or self.method.objection(server, reply) or ""  # fmt: skip
 
     def _save(self, next_phase: int) -> None:
         if self.checkpoint:

@@ -226,6 +226,7 @@ class EncryptedController(FederatedController):
         super().__init__(**settings)
         self.context = context
         refuse_unencryptable(self.experiment.method)
+        require(not self.experiment.rounds.clip_to_median, "rounds.clip_to_median: no server sees an encrypted norm")
         require(self.experiment.rounds.evaluate_every > 0, "rounds.evaluate_every is 0: no site would get the model")
 
     def _method(self) -> Method:

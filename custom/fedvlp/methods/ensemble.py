@@ -26,6 +26,7 @@ from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
+ROUNDING = 0.01  # what the length of a unit vector may lose as float16 or bfloat16
 SHOWN = 100  # public pairs whose representations are kept for the report
 ORDERS, NORMS = ("released", "paper"), ("mse", "l2")
 
@@ -101,6 +102,14 @@ class PublicEnsemble(Method):
 
     def expects(self, server: Server, site: str) -> tuple[State, State]:
         return {name: server.memory[GLOBAL + name] for name in server.modalities[site]}, {}
+
+    def objection(self, server: Server, update: Update) -> str | None:
+        """No row may count more than others: all are unit vectors, as every model here represents records."""
+        for name, sent in update.state.items():
+            off = float((torch.linalg.vector_norm(sent, dim=1, dtype=torch.float32) - 1).abs().max())
+            if not off <= ROUNDING:
+                return f"{name}: a row's length differs from 1 by {off:.3g}, expected unit vectors"
+        return None
 
     def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
         ensembles = {"image": Ensemble(), "text": Ensemble()}
