@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,62 +18,26 @@ if TYPE_CHECKING:
 DECODING = "radiograph-3"  # names what decode() does to a file; change it with the result, so that caches rebuild
 
 
-@dataclass(frozen=True)
-class RadiographReader:
-    """MONAI image reader for PNG, JPEG and DICOM; ``decode`` registers it as a virtual subclass of ``ImageReader``."""
-
-    longest: int | None = None  # side that the longer one is resized to, pixels
-
-    def verify_suffix(self, filename: Any) -> bool:
-        return True  # files are told apart by content
-
-    def read(self, data: Any, **_: Any) -> np.ndarray:
-        (path,) = data if isinstance(data, (tuple, list)) else (data,)
-        return read_radiograph(Path(path), self.longest)
-
-    def get_data(self, img: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        return img, {"original_channel_dim": float("nan"), "spatial_shape": np.asarray(img.shape)}
-
-
 @lru_cache
 def decode(image_size: int) -> Compose:
     """Transform from a path to uint8 [S, S]: longer side resized to S by area, shorter side zero-padded on both sides.
 
-    MONAI wraps a reader's error; call the transform through ``load`` to get the ``UnreadableImageError`` itself.
+    MONAI wraps every error of a transform; call it through ``load`` to get the ``UnreadableImageError`` itself. Its own
+    loader is not used: it carries a file's metadata along, and takes a millisecond for that.
     """
-    from monai.data.image_reader import ImageReader
-    from monai.transforms import Compose, EnsureType, LoadImage, SpatialPad
+    from monai.transforms import Compose, SpatialPad
     from monai.transforms.croppad.functional import pad_nd
 
     if image_size < 8:
         raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
-    ImageReader.register(RadiographReader)
-    # The reader is named per call: readers named at construction fall back to MONAI's own, which check no size.
-    with _quiet("monai.data.nvimgcodec_pydicom_plugin"):
-        loader = LoadImage(image_only=True, dtype=np.float32, ensure_channel_first=True, expanduser=False)
-    square = SpatialPad((image_size, image_size))  # called itself, it would follow metadata that is gone: 1 ms an image
+    square = SpatialPad((image_size, image_size))
     return Compose(
         [
-            partial(loader, reader=RadiographReader(image_size)),  # [1, h, w] in 0..255
-            EnsureType(track_meta=False),  # drops the metadata, and the path in it
+            lambda path: torch.from_numpy(read_radiograph(Path(path), image_size))[None],  # [1, h, w] in 0..255
             lambda image: pad_nd(image, square.compute_pad_width(image.shape[1:]), "constant", value=0),
             to_uint8,
         ]
     )
-
-
-@contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    """Silence what MONAI says of its own optional readers, which are never used here."""
-    named = logging.getLogger(logger)
-    level = named.level
-    named.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        named.setLevel(level)
 
 
 def load(path: Path, transform: Compose) -> np.ndarray:
