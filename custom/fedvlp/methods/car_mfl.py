@@ -54,7 +54,7 @@ class CARMFL(MFedAvg):
             return
         with server.host.session(server.state, server.round, "features") as client:
             for part in MODALITIES:
-                server.memory[part], server.memory[LABELS] = features(client, client.data, part)
+                server.memory[part], server.memory[LABELS] = (t.cpu() for t in features(client, client.data, part))
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         held = server.modalities.get(site)  # unknown before a real site's first reply: then it is sent both
@@ -89,7 +89,7 @@ class CARMFL(MFedAvg):
         mine, labels = features(client, client.data, part)
         candidates = nearest(mine, pool, min(self.k, len(pool)))
         found = most_alike(labels, message.aux[LABELS], candidates)
-        noted = {PARTNERS: found[None].to(torch.int32), ROUNDS: torch.tensor([message.round])}
+        noted = {PARTNERS: found[None].to(torch.int32), ROUNDS: torch.tensor([message.round]).to(found.device)}
         client.memory = {n: torch.cat([client.memory[n], t]) if n in client.memory else t for n, t in noted.items()}
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:

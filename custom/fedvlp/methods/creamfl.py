@@ -15,7 +15,7 @@ from fedvlp.core.public import contrast_scores, inter_contrast, intra_contrast, 
 from fedvlp.core.server import Server
 from fedvlp.core.site import EVALUATE
 from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
-from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PublicEnsemble, one_pass, public_pass
+from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PublicEnsemble, host, one_pass, public_pass
 
 AGGREGATIONS = ("gca", "mean", "avg", "iot")
 
@@ -63,8 +63,8 @@ class CreamFL(PublicEnsemble):
 
     def log_weights(self, server: Server, update: Update, modality: str, sent: Tensor) -> Tensor:
         if self.aggregation == "gca":
-            paired = server.memory[GLOBAL + opposite(modality)]
-            return contrast_scores(sent, paired, self.gca_temperature, self.gca_exclude_positive)
+            own, paired = (t.to(host(server).client.device) for t in (sent, server.memory[GLOBAL + opposite(modality)]))
+            return contrast_scores(own, paired, self.gca_temperature, self.gca_exclude_positive).cpu()
         if self.aggregation == "mean":
             return super().log_weights(server, update, modality, sent)
         multimodal = self.aggregation == "iot" and len(update.state) > 1

@@ -94,7 +94,7 @@ class PublicEnsemble(Method):
             self.train_server(server, TASK)
         with host(server).session(server.state) as client:
             reps = representations(client, ("image", "text"))
-        server.memory |= {GLOBAL + name: tensor for name, tensor in reps.items()}
+        server.memory |= {GLOBAL + name: tensor.cpu() for name, tensor in reps.items()}
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         aux = {} if server.phase == EVALUATE else self.teachers(server)

@@ -36,8 +36,9 @@ class FedGEMS(FedMD):
 
     def targets(self, server: Server, combined: State) -> State:
         own = self.teachers(server)
+        there = host(server).client.here(own)
         with host(server).threads():
-            right = {name: best_is_own(own[name], own[opposite(name)]) for name in combined}
+            right = {name: best_is_own(there[name], there[opposite(name)]).cpu() for name in combined}
         return {name: torch.where(right[name][:, None], own[name], tensor) for name, tensor in combined.items()}
 
     def close(self, server: Server, combined: State) -> None:
