@@ -1,6 +1,6 @@
 """Trains a preset on a pretended accelerator and on the CPU, and prints how far apart the two end.
 
-    python tests/pretend_device.py feddra [method.mu=2 ...]
+    python tests/pretend_device.py feddra [method.mu=2 ...] [--evaluate]
 
 A tensor on the device "pretend" holds one on the CPU, which computes everything. An operation that is given tensors of
 both devices fails, as it does on a GPU. What it cannot tell: speed, memory, the GPU's own rounding, autocast (it does
@@ -28,6 +28,7 @@ from fedvlp import presets
 from fedvlp.config import override
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.training import Training
+from fedvlp.evaluate import WHAT, Choices
 from fedvlp.experiment import Experiment, Partition
 from fedvlp.runs import RunFolder, simulate
 
@@ -128,11 +129,13 @@ def small(name: str, settings: dict[str, str]) -> Experiment:
     return replace(chosen, site_models=tuple(models))
 
 
-def trained(chosen: Experiment) -> dict[str, torch.Tensor]:
+def trained(chosen: Experiment, evaluated: bool = False) -> dict[str, torch.Tensor]:
     """The tensors that a run leaves on disk, the server's and the sites', without hashes and running statistics."""
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), chosen)
         simulate(chosen, folder)
+        for what in WHAT.values() if evaluated else ():
+            assert what(folder, Choices(steps=1))
         files = [
             file for file in sorted(folder.path.rglob("*.safetensors")) if file.parent.name not in ("wire", "sent")
         ]
@@ -141,11 +144,11 @@ def trained(chosen: Experiment) -> dict[str, torch.Tensor]:
 
 
 def main(name: str, *settings: str) -> None:
-    chosen = small(name, dict(setting.split("=", 1) for setting in settings))
+    chosen = small(name, dict(setting.split("=", 1) for setting in settings if "=" in setting))
     install()  # before the first backward pass, which counts the devices
     expected = trained(chosen)
     Training.place = lambda self: torch.device(NAME, 0)  # type: ignore[method-assign]
-    seen = trained(chosen)
+    seen = trained(chosen, "--evaluate" in settings)
     apart = {
         n: float((t.double() - seen[n].double()).abs().nan_to_num().max()) for n, t in expected.items() if t.numel()
     }

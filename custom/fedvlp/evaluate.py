@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from fedvlp.core.client import Client
 from fedvlp.core.server import Server
 from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
@@ -27,19 +25,14 @@ class Choices:
     own: bool = False  # re-train with the run's own method instead of plain pre-training
 
 
-def _client(assembly: Assembly, name: str, data: Any) -> Client:
-    model, objective = assembly.modules()
-    return Client(name, assembly.experiment.rounds.seed, model, objective, data)
-
-
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
     """The server's model re-trained on each site; of sites that never shared one, their own models on the union."""
     starts = _kept_at_sites(assembly, state)
     if starts:
-        union = _client(assembly, POOLED, assembly.data(None))
+        union = assembly.client(POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
     sites = assembly.data_sites()
-    return [distortion.Trial(site, state, _client(assembly, site, assembly.data(site))) for site in sites]
+    return [distortion.Trial(site, state, assembly.client(site, assembly.data(site))) for site in sites]
 
 
 def _kept_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
@@ -123,7 +116,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     state = experiment.method.finish(server)
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
     data = {site: assembly.data(site) for site in assembly.data_sites()}
-    results, chosen = zero.zero_shot(protocol, _client(assembly, zero.SELECTED, None), states, data, names)
+    results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
     return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
 

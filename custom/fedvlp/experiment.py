@@ -175,7 +175,7 @@ class Assembly:
         if not self.has_public:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training
-        client = self._client("server", self.public(None), None)
+        client = self.client("server", self.public(None))
         server.host = Host(client, training, evaluation(self.config(), public=True))
         return server
 
@@ -211,7 +211,8 @@ class Assembly:
         if not self.accept_phi_risk:
             refuse_phi(self.cohort.phi, len(self.cohort))
 
-    def _client(self, name: str, data: SiteData, site: str | None) -> Client:
+    def client(self, name: str, data: Any, site: str | None = None) -> Client:
+        """A trainee with the model of ``site`` (the server), on the device that trains."""
         model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data)
@@ -229,7 +230,7 @@ class Assembly:
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
             raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
         site = None if self.pooled else name
-        client = self._client(name, self.data(site), site)
+        client = self.client(name, self.data(site), site)
         memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
         evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
         return Site(client, self.experiment.method, self.experiment.training, memory, evaluate)

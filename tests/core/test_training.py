@@ -15,6 +15,7 @@ from toy import SGD, Toy, clone, differs, pairs, same_bytes
 from fedvlp.core import probe
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method, Training, train
+from fedvlp.core.training import DeviceError
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.objectives.convirt import ConVIRT
 
@@ -242,6 +243,8 @@ def test_wrong_options_fail_when_they_are_built(wrong: dict[str, Any], said: str
 def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Training(device="auto").place() == torch.device("cpu")
+    with pytest.raises(DeviceError, match="finds no GPU on this machine; set it to auto or cpu"):
+        Training(device="cuda").place()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert Training(device="auto").place() == torch.device("cuda", 3)

@@ -24,6 +24,10 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+class DeviceError(RuntimeError):
+    """The device that the settings ask for is not there."""
+
+
 @dataclass(frozen=True)
 class Training:
     """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule, a fresh optimiser in every phase).
@@ -88,7 +92,12 @@ class Training:
         )
 
     def place(self) -> torch.device:
-        """The device of this process: under torchrun, each has the GPU of its local rank."""
+        """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""
         if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or mend the "
+                "driver (nvidia-smi shows what it sees)"
+            )
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

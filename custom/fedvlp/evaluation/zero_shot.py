@@ -85,22 +85,22 @@ def class_texts(client: Client, sentences: Texts) -> tuple[Embeddings, Embedding
     if not hasattr(selector, "fused"):
         return reports, reports, torch.empty(0)
     words = _text(client, selector.words)
-    fused = {name: selector.fused(one, words, _one(selector, name, len(one))) for name, one in reports.items()}
+    fused = {name: selector.fused(one, words, _one(selector, name, one)) for name, one in reports.items()}
     return reports, fused, words
 
 
 def _text(client: Client, texts: Sequence[str]) -> Tensor:
     ids, mask = client.model.tokenizer(texts)
-    return client.model({"text": ids, "text_mask": mask}).text
+    return client.model(client.here({"text": ids, "text_mask": mask})).text
 
 
-def _one(selector: Any, name: str, rows: int) -> Tensor | None:
-    """``rows`` studies with the one finding ``name``, as the selector reads labels: [rows, W] bool."""
+def _one(selector: Any, name: str, like: Tensor) -> Tensor | None:
+    """As many studies as ``like`` [N, d], with the one finding ``name``, as the selector reads labels: [N, W] bool."""
     if not selector.uses("token"):
         return None
     if name not in selector.words:
         raise ValueError(f"zero-shot: the selector was not trained with class {name!r}, only {selector.words}")
-    return torch.tensor([word == name for word in selector.words]).expand(rows, -1)
+    return torch.tensor([word == name for word in selector.words]).to(like.device).expand(len(like), -1)
 
 
 def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Tensor:
@@ -115,7 +115,7 @@ def site_probabilities(selector: Any, image: Tensor, reports: Embeddings, words:
     """[N, K]: the selector's probabilities for images [N, d], mean over all prompts [P, d] of all classes."""
     found = []
     for name, texts in reports.items():
-        present = _one(selector, name, len(image))
+        present = _one(selector, name, image)
         for text in texts:
             logits = selector(image, text.expand(len(image), -1), words, present)
             found.append(logits.double().softmax(dim=1))
@@ -149,10 +149,11 @@ def zero_shot(
         texts = [class_texts(client, one) for one in sentences]
         for site, records in data.items():
             image = _images(client, records, protocol.batch_size)
-            scores[site][name] = torch.stack([class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts])
+            found = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
+            scores[site][name] = torch.stack(found).cpu()
             if name == GLOBAL and own and hasattr(selector, "fused"):
                 found = [site_probabilities(selector, image, reports, words) for reports, _, words in texts]
-                chosen[site] = torch.stack([choose(one[:, : len(own)], protocol.threshold) for one in found])
+                chosen[site] = torch.stack([choose(one[:, : len(own)], protocol.threshold) for one in found]).cpu()
     names = (*own, GLOBAL)
     for site, choice in chosen.items():
         scores[site][SELECTED] = pick(torch.stack([scores[site][name] for name in names]), choice)
@@ -177,7 +178,7 @@ def _images(client: Client, records: Any, batch_size: int) -> Tensor:
 
 
 def _labels(records: Any, batch_size: int) -> Tensor:
-    return torch.cat([batch["labels"] for batch in records.batches(TEST, batch_size, drop_last=False)])
+    return torch.cat([batch["labels"] for batch in records.batches(TEST, batch_size, drop_last=False)]).cpu()
 
 
 def _judge(protocol: ZeroShot, model: str, site: str, scores: Tensor, labels: Tensor) -> Result:
