@@ -19,10 +19,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.backend_registration import (
-    _DummyBackendModule,
-    _setup_privateuseone_for_python_backend,  # since torch 2.10
-)
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from fedvlp import presets
 from fedvlp.config import override
@@ -33,7 +30,8 @@ from fedvlp.experiment import Experiment, Partition
 from fedvlp.runs import RunFolder, simulate
 
 NAME = "pretend"
-MIXED = ("aten::copy_", "aten::_to_copy", "aten::index.Tensor", "aten::_index_put_impl_")  # take a tensor of the CPU
+COPIES = ("aten::copy_", "aten::_to_copy")
+INDEXING = ("aten::index.Tensor", "aten::_index_put_impl_")  # a tensor on the device, by one on either
 FACTORIES = ("arange", "arange.start", "arange.start_step", "full", "scalar_tensor", "eye", "linspace")
 
 
@@ -71,7 +69,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     name, (unwrapped, options) = op.name(), tree_map(real, (args, kwargs))
-    if mine and others and not name.startswith(MIXED):
+    free = name in COPIES or (name in INDEXING and isinstance(args[0], Pretended))
+    if mine and others and not free:
         raise RuntimeError(f"{name}: all tensors must be on one device")
     if name == "aten::copy_" and not isinstance(args[0], Pretended):
         return args[0].copy_(unwrapped[1])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedvlp.core.server import Server
-from fedvlp.core.types import State
+from fedvlp.core.types import MODALITIES, State
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
@@ -31,8 +32,16 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
     if starts:
         union = assembly.client(POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
-    sites = assembly.data_sites()
-    return [distortion.Trial(site, state, assembly.client(site, assembly.data(site))) for site in sites]
+    return [distortion.Trial(site, state, assembly.client(site, data)) for site, data in _paired(assembly).items()]
+
+
+def _paired(assembly: Assembly) -> dict[str, Any]:
+    """The data of the sites that hold pairs, which alone can be trained on, and judged by, retrieval."""
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    paired = {site: records for site, records in data.items() if records.modalities == MODALITIES}
+    if not paired:
+        raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
+    return paired
 
 
 def _kept_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
@@ -56,9 +65,8 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
     plain = distortion.Retraining(local_steps=steps, only=only)
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
     assembly = Assembly(experiment, folder.path)
-    judges = {site: assembly.data(site) for site in assembly.data_sites()}
     trials = _trials(assembly, folder, state)
-    entries = distortion.cross_table(trials, judges, method, experiment.training, round=server.round)
+    entries = distortion.cross_table(trials, _paired(assembly), method, experiment.training, round=server.round)
     how = "its own local training" if choices.own else "plain pre-training"
     title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
     return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
@@ -97,7 +105,10 @@ def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
             if "val/similarity" in metrics:
                 curves.setdefault(site, {})[record["round"]] = metrics["val/similarity"]
     if not curves:
-        raise ValueError(f"{folder.path} has no evaluations with a paired cosine; was it run with evaluate_every=0?")
+        raise ValueError(
+            f"{folder.path} has no evaluations with a paired cosine: it ran with evaluate_every=0, or its model is a "
+            "classifier"
+        )
     title = f"{folder.experiment().name}: paired cosine of the model a round starts from"
     return distortion.write_curves(curves, _target(folder, "similarity"), title)
 
@@ -116,6 +127,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     state = experiment.method.finish(server)
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
     data = {site: assembly.data(site) for site in assembly.data_sites()}
+    data = {site: records for site, records in data.items() if "image" in records.modalities}
     results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
     return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)

@@ -186,15 +186,17 @@ def test_the_curves_are_written(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory):
-    """Folders of a small fedrgb run and a small local run, by preset name."""
+    """Folders of small runs by preset name: fedrgb, local, and creamfl with pairs, images alone and reports alone."""
     from fedvlp import presets
     from fedvlp.config import override
     from fedvlp.runs import RunFolder, simulate
 
     folders = {}
-    for name, extra in (("fedrgb", {"method.aligner_steps": 1}), ("local", {})):
+    two = {"data.size": 200, "data.sites": 2}
+    mixed = {"data.size": 300, "data.sites": 3, "partition.image_only": 1, "method.local_epochs": 1}
+    for name, extra in (("fedrgb", {**two, "method.aligner_steps": 1}), ("local", two), ("creamfl", mixed)):
         experiment = presets.get(name)
-        settings = {"data.size": 200, "data.sites": 2, "rounds.rounds": 1, "method.local_steps": 1, **extra}
+        settings = {**extra, "rounds.rounds": 1, "method.local_steps": 1}
         for key, value in settings.items():
             experiment = override(experiment, key, str(value))
         folders[name] = RunFolder.create(tmp_path_factory.mktemp("runs"), experiment)
@@ -231,6 +233,23 @@ def test_evaluate_own_and_zero_steps(run) -> None:
     assert distort(run["fedrgb"], Choices(steps=1, own=True))[0].name == "distortion-own.csv"
     with pytest.raises(ValueError, match="leave --own out"):
         deep(run["fedrgb"], Choices(own=True))
+
+
+def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
+    """Of three sites the first holds pairs, the second images alone, the third reports alone."""
+    from fedvlp.evaluate import WHAT, Choices
+
+    sites = {
+        "distortion": {"site-1"},
+        "shallow": {"site-1"},
+        "similarity": {"site-1"},
+        "zero-shot": {"site-1", "site-2"},
+    }
+    for what, expected in sites.items():
+        table = WHAT[what](run["creamfl"], Choices(steps=1))[0]
+        with table.open(newline="") as file:
+            found = {value for row in csv.DictReader(file) for value in row.values()}
+        assert {site for site in ("site-1", "site-2", "site-3") if site in found} == expected, what
 
 
 def test_evaluate_refuses_what_it_does_not_know() -> None:
