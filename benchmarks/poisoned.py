@@ -2,8 +2,8 @@
 
     python benchmarks/poisoned.py [--method fedavg] [--seeds 0] [--rounds 3] [--quick]   # 12 minutes of one core a seed
 
-In every round site-1 sends the change that its training made times a factor; a negative one turns it round. The values
-are finite and in range, so that no check refuses them. ``clip`` is ``rounds.clip_to_median``.
+In every round site-1 sends the change that its training made to the weights times a factor; a negative one turns it
+round. The values are finite, so that no check refuses them. ``clip_to_median`` is ``rounds.clip_to_median``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedvlp import presets
 from fedvlp.core.engine import InTurn
 from fedvlp.core.server import Federation
 from fedvlp.core.site import Site
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Update, is_statistic
 from fedvlp.experiment import Assembly, Experiment
 from fedvlp.runs import summary
 
 POISONED = "site-1"
-SETTINGS = [(1.0, 0.0), (1.0, 3.0), (-10.0, 0.0), (-10.0, 3.0), (-10.0, 1.0), (1000.0, 3.0)]  # factor, clip
+SETTINGS = [(1.0, 0.0), (1.0, 1.0), (-10.0, 0.0), (-10.0, 1.0), (-10.0, 2.0), (1000.0, 1.0)]  # factor, clip
 FIGURES = ("test/mean/r1/average", "test/mean/r1/worst", "test/mean/r5/average")
 
 
@@ -38,7 +38,7 @@ class Poisoned:
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
         update = self.site.handle(message, should_stop)
-        scaled = {n: message.state[n] + self.factor * (t - message.state[n]) if t.is_floating_point() else t
+        scaled = {n: t if is_statistic(n) else message.state[n] + self.factor * (t - message.state[n])
                   for n, t in update.state.items()}  # fmt: skip
         return replace(update, state=scaled)
 

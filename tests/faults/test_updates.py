@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy import World, same_bytes, small
+from toy import Toy, World, same_bytes, small
 
+from fedvlp.core.aggregation import clipped
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.engine import InTurn
 from fedvlp.core.method import Method
@@ -314,9 +315,36 @@ def test_row_11_a_long_change_is_shortened(large: bool, tmp_path: Path, caplog: 
         monkeypatch.setattr("fedvlp.core.aggregation.PARK_BYTES", 0)
     server = moved(POISONED, clip_to_median=3, folder=tmp_path)
     assert server.state["w"].tolist() == pytest.approx([(3 + 1 + 2 - 1) / 4] * 4)
-    assert [record.getMessage() for record in caplog.records] == ["a: its change of norm 2e+06 is shortened to 6"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a: its change of weights, 2e+06 long, is shortened to 6"
+    ]
     assert server.history[0]["server"]["update_norm/a"] == 2e6
     assert not list((tmp_path / "spool").glob("*"))
+
+
+def test_row_11_running_statistics_have_a_median_of_their_own() -> None:
+    """They are far larger than weights: under one norm they would hide them. A variance never turns negative."""
+    reference: State = {"w": torch.zeros(1), "n.running_mean": torch.zeros(1), "n.running_var": torch.ones(1)}
+    sent = {"a": (9.0, 100.0, 1.0), "b": (1.0, 10.0, 1.0), "c": (1.0, 10.0, 1.0), "d": (1.0, 900.0, 0.0)}
+    updates = [
+        Update(site, 0, "train", 1, {name: torch.tensor([v]) for name, v in zip(reference, values, strict=True)})
+        for site, values in sent.items()
+    ]
+    found = {u.site: [round(t.item(), 3) for t in u.state.values()] for u in clipped(updates, reference, 2.0)}
+    assert found["a"] == [2.0, 20.0, 1.0]
+    assert found["b"] == found["c"] == [1.0, 10.0, 1.0]
+    assert found["d"] == [1.0, 20.0, 0.978]
+
+
+def test_row_11_a_negative_variance_is_refused() -> None:
+    """It is finite, and turns every output of the model it is averaged into to NaN."""
+    name = "image_encoder.1.running_var"
+
+    def spoil(update: Update) -> Update:
+        return replace(update, state={**update.state, name: -update.state[name]})
+
+    one = replace(world(), model=lambda: Toy(norm=True))
+    assert one.run(Spoiled(one, spoil)).history[1]["dropped"] == {"b": f"{name} has a negative variance"}
 
 
 def test_row_11_honest_sites_are_not_touched_by_clipping() -> None:

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.core.types import Broadcast, Reply, State, Update, is_statistic
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) 
             return f"{name} is a {type(seen).__name__}, expected a tensor"
         if seen.shape != expected.shape or seen.dtype != expected.dtype:
             return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
-    return check_finite(state)
+    return check_finite(state) or _check_variances(state)
 
 
 def check_finite(state: Mapping[str, Tensor]) -> str | None:
@@ -90,15 +90,31 @@ def check_finite(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+def _check_variances(state: Mapping[str, Tensor]) -> str | None:
+    """Names the first running variance with a negative value, which would make every output NaN, or None."""
+    for name, tensor in state.items():
+        if name.endswith(".running_var") and bool((tensor < 0).any()):
+            return f"{name} has a negative variance"
+    return None
+
+
 @torch.no_grad()
-def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
-    """L2 norm of the change from ``reference`` to ``state``, over the floating-point tensors that both have."""
+def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running: bool = False) -> float:
+    """L2 norm of the change from ``reference`` to ``state``, over the weights that both have.
+
+    With ``running`` over the running statistics of batch normalisation instead, which are of another size.
+    """
     squares = 0.0
-    for name in sorted(state.keys() & reference.keys()):
-        if reference[name].is_floating_point():
-            for new, old in _blocks(state[name], reference[name]):
-                squares += float((new.double() - old).square().sum())
+    for name in _moved(state, reference, running):
+        for new, old in _blocks(state[name], reference[name]):
+            squares += float((new.double() - old).square().sum())
     return math.sqrt(squares)
+
+
+def _moved(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running: bool) -> list[str]:
+    """Names of the floating-point tensors that both have, statistics or weights."""
+    both = sorted(state.keys() & reference.keys())
+    return [name for name in both if reference[name].is_floating_point() and is_statistic(name) == running]
 
 
 def clipped(
@@ -106,33 +122,36 @@ def clipped(
 ) -> Iterator[Update]:
     """The updates, a change longer than ``times`` the median over sites shortened to that, its direction kept.
 
-    The median is the lower one, and of changes that are not zero: as long as at most half of the sites that trained
-    send nonsense, each moves a mean by its share of ``times`` an honest site's change. It is known when all updates
-    have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond in the folder ``spool``.
+    Weights and running statistics have a median each: the lower one, of changes that are not zero. As long as at most
+    half of the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change.
+    The medians are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond
+    in the folder ``spool``.
     """
     waiting = []
     for update in updates:
         state, aux = ({name: t.clone() for name, t in part.items()} for part in (update.state, update.aux))
         own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
-        waiting.append((update_norm(state, reference), cast("Callable[[], Update]", _parked(own, spool))))
+        norms = tuple(update_norm(state, reference, running) for running in (False, True))
+        waiting.append((norms, cast("Callable[[], Update]", _parked(own, spool))))
         del update, own, state, aux
-    norms = [norm for norm, _ in waiting if norm > 0]
-    limit = times * statistics.median_low(norms) if norms else 0.0
+    limits = [times * _median(norms) for norms in zip(*(norms for norms, _ in waiting), strict=True)]
     while waiting:
-        norm, back = waiting.pop(0)
+        norms, back = waiting.pop(0)
         update = back()
-        if norm > limit:
-            logger.warning("%s: its change of norm %.3g is shortened to %.3g", update.site, norm, limit)
-            update = replace(update, state=_shortened(update.state, reference, limit / norm))
+        for norm, limit, running in zip(norms, limits, (False, True), strict=True):
+            if norm > limit:
+                what = "running statistics" if running else "weights"
+                logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, what, norm, limit)
+                names = _moved(update.state, reference, running)
+                short = {name: torch.lerp(reference[name], update.state[name], limit / norm) for name in names}
+                update = replace(update, state=update.state | short)
         yield update
         del update
 
 
-@torch.no_grad()
-def _shortened(state: State, reference: Mapping[str, Tensor], part: float) -> State:
-    """``reference`` and a part of the change from it to ``state``; what is no weight of the model stays as it is."""
-    weights = {name for name in state if name in reference and reference[name].is_floating_point()}
-    return {n: torch.lerp(reference[n], t, part) if n in weights else t for n, t in state.items()}
+def _median(norms: Iterable[float]) -> float:
+    """The lower median of those that are not zero."""
+    return statistics.median_low([norm for norm in norms if norm > 0] or [0.0])
 
 
 class StreamingMean:

@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import State
+from fedvlp.core.types import State, is_statistic
 
 SENSITIVITY = 2.0
 """In units of the clipping norm: two data sets give two differences inside one ball, so at most its diameter apart."""
 
 BLOCK = 1 << 20
 """Values noised at a time."""
-
-BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class PrivacyError(ValueError):
@@ -71,7 +69,7 @@ def _difference(tensor: Tensor, received: Tensor) -> Tensor:
 
 
 def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor]) -> None:
-    if name.rpartition(".")[2] in BUFFERS:
+    if is_statistic(name):
         raise PrivacyError(
             f"{name} is a batch statistic of this site's data; use a model without batch norm (model.head_norm=layer)"
         )

@@ -90,3 +90,8 @@ def modality(name: str) -> str:
     """Whose tower a tensor belongs to, ``image`` or ``text``; "" for what both share, e.g. a classifier."""
     prefix = name.partition("_")[0]
     return prefix if prefix in MODALITIES else ""
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running statistic of batch normalisation, and no weight."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
