@@ -52,7 +52,7 @@ class Rounds:
         require(self.evaluate_every >= 0, f"evaluate_every is {self.evaluate_every}; 0 = never")
         require(
             self.clip_to_median == 0 or 1 <= self.clip_to_median < math.inf,
-            f"clip_to_median is {self.clip_to_median}; it is 0 (never) or from 1 on, 3 for example",
+            f"clip_to_median is {self.clip_to_median}; it is 0 (never) or from 1 on",
         )
         require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
         for name in ("max_missed", "probe_every", "max_empty"):
