@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import library
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -99,9 +100,9 @@ def install() -> None:
     module = _DummyBackendModule()
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     _setup_privateuseone_for_python_backend(NAME, module)
-    whole, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    whole, aten = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     whole.fallback(run, "PrivateUse1")
-    whole.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    whole.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")
     for name in FACTORIES:
         aten.impl(name, factory(name), "PrivateUse1")
     globals()["kept"] = (whole, aten)  # torch forgets them with the last reference

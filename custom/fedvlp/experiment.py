@@ -175,8 +175,7 @@ class Assembly:
         if not self.has_public:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training
-        client = self.client("server", self.public(None))
-        server.host = Host(client, training, evaluation(self.config(), public=True))
+        server.host = Host(self.client("server", self.public(None)), training, evaluation(self.config(), public=True))
         return server
 
     @property
@@ -212,7 +211,7 @@ class Assembly:
             refuse_phi(self.cohort.phi, len(self.cohort))
 
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
-        """A trainee with the model of ``site`` (the server), on the device that trains."""
+        """A trainee with the model of ``site`` (None: the server's), on the device that trains."""
         model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data)

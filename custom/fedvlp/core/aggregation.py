@@ -122,10 +122,11 @@ def clipped(
 ) -> Iterator[Update]:
     """The updates, a change longer than ``times`` the median over sites shortened to that, its direction kept.
 
-    Weights and running statistics have a median each: the lower one, of changes that are not zero. As long as at most
-    half of the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change.
-    The medians are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond
-    in the folder ``spool``.
+    Norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself. Weights
+    and running statistics have a median each: the lower one, of changes that are not zero. As long as at most half of
+    the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change. The
+    medians are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond in
+    the folder ``spool``.
     """
     waiting = []
     for update in updates:

@@ -226,7 +226,8 @@ class EncryptedController(FederatedController):
         super().__init__(**settings)
         self.context = context
         refuse_unencryptable(self.experiment.method)
-        require(not self.experiment.rounds.clip_to_median, "rounds.clip_to_median: no server sees an encrypted norm")
+        clips = self.experiment.rounds.clip_to_median
+        require(not clips, "rounds.clip_to_median: no server sees an encrypted norm; set it to 0")
         require(self.experiment.rounds.evaluate_every > 0, "rounds.evaluate_every is 0: no site would get the model")
 
     def _method(self) -> Method:
