@@ -61,6 +61,8 @@ def test_what_is_joined_in_memory_is_what_was_cut() -> None:
     assert groups.keys() == sent.keys()
     for name, names in groups.items():
         assert same(joined([pieces[n] for n in names], names), sent[name])
+    with pytest.raises(RuntimeError, match="11 values are missing of a tensor of 35"):
+        joined([pieces["cut|0|5x7"], pieces["cut|1|5x7"]], groups["cut"])
 
 
 def test_what_is_read_from_disk_is_what_was_cut_and_goes_with_the_last_reference(tmp_path: Path) -> None:

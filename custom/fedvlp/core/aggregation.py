@@ -279,6 +279,6 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
 
 
 def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message; what else a reply may hold is for :func:`check` to refuse."""
-    values = [*message.state.values(), *message.aux.values()]
+    """Bytes of the tensors in a message, read one by one; what else a reply may hold is for :func:`check` to refuse."""
+    values = (value for part in (message.state, message.aux) for value in part.values())
     return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))

@@ -13,6 +13,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +63,7 @@ class PieceDecomposer(TensorDecomposer):
     def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
         if self.root is None:
             error, pieces = super().download(*args, fobs_ctx=fobs_ctx, **options)
-            return error, {key: joined([pieces.pop(n) for n in names], names) for key, names in grouped(pieces).items()}
+            return error, {key: joined(map(pieces.pop, names), names) for key, names in grouped(pieces).items()}
         error, on_disk = download_tensors_to_disk(*args, root_dir=str(self.root), **options)
         return error, OnDisk(on_disk)
 
@@ -96,10 +97,20 @@ def shape_of(name: str) -> list[int] | None:
     return [int(length) for length in parts[2].split("x")] if len(parts) == 3 else None
 
 
-def joined(pieces: Sequence[Tensor], names: Sequence[str]) -> Tensor:
-    """The tensor that :func:`in_pieces` cut. Raises RuntimeError when pieces are missing."""
-    shape = shape_of(names[0])
-    return pieces[0] if shape is None else torch.cat(list(pieces)).view(shape)
+def joined(pieces: Iterable[Tensor], names: Sequence[str]) -> Tensor:
+    """The tensor that :func:`in_pieces` cut, its pieces taken one by one. Raises RuntimeError when some are missing."""
+    pieces, shape = iter(pieces), shape_of(names[0])
+    first = next(pieces)
+    if shape is None:
+        return first
+    rest = torch.empty(math.prod(shape), dtype=first.dtype)
+    whole = rest.view(shape)
+    for piece in chain((first,), pieces):
+        rest[: piece.numel()] = piece
+        rest = rest[piece.numel() :]
+    if rest.numel():
+        raise RuntimeError(f"{rest.numel()} values are missing of a tensor of {whole.numel()}")
+    return whole
 
 
 def _numel(reference: Any) -> int:
@@ -138,7 +149,7 @@ class PiecesOnDisk:
 
     def materialize(self) -> Tensor:
         """The tensor, read anew."""
-        return joined([piece.materialize() for piece in self._pieces], self._names)
+        return joined((piece.materialize() for piece in self._pieces), self._names)
 
 
 class Spooled(Mapping[str, Tensor]):
