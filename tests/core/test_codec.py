@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from toy import Fuse, Toy, World, clone, differs, forked, pairs, same_bytes, small, three_sites
 
 from fedvlp.core.aggregation import payload
-from fedvlp.core.codec import BLOCK, PLAIN, CodecError, Wire, decode, dequantise, encode, quantise
+from fedvlp.core.codec import BLOCK, PLAIN, CodecError, Wire, cast, decode, dequantise, encode, quantise
 from fedvlp.core.engine import ForkedWorkers, InTurn
 from fedvlp.core.link import EncodedSite, SiteEnd, site_memory
 from fedvlp.core.server import Federation, Rounds, Server
@@ -120,6 +121,17 @@ def test_denormal_differences_are_rounded_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("wire", OPTIONS)
+def test_what_waits_on_disk_is_decoded_when_it_is_asked_for(wire: Wire) -> None:
+    value, base = ({"w": torch.randn(5, 3), "v": torch.randn(4, 2, 2), "b": torch.randn(5)} for _ in range(2))
+    sent = encode(value, base, wire, {})
+    for held in (base, {name: cast(name, tensor, "bfloat16") for name, tensor in base.items()}):
+        view = decode(MappingProxyType(sent), held, wire)
+        assert not isinstance(view, dict)
+        same_bytes(dict(view), decode(sent, held, wire))
+        assert len(view) == 3
+
+
+@pytest.mark.parametrize("wire", OPTIONS)
 def test_vectors_integers_and_strangers_travel_as_they_are(wire: Wire) -> None:
     value = {
         "bias": torch.randn(5), "scalar": torch.tensor(0.1), "steps": torch.tensor([[3, 4]]),
@@ -154,6 +166,8 @@ def test_malformed_codes_are_refused_by_name(changes: dict[str, Any], said: str)
     came = {name: tensor for name, tensor in {**GOOD, **changes}.items() if tensor is not None}
     with pytest.raises(CodecError, match=said):
         decode(came, BASE, BF16)
+    with pytest.raises(CodecError, match=said):  # on disk they are refused as early
+        decode(MappingProxyType(came), BASE, BF16)
 
 
 @pytest.mark.parametrize("up", ["float32", "bfloat16", "float16"])

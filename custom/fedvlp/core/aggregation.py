@@ -71,30 +71,26 @@ def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) 
             listed = ", ".join(sorted(map(str, names))[:3])
             return f"{len(names)} {label} tensor(s), e.g. {listed}"
     for name, expected in reference.items():
-        seen = state[name]
+        seen = state[name]  # once: what waits on disk is read, and decoded, whenever it is asked for
         if not isinstance(seen, Tensor):
             return f"{name} is a {type(seen).__name__}, expected a tensor"
         if seen.shape != expected.shape or seen.dtype != expected.dtype:
             return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
-    return check_finite(state) or _check_variances(state)
-
-
-def check_finite(state: Mapping[str, Tensor]) -> str | None:
-    """Names the first tensor with NaN or infinite values and counts them, or None."""
-    for name, tensor in state.items():
-        # A finite sum proves every value finite in one read; only an infinite sum needs the exact count.
-        if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()):
-            bad = int((~torch.isfinite(tensor)).sum())
-            if bad:
-                return f"{name} has {bad} value(s) that are NaN or infinite"
+        problem = _check_values(name, seen)
+        if problem:
+            return problem
     return None
 
 
-def _check_variances(state: Mapping[str, Tensor]) -> str | None:
-    """Names the first running variance with a negative value, which would make every output NaN, or None."""
-    for name, tensor in state.items():
-        if name.endswith(".running_var") and bool((tensor < 0).any()):
-            return f"{name} has a negative variance"
+def _check_values(name: str, tensor: Tensor) -> str | None:
+    """Counts NaN and infinite values, refuses a negative running variance, which makes every output NaN; or None."""
+    # A finite sum proves every value finite in one read; only an infinite sum needs the exact count.
+    if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            return f"{name} has {bad} value(s) that are NaN or infinite"
+    if name.endswith(".running_var") and bool((tensor < 0).any()):
+        return f"{name} has a negative variance"
     return None
 
 

@@ -7,6 +7,7 @@ temperatures), integers and other types travel as they are. An 8-bit tensor ``w`
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -155,40 +156,71 @@ def encode(value: State, base: Mapping[str, Tensor], wire: Wire, missed: State) 
 
 
 def decode(came: Mapping[str, Tensor], base: Mapping[str, Tensor], wire: Wire) -> State:
-    """The update that :func:`encode` wrote. Raises CodecError naming a tensor that is not of the agreed form.
+    """The update that :func:`encode` wrote; where ``came`` waits on disk, a view that decodes what is asked for.
 
-    Names, shapes and values of the result are for ``core.aggregation.check`` to judge.
+    Names, shapes and values of the result are for ``core.aggregation.check`` to judge. Raises CodecError naming a
+    tensor that is not of the agreed form.
     """
-    out: State = {}
-    for name, tensor in came.items():
-        start = base.get(name.removesuffix(SCALE))
-        start = None if start is None else widen(start)
-        if start is None or not coded(start):
-            out[name] = tensor
-        elif name.endswith(SCALE):
-            if name.removesuffix(SCALE) not in came or wire.up != "int8":
-                raise CodecError(f"{name} came without codes")
+    view = _Decoded(came, base, wire)
+    return dict(view) if isinstance(came, dict) else typing.cast("State", view)
+
+
+class _Decoded(Mapping[str, Tensor]):
+    """Tensors decoded whenever they are asked for; their form is checked here, once."""
+
+    def __init__(self, came: Mapping[str, Tensor], base: Mapping[str, Tensor], wire: Wire) -> None:
+        self._came, self._base, self._wire = came, base, wire
+        self._names = [name for name, tensor in came.items() if self._holds_values(name, tensor)]
+
+    def _written(self, name: str) -> Tensor | None:
+        """What the site received under this name, where that is written in the wire's type."""
+        start = self._base.get(name)
+        return start if start is not None and (start.dtype in HALVES or coded(start)) else None
+
+    def _holds_values(self, name: str, tensor: Tensor) -> bool:
+        """Whether it is no tensor of scales. Raises CodecError."""
+        start = self._written(name)
+        if start is None:
+            codes = name.removesuffix(SCALE)
+            if codes != name and self._written(codes) is not None:
+                if codes not in self._came or self._wire.up != "int8":
+                    raise CodecError(f"{name} came without codes")
+                return False
+        elif self._wire.up == "int8":
+            _refuse_codes(name, tensor, self._came.get(name + SCALE), start.shape)
         else:
-            out[name] = _read(name, tensor, came.get(name + SCALE), start, wire)
-    return out
+            _refuse_form(name, tensor, start.shape, DTYPES[self._wire.up])
+        return True
 
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, start = self._came[name], self._written(name)
+        if start is None:
+            return tensor
+        if self._wire.up == "int8":
+            return dequantise(tensor, self._came[name + SCALE], widen(start))
+        return widen(start) + tensor if self._wire.difference else widen(tensor)
 
-def _read(name: str, tensor: Tensor, scales: Tensor | None, base: Tensor, wire: Wire) -> Tensor:
-    if wire.up == "int8":
-        return changed(name, tensor, scales, base)
-    _refuse_form(name, tensor, base.shape, DTYPES[wire.up])
-    return base + tensor if wire.difference else widen(tensor)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def changed(name: str, codes: Tensor, scales: Tensor | None, base: Tensor) -> Tensor:
     """``base`` with 8-bit changes. Raises CodecError unless the codes fit and the scales are finite, not negative."""
-    _refuse_form(name, codes, base.shape, torch.int8)
+    return dequantise(codes, _refuse_codes(name, codes, scales, base.shape), base)
+
+
+def _refuse_codes(name: str, codes: Tensor, scales: Tensor | None, shape: torch.Size) -> Tensor:
+    """The scales of codes of this shape. Raises CodecError unless both are of the agreed form."""
+    _refuse_form(name, codes, shape, torch.int8)
     if scales is None:
         raise CodecError(f"{name} came without its scales ({name + SCALE})")
-    _refuse_form(name + SCALE, scales, torch.Size([len(base)]), torch.float32)
+    _refuse_form(name + SCALE, scales, shape[:1], torch.float32)
     if not bool((torch.isfinite(scales) & (scales >= 0)).all()):
         raise CodecError(f"{name + SCALE} has scales that are negative, NaN or infinite")
-    return dequantise(codes, scales, base)
+    return scales
 
 
 def _refuse_form(name: str, tensor: object, shape: torch.Size, dtype: torch.dtype) -> None:

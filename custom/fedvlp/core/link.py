@@ -167,7 +167,9 @@ class ServerEnd:
             return error
         if self.wire.skip_unchanged:
             self._held[site] = sent.copy
-        return replace(update, state={name: t.clone() for name, t in state.items()} if detach else state)
+        if detach and isinstance(state, dict):  # not a view of the disk
+            state = {name: t.clone() for name, t in state.items()}
+        return replace(update, state=state)
 
 
 @dataclass
