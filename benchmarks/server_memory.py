@@ -1,6 +1,8 @@
 """Peak memory of the server's process with a large model, over real sockets: FLARE's simulator, sites that echo.
 
-    python benchmarks/server_memory.py [--sites 3 6] [--part 1.0] [--rounds 2] [--quick]     # about 3 minutes each
+    python benchmarks/server_memory.py [--sites 3 6] [--part 1.0] [--rounds 2] [--quick] [--wire plain slow]
+
+A run takes 3 to 7 minutes. ``slow`` is bfloat16 down and 8 bit up with unchanged tensors skipped.
 
 The model is ViT-B/16 with BERT-base, a block and a head more each, random float32 (``--part 0.125``: an eighth of it).
 Every site is a process of its own that sends back what it receives, so only the transfers and the server's work are
@@ -18,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from common import MIB, machine, rounded, say, table
 from echo import NOTE, EchoModel
 
+from fedvlp.core.codec import PLAIN, Wire
 from fedvlp.core.server import Rounds
 from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import job_files
@@ -32,9 +36,13 @@ from fedvlp.methods import FedAvg
 NVFLARE = Path(sys.executable).parent / "nvflare"
 
 
-def job(part: float, sites: list[str], rounds: int, folder: Path) -> Path:
+WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8", difference=True, skip_unchanged=True)}
+
+
+def job(part: float, sites: list[str], rounds: int, wire: Wire, folder: Path) -> Path:
     """The job folder: fedvlp's own controller, the echo in place of its executor."""
-    experiment = Experiment("echo", FedAvg(), EchoModel(part), rounds=Rounds(rounds, evaluate_every=0))  # type: ignore[arg-type]
+    rounds_ = Rounds(rounds, evaluate_every=0)
+    experiment = Experiment("echo", FedAvg(), EchoModel(part), rounds=rounds_, wire=wire)  # type: ignore[arg-type]
     for path, text in job_files(experiment, sites=sites).items():
         if path.endswith("config_fed_client.json"):
             client = json.loads(text)
@@ -54,14 +62,14 @@ def sizes(pid: int) -> dict[str, int]:
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
 
 
-def measure(part: float, count: int, rounds: int) -> dict[str, Any]:
+def measure(part: float, count: int, rounds: int, wire: str) -> dict[str, Any]:
     """One run: the server's peaks above its base, in models."""
     sites = [f"site-{index + 1}" for index in range(count)]
     with tempfile.TemporaryDirectory() as name:
         folder, note = Path(name), Path(name) / "server.json"
-        command = [NVFLARE, "simulator", job(part, sites, rounds, folder / "job"), "-t", str(count)]
-        here = str(Path(__file__).parent)
-        environment = {**os.environ, NOTE: str(note), "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+        command = [NVFLARE, "simulator", job(part, sites, rounds, WIRES[wire], folder / "job"), "-t", str(count)]
+        paths = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, NOTE: str(note), "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         environment.pop("FEDVLP_HOME", None)
         with open(folder / "log.txt", "w", encoding="utf-8") as log:
             run = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
@@ -85,7 +93,8 @@ def measure(part: float, count: int, rounds: int) -> dict[str, Any]:
     step = max(1, len(seen) // 60)
     say({"timeline": [(round(at, 1), round((now["Rss"] - base["Rss"]) / model, 2)) for at, now in seen[::step]]})
     return {
-        "sites": count, "rounds": rounds, "model_mib": round(model / MIB), "base_mib": round(base["Rss"] / MIB),
+        "sites": count, "wire": wire, "rounds": rounds,
+        "model_mib": round(model / MIB), "base_mib": round(base["Rss"] / MIB),
         "peak Rss, models": rounded((peak["Rss"] - base["Rss"]) / model),
         "peak Pss, models": rounded((peak["Pss"] - base["Pss"]) / model),
         "seconds per round": [round(s, 1) for s in seconds],
@@ -104,13 +113,14 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 6])
     parser.add_argument("--part", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--wire", nargs="+", choices=sorted(WIRES), default=["plain", "slow"])
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
     say(machine())
     part = 0.125 if chosen.quick else chosen.part
     rows = []
-    for count in chosen.sites:
-        rows.append(measure(part, count, chosen.rounds))
+    for wire, count in product(chosen.wire, chosen.sites):
+        rows.append(measure(part, count, chosen.rounds, wire))
         say(rows[-1])
     print(table(list(rows[0]), (list(row.values()) for row in rows)))
     say(machine())
