@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedvlp import __version__
 from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
@@ -44,6 +45,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], said: str, 
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_version_is_told_as_sites_must_agree_on_it(tmp_path: Path) -> None:
+    assert fedvlp("--version", folder=tmp_path).stdout == f"fedvlp {__version__}\n"
 
 
 def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:

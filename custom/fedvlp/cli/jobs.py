@@ -1,0 +1,119 @@
+"""`fedvlp jobs`: job folders for FLARE, and what becomes of a job that was submitted."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvlp.cli.choices import Setting, configured
+
+app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
+
+
+@app.command("build")
+def jobs_build(
+    folder: Annotated[Path, typer.Option(help="Where the job folders are.")] = Path("jobs"),
+    check: Annotated[bool, typer.Option("--check", help="Only tell whether they are up to date.")] = False,
+) -> None:
+    """Writes the committed job folders from the presets."""
+    from fedvlp import presets
+    from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
+
+    stale = []
+    for name in COMMITTED:
+        experiment = presets.get(name)
+        if check:
+            for path, text in job_files(experiment).items():
+                file = folder / folder_of(name) / path
+                if not file.exists() or file.read_text(encoding="utf-8") != text:
+                    stale.append(f"{folder_of(name)}/{path}")
+        else:
+            print(write_job(experiment, folder / folder_of(name)))
+    if stale:
+        raise ValueError(f"not what the presets say: {', '.join(stale)}; run `fedvlp jobs build`")
+
+
+@app.command("export")
+def jobs_export(
+    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
+    data: Annotated[str | None, typer.Option(help="synthetic, table:PATH.csv or named:NAME (the sites' own).")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
+    settings: Setting = None,
+    mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
+    child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="With --child: processes a task trains in, where the site does not say how many.")
+    ] = 1,
+    link_mbit: Annotated[
+        float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
+    ] = None,
+    encrypted: Annotated[
+        bool, typer.Option("--encrypted", help="The server adds ciphertexts: the sites' own filters must encrypt.")
+    ] = False,
+    bundled: Annotated[bool, typer.Option("--bundled", help="Put the package into the job (sites need BYOC).")] = False,
+    installed: Annotated[
+        bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
+    ] = False,
+) -> None:
+    """Writes a FLARE job with your settings, to simulate or to submit."""
+    from fedvlp.flare.jobs import write_job
+    from fedvlp.flare.timeouts import Timeouts, model_bytes
+
+    if bundled and installed:
+        raise ValueError("--bundled and --installed exclude each other")
+    experiment = configured(preset, data, sites, settings)
+    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
+    if processes > 1 and not child:
+        raise ValueError("--processes needs --child: the job's own process at a site trains alone")
+    options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
+    print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
+
+
+@app.command("resubmit")
+def jobs_resubmit(
+    job_id: Annotated[str, typer.Argument(help="Id of a job that ended, or whose server died.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the lead (or an admin).")],
+    folder: Annotated[Path | None, typer.Option(help="Job folder to submit; default: the job as it was.")] = None,
+    abort: Annotated[bool, typer.Option("--abort", help="End it first if it runs, e.g. to take back a site.")] = False,
+) -> None:
+    """Goes on with a job: says what became of it and submits it again; it resumes after its last complete phase."""
+    from fedvlp.flare import resubmit
+
+    with resubmit.session(kit) as opened:
+        verdict, new = resubmit.resubmit(opened, job_id, folder, abort=abort)
+    print(f"{verdict.finding}\nsubmitted again as {new}\nfollow it: nvflare job monitor {new}")
+
+
+@app.command("keep")
+def jobs_keep(
+    job_id: Annotated[str, typer.Argument(help="Id of a submitted job.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the lead (or an admin).")],
+    attempts: Annotated[int, typer.Option(min=0, help="How often it is submitted again at most.")] = 5,
+    every: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks.")] = 10.0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds that a finding must last.")] = 60.0,
+) -> None:
+    """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
+    from fedvlp.flare.keep import keep
+
+    verdict = keep(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)
+    print(verdict.finding)
+    if not verdict.complete:
+        raise typer.Exit(1)
+
+
+@app.command("status")
+def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
+    """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
+    from fedvlp.flare.resubmit import STATUS_FILE, read_status
+
+    status = read_status(folder)
+    if not status:
+        raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
+    print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))
+    if status["status"] != "finished":
+        raise typer.Exit(1)
