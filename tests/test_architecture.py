@@ -27,7 +27,7 @@ LAYERS = [
     {"presets", "site_config"},
     {"runs", "prepare"},
     {"figures", "tables", "doctor"},
-    {"drift", "findings"},
+    {"drift", "findings", "updates"},
     {"evaluate", "report", "site_doctor", "compare", "export"},
     {"flare"},
     {"cli"},

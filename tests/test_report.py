@@ -208,11 +208,26 @@ def test_the_chance_line_is_drawn(tmp_path: Path) -> None:
     assert "Only one evaluation so far (initial)." in page.text
 
 
+def test_the_length_of_every_change_is_drawn_by_phase(tmp_path: Path) -> None:
+    """One site far above the others is what to look for."""
+    history = robust()
+    for index, entry in enumerate(history[:4]):
+        norms = {"update_norm/site-1": 1.5 + index, "update_norm/site-10": 900.0, "update_norm/site-2": 1.25}
+        entry["server"] = norms if index != 2 else {"update_norm/site-1": 2.0}
+    page = page_of(run_of(tmp_path, history))
+    assert page.tables["align: L2 norm of the change, as sent"] == [
+        ["round", *SITES], ["0", "1.5", "1.25", "900"], ["1", "2", ABSENT, ABSENT],
+    ]  # fmt: skip
+    assert page.tables["joint: L2 norm of the change, as sent"][2] == ["1", "4.5", "1.25", "900"]
+    assert not any("evaluate:" in title for title in page.tables)
+
+
 def test_a_run_without_records(tmp_path: Path) -> None:
     page = page_of(RunFolder.create(tmp_path, presets.get("fedavg")))
     for said in (
         "not trained yet", "No evaluation so far.", "No loss has been reported.", "No site has answered so far.",
         "The records have no robust site weights.", "No phase is complete.", "No update was dropped.",
+        "No change of the model's weights is on record.",
     ):  # fmt: skip
         assert said in page.text
     assert not page.alts()

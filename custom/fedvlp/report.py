@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedvlp import drift, findings
+from fedvlp import drift, findings, updates
 from fedvlp import figures as draw
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.server import Server
@@ -98,7 +98,8 @@ def write(folder: RunFolder) -> Path:
         "": _head, "Retrieval": _retrieval, "Sites": _sites, "Loss": _loss, "Site weights": _weights,
         "Classifier": lambda run: findings.section(run.folder, run.history),
         "Public set": lambda run: drift.section(run.history, run.memory), "Bytes and seconds": _costs,
-        "Dropped updates": _dropped, "All settings and versions": _settings,
+        "Changes that sites sent": lambda run: updates.changes(run.history, run.sites, run.style),
+        "Dropped updates": lambda run: updates.dropped(run.history), "All settings and versions": _settings,
     }  # fmt: skip
     with matplotlib.rc_context(draw.RC):
         parts = [(f"<h2>{title}</h2>\n" if title else "") + section(run) + "\n" for title, section in sections.items()]
@@ -272,12 +273,6 @@ def _costs(run: Run) -> str:
     said = f"Tensors: {down:,.1f} MB to sites, {up:,.1f} MB from sites. Phases: {took:,.1f} s."
     drawn = draw.stack("Megabytes per round, all sites", traffic) + draw.stack("Seconds per round", seconds)
     return f"<p>{said}</p>{grid(drawn)}"
-
-
-def _dropped(run: Run) -> str:
-    """Which updates were not used, and why."""
-    rows = [[r["round"], r["phase"], site, why] for r in run.history for site, why in sorted(r["dropped"].items())]
-    return table(["round", "phase", "site", "reason"], rows, "text") if rows else "<p>No update was dropped.</p>"
 
 
 def _sites(run: Run) -> str:
