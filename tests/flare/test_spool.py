@@ -13,7 +13,8 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.aggregation import StreamingMean, check, in_site_order
+from fedvlp.core.aggregation import StreamingMean, check, check_tensors, in_site_order, update_norm
+from fedvlp.core.codec import PLAIN, Wire, decode
 from fedvlp.core.types import Update
 from fedvlp.flare import spool, wire
 from fedvlp.flare.spool import OnDisk, PieceDecomposer, Spooled, grouped, in_pieces, joined
@@ -93,6 +94,34 @@ def test_damaged_pieces_are_refused_before_anybody_reads_them(damage: str, tmp_p
         file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(Exception, match=r"pieces missing|Error"):
         OnDisk(LazyTensorDict(found, str(tmp_path)))
+
+
+def test_an_update_on_disk_is_read_three_times_by_the_check_its_norm_and_the_mean() -> None:
+    """Also when it is to be decoded; asking for a name or for all names reads nothing."""
+    read: list[str] = []
+
+    class Counted:
+        def __init__(self, name: str, tensor: Tensor) -> None:
+            self.name, self.tensor = name, tensor
+
+        def materialize(self) -> Tensor:
+            read.append(self.name)
+            return self.tensor
+
+    state = {"w": torch.randn(4, 3), "b": torch.randn(4)}
+    halves = {name: tensor.bfloat16() if name == "w" else tensor for name, tensor in state.items()}
+    for sent, wired in ((state, PLAIN), (halves, Wire(up="bfloat16"))):
+        view = decode(Spooled({name: Counted(name, tensor) for name, tensor in sent.items()}), state, wired)
+        read.clear()
+        assert "w" in view
+        assert "v" not in view
+        assert set(view) == {"w", "b"}
+        assert not read
+        assert check_tensors(view, state) is None
+        assert update_norm(view, state) < 0.1
+        mean = StreamingMean(state)
+        mean.add(view, 1.0)
+        assert sorted(read) == ["b"] * 3 + ["w"] * 3
 
 
 def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path) -> None:

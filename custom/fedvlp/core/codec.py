@@ -170,7 +170,7 @@ class _Decoded(Mapping[str, Tensor]):
 
     def __init__(self, came: Mapping[str, Tensor], base: Mapping[str, Tensor], wire: Wire) -> None:
         self._came, self._base, self._wire = came, base, wire
-        self._names = [name for name, tensor in came.items() if self._holds_values(name, tensor)]
+        self._names = {name: None for name, tensor in came.items() if self._holds_values(name, tensor)}
 
     def _written(self, name: str) -> Tensor | None:
         """What the site received under this name, where that is written in the wire's type."""
@@ -199,6 +199,9 @@ class _Decoded(Mapping[str, Tensor]):
         if self._wire.up == "int8":
             return dequantise(tensor, self._came[name + SCALE], widen(start))
         return widen(start) + tensor if self._wire.difference else widen(tensor)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -163,6 +163,9 @@ class Spooled(Mapping[str, Tensor]):
         tensor: Tensor = value.materialize() if hasattr(value, "materialize") else value
         return tensor
 
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read it
+        return name in self._values
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
