@@ -34,15 +34,13 @@ from fedvlp.flare.jobs import job_files
 from fedvlp.methods import FedAvg
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
-
-
 WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8", difference=True, skip_unchanged=True)}
 
 
 def job(part: float, sites: list[str], rounds: int, wire: Wire, folder: Path) -> Path:
     """The job folder: fedvlp's own controller, the echo in place of its executor."""
-    rounds_ = Rounds(rounds, evaluate_every=0)
-    experiment = Experiment("echo", FedAvg(), EchoModel(part), rounds=rounds_, wire=wire)  # type: ignore[arg-type]
+    length = Rounds(rounds, evaluate_every=0)
+    experiment = Experiment("echo", FedAvg(), EchoModel(part), rounds=length, wire=wire)  # type: ignore[arg-type]
     for path, text in job_files(experiment, sites=sites).items():
         if path.endswith("config_fed_client.json"):
             client = json.loads(text)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.method import require
-from fedvlp.core.types import State
+from fedvlp.core.types import LazyState, State
 
 SCALE = ":scale"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
@@ -165,12 +165,12 @@ def decode(came: Mapping[str, Tensor], base: Mapping[str, Tensor], wire: Wire) -
     return dict(view) if isinstance(came, dict) else typing.cast("State", view)
 
 
-class _Decoded(Mapping[str, Tensor]):
+class _Decoded(LazyState):
     """Tensors decoded whenever they are asked for; their form is checked here, once."""
 
     def __init__(self, came: Mapping[str, Tensor], base: Mapping[str, Tensor], wire: Wire) -> None:
         self._came, self._base, self._wire = came, base, wire
-        self._names = {name: None for name, tensor in came.items() if self._holds_values(name, tensor)}
+        super().__init__(name for name, tensor in came.items() if self._holds_values(name, tensor))
 
     def _written(self, name: str) -> Tensor | None:
         """What the site received under this name, where that is written in the wire's type."""
@@ -199,15 +199,6 @@ class _Decoded(Mapping[str, Tensor]):
         if self._wire.up == "int8":
             return dequantise(tensor, self._came[name + SCALE], widen(start))
         return widen(start) + tensor if self._wire.difference else widen(tensor)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def changed(name: str, codes: Tensor, scales: Tensor | None, base: Tensor) -> Tensor:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 State = dict[str, Tensor]
 """Named tensors. Model parameters are named ``<modality>_<group>.<path>``, e.g. ``image_encoder.norm.weight``."""
+
+
+class LazyState(Mapping[str, Tensor]):
+    """A state too large to be held: ``__getitem__`` makes a tensor anew whenever it is asked for.
+
+    Asking for a name makes none, as Mapping's own ``in`` would.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = dict.fromkeys(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 Batch = dict[str, Tensor]
 """One step's input; a missing key is a missing modality.

@@ -12,7 +12,7 @@ import gc
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +26,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from safetensors import safe_open
 from torch import Tensor
 
-from fedvlp.core.types import State
+from fedvlp.core.types import LazyState, State
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 PIECE = 8 << 20
@@ -152,25 +152,17 @@ class PiecesOnDisk:
         return joined((piece.materialize() for piece in self._pieces), self._names)
 
 
-class Spooled(Mapping[str, Tensor]):
+class Spooled(LazyState):
     """Named tensors, each read from disk whenever it is asked for; the files go with the last reference."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
         self._values = dict(values)
 
     def __getitem__(self, name: str) -> Tensor:
         value = self._values[name]
         tensor: Tensor = value.materialize() if hasattr(value, "materialize") else value
         return tensor
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would read it
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 def return_freed_memory() -> None:
