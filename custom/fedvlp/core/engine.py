@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import signal
@@ -171,17 +172,15 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
     for other in inherited:
         other.close()
     sites: dict[str, Answers] = {}
-    while True:
-        try:
+    with contextlib.suppress(EOFError, OSError):  # the other end is gone, in the middle of a message if it was killed
+        while True:
             name = connection.recv_bytes().decode()
             message = unpack(Broadcast, [connection.recv_bytes() for _ in range(3)])
-        except EOFError:
-            return
-        try:
-            if name not in sites:
-                sites[name] = make_site(name)
-            reply = [b"update", *pack(sites[name].handle(message))]
-        except Exception as error:
-            reply = [b"error", reason(error).encode()]
-        for part in reply:
-            connection.send_bytes(part)
+            try:
+                if name not in sites:
+                    sites[name] = make_site(name)
+                reply = [b"update", *pack(sites[name].handle(message))]
+            except Exception as error:
+                reply = [b"error", reason(error).encode()]
+            for part in reply:
+                connection.send_bytes(part)
