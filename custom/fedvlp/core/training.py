@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from fedvlp.core.optimizers import SGD, AdamW
+
 CHOICES = {
     "optimizer": ("adamw", "sgd"),
     "precision": ("float32", "bfloat16", "float16", "auto"),
@@ -83,13 +85,9 @@ class Training:
     def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
         """A fresh optimiser with learning rate ``lr * scale``."""
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
-                parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay
-            )
+            return SGD(parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay)
         betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(
-            parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True
-        )
+        return AdamW(parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True)
 
     def place(self) -> torch.device:
         """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.method import require
+from fedvlp.core.optimizers import Adam
 from fedvlp.core.server import Server
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.methods.softpull import SoftPull
@@ -79,7 +80,7 @@ class Selection(SoftPull):
                    for name in gradient}  # fmt: skip
         if not weights:
             return
-        adam = torch.optim.Adam(weights.values(), lr=self.selector_lr)
+        adam = Adam(weights.values(), lr=self.selector_lr)
         for name, weight in weights.items():
             weight.grad = gradient[GRADIENT + name]
             moments = {"exp_avg": memory[FIRST + name].clone(), "exp_avg_sq": memory[SECOND + name].clone()}
