@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo poc test lint bench clean
+.PHONY: demo poc test test-all golden lint bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,8 +20,17 @@ demo: $(VENV)/ready
 poc: $(VENV)/ready
 	PATH="$(abspath $(BIN)):$$PATH" poc/run.sh
 
+# Everything that is fast, and one run of real FLARE processes.
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The rest too: simulator, provisioned and POC runs, several processes per site, another device.
+test-all: test
+	$(BIN)/python -m pytest -n 2 -m slow
+
+# Writes tests/golden/ anew and prints what changed; a commit that holds such a change says why.
+golden: $(VENV)/ready
+	$(BIN)/python tests/support/golden.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -1,14 +1,24 @@
-"""Shared by all tests: one thread, so that the last bits are the same everywhere, and ``import toy``."""
+"""Shared by all tests: one thread (so the same last bits everywhere), time limits, repeated starts, ``import toy``."""
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 sys.path.append(str(Path(__file__).parent))
+
+from support.simulator import REPEATED
+
+SLOW_SECONDS = 900
+"""The time limit of a test marked slow; that of others is in pyproject.toml."""
+
+START_REPEATED = "FLARE start repeated"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,8 +26,80 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c() -> None:
+    """Programs that tests start can be interrupted also where the shell started pytest in the background."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(autouse=True)
 def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test downloads, and none depends on where runs are kept on this machine."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.delenv("FEDVLP_HOME", raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Time limits; and the longest of the slow tests first, so that no worker is left alone with one at the end."""
+    expected: dict[str, float] = {}
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        expected[item.nodeid] = slow.kwargs.get("seconds", 30.0) if slow else 0.0
+        if slow:
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+    items.sort(key=lambda item: -expected[item.nodeid])
+
+
+SHARING = (
+    "core/test_ranks.py", "evaluation/test_distortion.py", "faults/test_consortium.py", "flare/test_provisioned.py",
+    "flare/test_provisioned_privacy.py", "flare/test_smoke.py", "methods/test_device.py",
+)  # fmt: skip
+"""Files whose tests share a fixture that takes long: one worker takes them all, or all whose ids begin "<group>: "."""
+
+
+def work_unit(nodeid: str) -> str:
+    """What one worker takes as a whole: a test, or the tests of a file (of a group of it) that share a fixture."""
+    file, _, rest = nodeid.partition("::")
+    if not file.endswith(SHARING):
+        return nodeid
+    _, _, identifier = rest.partition("[")
+    group, found, _ = identifier.partition(": ")
+    return f"{file}:{group}" if found else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands out work units in order. (xdist's own groups do nothing with this pytest, which ignores its node ids.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWorkUnit(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return work_unit(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByWorkUnit(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Notes in the test's report which FLARE starts it, or a fixture made for it, had to repeat."""
+    report = yield
+    while REPEATED:
+        report.user_properties.append((START_REPEATED, REPEATED.pop()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Counts the repeated starts: a repetition is no failure, and never silent."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    repeated = [
+        f"{report.nodeid}: {said}"
+        for report in reports
+        for name, said in getattr(report, "user_properties", ())
+        if name == START_REPEATED
+    ]
+    if repeated:
+        terminalreporter.section(f"{len(repeated)} FLARE starts were repeated, as their port was taken")
+        for line in repeated:
+            terminalreporter.write_line(line)

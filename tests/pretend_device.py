@@ -1,6 +1,6 @@
-"""Trains a preset on a pretended accelerator and on the CPU, and prints how far apart the two end.
+"""Trains presets on a pretended accelerator and on the CPU, and prints how far apart the two end, a JSON line each.
 
-    python tests/pretend_device.py feddra [method.mu=2 ...] [--evaluate]
+    python tests/pretend_device.py 'feddra method.mu=2' 'local --evaluate' ...
 
 A tensor on the device "pretend" holds one on the CPU, which computes everything. An operation that is given tensors of
 both devices fails, as it does on a GPU. What it cannot tell: speed, memory, the GPU's own rounding, autocast (it does
@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import library
@@ -143,16 +145,26 @@ def trained(chosen: Experiment, evaluated: bool = False) -> dict[str, torch.Tens
         return {name: tensor for name, tensor in found.items() if ".running_" not in name}
 
 
-def main(name: str, *settings: str) -> None:
+def compared(case: str) -> dict[str, Any]:
+    """How far apart the two runs of ``case`` end, tensor by tensor, or the traceback of the one that failed."""
+    name, *settings = case.split()
     chosen = small(name, dict(setting.split("=", 1) for setting in settings if "=" in setting))
-    install()  # before the first backward pass, which counts the devices
-    expected = trained(chosen)
-    Training.place = lambda self: torch.device(NAME, 0)  # type: ignore[method-assign]
-    seen = trained(chosen, "--evaluate" in settings)
+    try:
+        expected = trained(chosen)
+        with patch.object(Training, "place", lambda self: torch.device(NAME, 0)):
+            seen = trained(chosen, "--evaluate" in settings)
+    except Exception:
+        return {"case": case, "error": traceback.format_exc()}
     apart = {
         n: float((t.double() - seen[n].double()).abs().nan_to_num().max()) for n, t in expected.items() if t.numel()
     }
-    print(json.dumps({"same": seen.keys() == expected.keys(), "apart": apart}))
+    return {"case": case, "same": seen.keys() == expected.keys(), "apart": apart}
+
+
+def main(*cases: str) -> None:
+    install()  # before the first backward pass, which counts the devices
+    for case in cases:
+        print(json.dumps(compared(case)), flush=True)
 
 
 if __name__ == "__main__":

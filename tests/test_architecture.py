@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 import fedvlp
 
 PACKAGE = Path(fedvlp.__file__).parent
+TESTS = Path(__file__).parent
 MODULES = {
     ".".join(("fedvlp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
@@ -95,30 +96,36 @@ def test_every_part_of_the_package_has_a_layer() -> None:
     assert {part(name) for name in MODULES} - {""} <= BELOW.keys()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_imports_upward(module: str) -> None:
+def offenders(wrong: Callable[[str, str, bool], bool]) -> list[str]:
+    """Every import of the package for which ``wrong(module, imported name, lazy)`` holds, one line each."""
+    return [
+        f"{module}, line {line}: imports {name}"
+        for module, path in MODULES.items()
+        for name, line, lazy in imports(path)
+        if wrong(module, name, lazy)
+    ]
+
+
+def test_nothing_imports_upward() -> None:
     """Not even inside a function: a lazy import is an import."""
-    if module == "fedvlp":
-        assert list(imports(MODULES[module])) == []
-        return
-    allowed = BELOW[part(module)] | {""}
-    for name, line, _ in imports(MODULES[module]):
-        if name.partition(".")[0] == "fedvlp":
-            assert part(name) in allowed, f"{module}, line {line} imports {name}"
+
+    def upward(module: str, name: str, lazy: bool) -> bool:
+        if module == "fedvlp":
+            return True
+        return name.partition(".")[0] == "fedvlp" and part(name) not in BELOW[part(module)] | {""}
+
+    assert offenders(upward) == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_who_may_import_what(module: str) -> None:
-    for name, line, _ in imports(MODULES[module]):
-        owners = ONLY.get(name.partition(".")[0])
-        assert owners is None or part(module) in owners, f"{module}, line {line} imports {name}"
+def test_who_may_import_what() -> None:
+    everybody = BELOW.keys() | {""}
+    assert offenders(lambda module, name, _: part(module) not in ONLY.get(name.partition(".")[0], everybody)) == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if part(name) in ("core", "methods", "config")])
-def test_algorithms_are_pure_torch(module: str) -> None:
+def test_algorithms_are_pure_torch() -> None:
+    pure = ("core", "methods", "config")
     allowed = TORCH_ALONE | {"fedvlp"} | set(sys.stdlib_module_names)
-    for name, line, _ in imports(MODULES[module]):
-        assert name.partition(".")[0] in allowed, f"{module}, line {line} imports {name}"
+    assert offenders(lambda module, name, _: part(module) in pure and name.partition(".")[0] not in allowed) == []
 
 
 HEAVY = {
@@ -137,10 +144,20 @@ HEAVY = {
 }
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_heavy_packages_are_imported_by_the_function_that_needs_them(module: str) -> None:
-    for name, line, lazy in imports(MODULES[module]):
-        assert lazy or name.partition(".")[0] not in HEAVY, f"{module}, line {line} imports {name} at import time"
+def test_heavy_packages_are_imported_by_the_function_that_needs_them() -> None:
+    assert offenders(lambda _, name, lazy: not lazy and name.partition(".")[0] in HEAVY) == []
+
+
+def test_no_test_file_imports_a_heavy_package_when_it_is_collected() -> None:
+    """Each worker pays for it at every `make test`, whichever tests it runs."""
+    heavy = HEAVY - {"PIL", "cv2", "rich"} | {"ot", "scipy", "sklearn"}
+    early = [
+        f"{path.relative_to(TESTS)}, line {line}: imports {name}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for name, line, lazy in imports(path)
+        if not lazy and name.partition(".")[0] in heavy
+    ]
+    assert early == []
 
 
 EFFECTS = {
@@ -183,23 +200,22 @@ def outside(target: ast.expr) -> bool:
     return text.startswith(("os.", "sys.", "torch.", "warnings.", "logging."))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_importing_does_nothing_but_define(module: str) -> None:
-    assert effects(MODULES[module].read_text(encoding="utf-8")) == []
+def test_importing_does_nothing_but_define() -> None:
+    found = {module: effects(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+    assert {module: lines for module, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+EFFECTFUL = [
         "import torch\ntorch.manual_seed(0)", "import os\nos.environ['X'] = '1'",
         "import torch\ntorch.set_num_threads(1)",
         "import os\nos.environ.setdefault('X', '1')", "import numpy as np\nif True:\n    np.random.seed(0)",
         "import torch\nDEVICE = torch.device('cuda')", "class A:\n    import torch\n    torch.manual_seed(0)",
         "import torch\ntorch.backends.cudnn.deterministic = True", "def f(x=__import__('torch').manual_seed(0)): ...",
-    ],
-)  # fmt: skip
-def test_the_test_above_sees(source: str) -> None:
-    assert effects(source)
+]  # fmt: skip
+
+
+def test_the_test_above_sees_every_kind_of_effect() -> None:
+    assert [source for source in EFFECTFUL if not effects(source)] == []
 
 
 def test_inside_a_function_all_is_allowed() -> None:
@@ -239,12 +255,33 @@ print(state() == before)
 FORBIDDEN = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_is_unpickled(module: str) -> None:
-    source = MODULES[module].read_text(encoding="utf-8")
-    assert not {name.partition(".")[0] for name, _, _ in imports(MODULES[module])} & FORBIDDEN
+def unpickling(source: str) -> Iterator[int]:
+    """The lines that load an array or a tensor in a way that may run what the file says."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("torch.load", "np.load", "numpy.load"):
             keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
-            safe = keywords.get("weights_only") == "True" or keywords.get("allow_pickle") == "False"
-            assert safe, f"{module}, line {node.lineno}"
+            if keywords.get("weights_only") != "True" and keywords.get("allow_pickle") != "False":
+                yield node.lineno
+
+
+def test_nothing_is_unpickled() -> None:
+    assert offenders(lambda _, name, __: name.partition(".")[0] in FORBIDDEN) == []
+    loads = [f"{m}, line {line}" for m, path in MODULES.items() for line in unpickling(path.read_text("utf-8"))]
+    assert loads == []
+
+
+def test_the_rules_above_see_an_offender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of core that breaks each of them."""
+    bad = tmp_path / "bad.py"
+    bad.write_text("import pickle, timm, torch\nfrom fedvlp.flare import wire\ntorch.load('x')\nnp.load('y')\n")
+    monkeypatch.setitem(MODULES, "fedvlp.core.bad", bad)
+    monkeypatch.setitem(globals(), "TESTS", tmp_path)
+    for rule in (
+        test_nothing_imports_upward, test_who_may_import_what, test_algorithms_are_pure_torch,
+        test_nothing_is_unpickled,
+        test_heavy_packages_are_imported_by_the_function_that_needs_them,
+        test_no_test_file_imports_a_heavy_package_when_it_is_collected,
+    ):  # fmt: skip
+        with pytest.raises(AssertionError, match=r"line [123]"):
+            rule()
+    assert list(unpickling(bad.read_text())) == [3, 4]

@@ -12,7 +12,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 import torch
 
@@ -174,6 +173,8 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
 
 
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    import matplotlib
+
     before = dict(matplotlib.rcParams)
     folder = run_of(tmp_path, robust())
     page = page_of(folder)

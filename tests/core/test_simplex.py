@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
 
 from fedvlp.core.simplex import FLOOR, KINDS, PROJECTIONS, divergence, dro_weights, step_multiplier
 
@@ -182,6 +181,8 @@ def test_kl_geometry_forgets_gamma_when_the_ball_binds():  # A9
 @pytest.mark.parametrize(("ball", "near"), COMBINATIONS)
 @pytest.mark.parametrize("seed", range(6))
 def test_not_worse_than_slsqp(ball, near, seed):  # A10; SLSQP can stop short on the KL ball, so: never better than us
+    from scipy.optimize import minimize
+
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 8))
     weights, losses, rho = rng.dirichlet(np.ones(count)), rng.normal(size=count), 0.05 * (seed + 1) / 2

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedvlp.core.method import Training
 from fedvlp.core.server import Rounds
@@ -33,6 +32,8 @@ SIZE = 36
 def photograph(file: Path, seed: int) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (40, 48, 3), dtype=np.uint8)
+    from PIL import Image
+
     Image.fromarray(pixels).save(file)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import mannwhitneyu
 from toy import Pairs, Toy
 
 from fedvlp.core.client import Client
@@ -33,6 +32,8 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_agrees_with_the_rank_sum_and_inversion_gives_the_complement(seed: int) -> None:
+    from scipy.stats import mannwhitneyu
+
     rng = np.random.default_rng(seed)
     scores, targets = rng.integers(0, 8, 60) / 8, rng.integers(0, 2, 60).astype(float)
     wins = mannwhitneyu(scores[targets == 1], scores[targets == 0]).statistic

@@ -26,7 +26,7 @@ from fedvlp.flare.resubmit import ResubmitError, judge, read_status, resubmit, s
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.runs import RunFolder, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=380)
 
 QUICK = replace(Timeouts.of(10**7, 1000.0, training=120.0), grace=3.0)
 

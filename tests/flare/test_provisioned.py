@@ -29,7 +29,7 @@ from fedvlp.flare.jobs import write_job
 from fedvlp.runs import RunFolder
 from fedvlp.site_config import NamedData
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=130)
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 SITES = ("northgate", "st-anna")

@@ -25,7 +25,7 @@ from fedvlp.flare.jobs import write_job
 from fedvlp.flare.resubmit import session
 from fedvlp.runs import RunFolder, simulate
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=65)
 pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
 pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 from towers import local_bert
-from transformers import BertModel
 
 from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
@@ -102,6 +101,8 @@ def test_a_tower_without_such_a_block_says_so(name: str, size: int) -> None:
 
 
 def test_a_berts_attention_is_transformers_own(bert: str) -> None:
+    from transformers import BertModel
+
     tower = transformers_tower(bert, None, 8, pretrained=True).eval()
     ids, mask = tower.tokenizer(["no left effusions", "no"])
     tokens, attention = tower.with_attention(ids, mask)

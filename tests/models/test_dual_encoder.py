@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel
 
 from fedvlp.core.types import GROUPS, Batch, group
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe, masked_mean
@@ -191,6 +190,8 @@ def test_save_and_load_bit_for_bit(tmp_path: Path, head_norm: str) -> None:
 
 def test_saved_folder_stands_alone(tmp_path: Path) -> None:
     """Towers from local folders: the saved model names no path and loads after the sources are gone."""
+    from transformers import BertConfig, BertModel
+
     image, text = tmp_path / "image", tmp_path / "text"
     image.mkdir()
     (image / "config.json").write_text(json.dumps({"architecture": "resnet10t"}))

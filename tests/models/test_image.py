@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 from safetensors.torch import save_file
 
@@ -89,12 +88,14 @@ def test_unreachable_hub_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
     def unreachable(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(timm, "create_model", unreachable)
+    monkeypatch.setattr("timm.create_model", unreachable)
     with pytest.raises(RuntimeError, match=r"weights could not be loaded \(OSError\).*local folder"):
         timm_tower("resnet10t", 64, True)
 
 
 def test_pretrained_from_a_local_folder(tmp_path: Path) -> None:
+    import timm
+
     source = timm.create_model("resnet10t", num_classes=3)
     save_file(source.state_dict(), tmp_path / "model.safetensors")
     described = {"architecture": "resnet10t", "num_classes": 3, "pretrained_cfg": {"num_classes": 3}}

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from towers import local_bert
-from transformers import AutoConfig, AutoModel, BertModel, DistilBertConfig
 
 from fedvlp.models.text import TransformersTokenizer, load_tokenizer, rebuild_tower, transformers_tower
 from fedvlp.models.tiny import HashTokenizer
@@ -41,6 +40,8 @@ def test_family_parameters_without_network(name: str, layers: int | None, parame
 
 
 def test_local_folder_weights_and_tokenizer(folder: Path) -> None:
+    from transformers import AutoModel, BertModel
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         tower = transformers_tower(str(folder), 1, 6, pretrained=True).eval()
@@ -54,6 +55,8 @@ def test_local_folder_weights_and_tokenizer(folder: Path) -> None:
 
 
 def test_random_weights_from_a_local_folder(folder: Path) -> None:
+    from transformers import AutoModel
+
     tower = transformers_tower(str(folder), None, 6, pretrained=False)
     source = AutoModel.from_pretrained(folder)
     assert not torch.equal(tower.model.embeddings.word_embeddings.weight, source.embeddings.word_embeddings.weight)
@@ -83,6 +86,8 @@ def test_tokenizer_truncates_and_takes_no_text(folder: Path) -> None:
 
 
 def test_another_family_and_rebuilding(tmp_path: Path) -> None:
+    from transformers import DistilBertConfig
+
     DistilBertConfig(vocab_size=50, dim=32, n_layers=3, n_heads=2, hidden_dim=64).save_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="hashed into 50 ids"):
         tower = transformers_tower(str(tmp_path), 2, 8, pretrained=False)
@@ -110,7 +115,7 @@ def test_refusals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*args: object, **kwargs: object) -> None:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", unreachable)
     for name, pretrained in (("someone/unknown", False), ("bert-base-cased", True)):
         with pytest.raises(RuntimeError, match=r"no configuration found \(OSError\).*local folder.*bert-base-cased"):
             transformers_tower(name, 6, 64, pretrained)

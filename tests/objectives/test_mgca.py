@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import ot
 import pytest
 import torch
 from torch import Tensor
@@ -139,6 +138,8 @@ def test_against_plain_loops(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_sinkhorn_is_optimal_transport() -> None:
     """Converged, B q is POT's entropic plan between K clusters and B records, cost -scores."""
+    import ot
+
     scores = units(12, 6, seed=1) @ units(9, 6, seed=2).T
     plan = ot.sinkhorn(np.full(9, 1 / 9), np.full(12, 1 / 12), -scores.T.numpy(), 0.05, numItermax=5000, stopThr=1e-15)
     np.testing.assert_allclose(sinkhorn(scores, iterations=3000).numpy(), 12 * plan.T, rtol=0, atol=1e-9)

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
 from fedvlp.models.text import TransformersTokenizer
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.objectives.words import sum_by_word, word_index, word_mask
 
+if TYPE_CHECKING:
+    from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "left", "card", "##io", "##meg", "##aly", "effusion"]
 
 
 @pytest.fixture
 def wordpiece(tmp_path: Path) -> BertTokenizerFast:
+    from transformers import BertTokenizerFast
+
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES))
     return BertTokenizerFast(str(tmp_path / "vocab.txt"))
 
 
 def byte_level() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer: "no", "left" whole, "cardio" in two pieces, every other word in letters."""
+    from transformers import PreTrainedTokenizerFast
+
     letters = sorted({*pre_tokenizers.ByteLevel.alphabet()})
     merged = ["no", "ca", "car", "card", "io", "Ġl", "Ġle", "Ġlef", "Ġleft", "Ġc", "Ġca", "Ġcar", "Ġcard"]
     vocabulary = {t: i for i, t in enumerate(["<s>", "</s>", "<pad>", "<unk>", *letters, *merged])}

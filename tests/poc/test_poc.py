@@ -14,7 +14,7 @@ from provisioned import BIN, free_port, processes
 
 from fedvlp.runs import RunFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(seconds=60)
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
