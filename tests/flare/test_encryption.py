@@ -31,6 +31,7 @@ from fedvlp.flare.encryption import (
     unflatten,
 )
 from fedvlp.methods import METHODS, FedAvg, FedProx, Local
+from fedvlp.runs import RunFolder
 
 tenseal = pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
@@ -205,3 +206,20 @@ def test_clipping_by_norm_is_refused_where_no_norm_is_seen() -> None:
     experiment = override(presets.get("fedavg"), "rounds.clip_to_median", "3")
     with pytest.raises(ValueError, match="no server sees an encrypted norm"):
         EncryptedController(**vars(experiment))
+
+
+def test_the_encrypted_controller_averages_without_a_key_and_writes_no_model(kit: Path, tmp_path: Path) -> None:
+    chosen = override(presets.get("fedavg"), "method.local_steps", "7")
+    controller = EncryptedController(**vars(chosen))
+    controller._fl_ctx = context(kit, tmp_path)
+    method = controller._method()
+    assert isinstance(method, EncryptedMean)
+    assert (method.local_steps, method.cipher.secret) == (7, False)
+    folder = RunFolder.create(tmp_path / "runs", chosen)
+    controller._finish(folder, {}, [])
+    assert (folder.path / "summary.json").exists()
+    assert not folder.model.exists()
+    careless = EncryptedController(context="client_context.tenseal", **vars(chosen))
+    careless._fl_ctx = controller._fl_ctx
+    with pytest.raises(ValueError, match="holds the secret key, which only sites may have"):
+        careless._method()

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nvflare.fuel.flare_api.api_spec import JobNotFound
+from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.flare.resubmit import ResubmitError, judge, read_status, resubmit, session
+from fedvlp.flare import resubmit as module
+from fedvlp.flare.resubmit import ResubmitError, UnreachableError, judge, read_status, resubmit, session
 
 SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
 
@@ -92,6 +93,30 @@ def test_an_unknown_job_and_a_folder_that_is_no_kit_are_refused(tmp_path: Path) 
     with pytest.raises(ResubmitError, match="knows no job k"):
         judge(server, "k")
     with pytest.raises(ResubmitError, match="no admin startup kit"), session(tmp_path):
+        pass
+
+
+def test_a_session_is_the_kits_user_and_is_closed_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "lead@lead.org"}}')
+    log: list[str] = []
+
+    def connect(user: str, kit: str, timeout: float) -> Any:
+        log.append(f"{user} {kit}")
+        return SimpleNamespace(close=lambda: log.append("closed"))
+
+    monkeypatch.setattr(module, "new_secure_session", connect)
+    with pytest.raises(KeyError), session(tmp_path):
+        raise KeyError
+    assert log == [f"lead@lead.org {tmp_path}", "closed"]
+
+    def silence(*_: Any, **__: Any) -> Any:
+        raise NoConnection("nobody")
+
+    monkeypatch.setattr(module, "new_secure_session", silence)
+    with pytest.raises(UnreachableError, match=r"no server answered lead@lead.org within 20 s"), session(tmp_path):
         pass
 
 

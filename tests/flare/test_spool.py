@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +152,74 @@ def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path) -> No
     del update
     updates.clear()
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+class Source(dict[str, Any]):
+    """Stands for FLARE's transfer of ``pieces``: into memory, or into files below ``root_dir``."""
+
+    def to_memory(self, *_: Any, **__: Any) -> tuple[str, Any]:
+        return "", dict(self)
+
+    def to_disk(self, *_: Any, root_dir: str, **__: Any) -> tuple[str, Any]:
+        return "", LazyTensorDict(transferred(tensors(), DiskTensorConsumer(root_dir)), root_dir)
+
+
+def test_a_download_gives_whole_tensors_in_memory_and_once_there_is_a_folder_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    sent = tensors()
+    source = Source(transferred(sent, TensorConsumer(None, {})))
+    monkeypatch.setattr(spool.TensorDecomposer, "download", source.to_memory)
+    monkeypatch.setattr(spool, "download_tensors_to_disk", source.to_disk)
+    decomposer = PieceDecomposer()
+    error, whole = decomposer.download("from", "id", fobs_ctx={})
+    assert error == ""
+    assert all(same(whole[name], tensor) for name, tensor in sent.items())
+
+    left = tmp_path / "spool" / "left by a run that was killed"
+    left.mkdir(parents=True)
+    monkeypatch.setattr(spool, "return_freed_memory", lambda: None)
+    decomposer.spool_to(tmp_path / "spool")
+    try:
+        assert not left.exists()
+        torch.manual_seed(0)
+        _, on_disk = decomposer.download("from", "id", fobs_ctx={})
+        assert isinstance(on_disk, OnDisk)
+        assert all(same(on_disk.make_lazy_ref(name).materialize(), tensor) for name, tensor in sent.items())
+    finally:
+        gc.unfreeze()
+
+
+def test_cycles_are_collected_once_a_second_and_only_where_models_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, collected = [10.0], []
+    monkeypatch.setattr(spool.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(spool.gc, "collect", lambda: collected.append(now[0]))
+    decomposer = PieceDecomposer()
+    decomposer.tidy()
+    assert collected == []
+    decomposer.root = Path("anywhere")
+    for now[0] in (10.0, 10.5, 10.9, 11.1, 11.2):
+        decomposer.tidy()
+    assert collected == [10.0, 11.1]
+
+
+def test_freed_tensors_go_back_to_the_system() -> None:
+    """In a process of its own: 64 blocks of 1 MB, every second one freed, leave half of the memory."""
+    code = """
+import resource, torch
+from fedvlp.flare.spool import return_freed_memory
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+return_freed_memory()
+before = resident()
+blocks = [torch.ones(1 << 18) for _ in range(64)]
+held = resident() - before
+del blocks[::2]
+print(held, resident() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    held, left = map(int, done.stdout.split())
+    assert held > 60 << 20
+    assert left < 0.6 * held
