@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 SPLITS = ("train", "val", "test")
 PUBLIC = "public"
 """In place of a site: the record belongs to the public set, which the server and every site hold."""
+
+
+WHOLE = ("label_names", "images", "fingerprint", "phi")
+"""Fields of a cohort that belong to it as a whole; every other is a column, with one value for each row."""
 
 
 class NoRecordsError(ValueError):
@@ -37,15 +44,9 @@ class Cohort:
 
     def __post_init__(self) -> None:
         n = len(self.ids)
-        columns = {"patients": self.patients, "studies": self.studies, "reports": self.reports, "splits": self.splits}
-        if self.sites is not None:
-            columns["sites"] = self.sites
-        if self.imaged is not None:
-            columns["imaged"] = tuple(self.imaged)
-        if self.report_from is not None:
-            columns["report_from"] = self.report_from
-        for name, column in columns.items():
-            if len(column) != n:
+        for name in self.columns():
+            column = getattr(self, name)
+            if column is not None and name != "labels" and len(column) != n:
                 raise ValueError(f"cohort: column {name} has {len(column)} rows, ids has {n}")
         if len(set(self.ids)) != n:
             raise ValueError(f"cohort: ids must be unique per row, {n - len(set(self.ids))} of {n} are repeated")
@@ -127,24 +128,82 @@ class Cohort:
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"cohort: rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
 
-        def pick(column: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(column[row] for row in rows)
+        def picked(column: Any) -> Any:
+            if column is None:
+                return None
+            return column[rows] if isinstance(column, np.ndarray) else tuple(column[row] for row in rows)
 
+        columns = {name: picked(getattr(self, name)) for name in self.columns()}
+        mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
+        return replace(self, **columns, images=Rows(self.images, rows), fingerprint=mark)
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """The fields that hold one value for each row (or None)."""
+        return [f.name for f in fields(cls) if f.name not in WHOLE]
+
+    @staticmethod
+    def concat(cohorts: Sequence[Cohort]) -> Cohort:
+        """The rows of all, one cohort after the other; a label that a cohort does not know is blank in its rows.
+
+        Sites are those of the cohorts, or None where one has none. Identifiers found in reports (``phi``) are added up:
+        what is refused alone is refused together. Raises ValueError without a cohort; the images must have one size.
+        """
+        if not cohorts:
+            raise ValueError("cohort: nothing to join; give at least one cohort")
+
+        def chained(column: str) -> tuple[str, ...]:
+            return tuple(chain.from_iterable(getattr(cohort, column) for cohort in cohorts))
+
+        names, labels = _labels_together(cohorts)
+        retrieved = [cohort.report_from or ("",) * len(cohort) for cohort in cohorts]
         return Cohort(
-            ids=pick(self.ids),
-            patients=pick(self.patients),
-            studies=pick(self.studies),
-            reports=pick(self.reports),
-            labels=self.labels[rows],
-            label_names=self.label_names,
-            splits=np.asarray(self.splits)[rows],
-            sites=None if self.sites is None else pick(self.sites),
-            images=Rows(self.images, rows),
-            imaged=None if self.imaged is None else np.asarray(self.imaged)[rows],
-            report_from=None if self.report_from is None else pick(self.report_from),
-            phi=self.phi,
-            fingerprint=digest(self.fingerprint, rows.astype("<i8").tobytes()),
+            ids=chained("ids"),
+            patients=chained("patients"),
+            studies=chained("studies"),
+            reports=chained("reports"),
+            labels=labels,
+            label_names=names,
+            splits=np.concatenate([np.asarray(cohort.splits) for cohort in cohorts]),
+            sites=None if any(cohort.sites is None for cohort in cohorts) else chained("sites"),
+            images=Readers(tuple(cohorts)),
+            fingerprint=digest(*(cohort.fingerprint for cohort in cohorts)),
+            imaged=np.concatenate([cohort.has_image() for cohort in cohorts]),
+            report_from=tuple(chain.from_iterable(retrieved)) if any(map(any, retrieved)) else None,
+            phi=dict(sum((Counter(cohort.phi) for cohort in cohorts), Counter())),
         )
+
+
+def _labels_together(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The label names of all cohorts, and the labels [N, L] of their rows."""
+    names = tuple(dict.fromkeys(name for cohort in cohorts for name in cohort.label_names))
+    labels = np.full((sum(map(len, cohorts)), len(names)), np.nan, dtype=np.float32)
+    start = 0
+    for cohort in cohorts:
+        columns = [names.index(name) for name in cohort.label_names]
+        labels[start : start + len(cohort), columns] = cohort.labels
+        start += len(cohort)
+    return names, labels
+
+
+@dataclass(frozen=True, eq=False)
+class Readers:
+    """A reader of several cohorts' pixels, their rows one after the other."""
+
+    cohorts: tuple[Cohort, ...]
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        rows = np.asarray(rows, dtype=np.int64)
+        bounds = np.cumsum([0, *map(len, self.cohorts)])
+        owner = np.searchsorted(bounds, rows, side="right") - 1
+        found = {c: self.cohorts[c].images(rows[owner == c] - bounds[c]) for c in np.unique(owner).tolist()}
+        sizes = sorted({images.shape[1:] for images in found.values()})
+        if len(sizes) > 1:
+            raise ValueError(f"cohort: the images of the joined cohorts are {sizes}; give all one image_size")
+        images = np.empty((len(rows), *(sizes[0] if sizes else (0, 0))), dtype=np.uint8)
+        for cohort, pixels in found.items():
+            images[owner == cohort] = pixels
+        return images
 
 
 @dataclass(frozen=True, eq=False)
