@@ -18,17 +18,31 @@ REDUCTIONS = ("sum_dim", "mean_dim")
 
 @dataclass(frozen=True)
 class FedDRA(RobustWeights):
-    """Each round: ``align`` trains alignment modules and heads with frozen encoders, ``joint`` trains everything.
+    """Algorithm 1, in the paper's symbols, and the hook that does each line.
 
-    Anchors come from the frozen global model that the phase starts from. ``align_steps=0, mu=0, rho=0`` is FedAvg
-    with uniform weights, bit for bit. Differs from the released code, as spec 4.5 says: stage 2 starts from the
-    averaged alignment modules, anchors run in eval mode, the weights act and are kept.
+    enc: encoders; al: alignment modules and projection heads; z = al(enc(x)): an embedding; a star: frozen as received;
+    N: sites; w: their weights; eta: the learning rate. Round r:
+
+    1. The server sends site i the model and N w_i (``RobustWeights.broadcast``). The frozen copy of what is received is
+       the anchor of the phase (``losses``).
+    2. ``align``, E1 steps, enc frozen (``trains``): al <- al - N w_i eta grad L.
+    3. Server: al <- 1/N sum_i al_i (``weighting``). Sites go on from this mean, and so does the anchor.
+    4. ``joint``, E2 steps: (enc, al) <- (enc, al) - N w_i eta grad L.
+    5. Server: (enc, al) <- 1/N sum_i (enc_i, al_i).
+    6. Server: w <- Proj_rho(w exp(gamma v) / sum), v_i being the loss of the model of line 1 on the records of site i
+       (``RobustWeights.probe``, ``reweigh``).
+
+        L = L_MI(z_x, z_y) + mu L_C,  L_C = mean over the batch of |z_x - z*_x|^2 + |z_y - z*_y|^2       (eq. 1)
+
+    ``align_steps=0, mu=0, rho=0`` is FedAvg with uniform weights, bit for bit.
+    Differs from the released code: line 4 starts from the mean of line 3, not from the site's own al; anchors run in
+    eval mode; the weights act, and are kept from round to round (there, every round begins with uniform ones).
     """
 
-    local_steps: int = 50  # steps of the joint phase, E2
-    align_steps: int = 20  # steps of the align phase, E1; 0 = one stage
+    local_steps: int = 50  # E2, steps of the joint phase
+    align_steps: int = 20  # E1, steps of the align phase; 0 = one stage
     align_every: int = 1  # the align phase comes in rounds 0, k, 2k, ...
-    mu: float = 5.0  # weight of the global constraint L_C, >= 0; 0 = none (retina: 1)
+    mu: float = 5.0  # weight of the global constraint L_C (eq. 1), >= 0; 0 = none (retina: 1)
     constraint_reduction: str = "sum_dim"  # sum_dim (paper) | mean_dim (released code)
 
     def __post_init__(self) -> None:
@@ -56,10 +70,10 @@ class FedDRA(RobustWeights):
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         encoded = client.model.encode(batch)
         output = client.model.project(encoded)
-        terms: dict[str, Tensor] = client.objective(output, batch)
+        terms: dict[str, Tensor] = client.objective(output, batch)  # L_MI
         if self.mu == 0:
             return terms
         anchor = client.anchor(message.state)
         with torch.no_grad():  # a frozen encoder is the anchor's own: its features serve both
             target = anchor.project(encoded if message.phase == "align" else anchor.encode(batch))
-        return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}
+        return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}  # mu L_C
