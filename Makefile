@@ -28,7 +28,7 @@ test: $(VENV)/ready
 test-all: test
 	$(BIN)/python -m pytest -n 2 -m slow
 
-# Writes tests/golden/ anew and prints what changed; a commit that holds such a change says why.
+# Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.
 golden: $(VENV)/ready
 	$(BIN)/python tests/support/golden.py
 
