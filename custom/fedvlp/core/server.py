@@ -206,6 +206,10 @@ class Federation:
         server = self.server
         return server.sites if server.phase == EVALUATE else self.method.asks(server)
 
+    def needed(self) -> int:
+        """The quorum of the phase that is under way; sites that are left out of it for now count as asked."""
+        return self.rounds.needed(len(self._asked()))
+
     def _messages(self, wanted: int) -> dict[str, Broadcast]:
         """One message per site that is asked this time."""
         server = self.server

@@ -20,7 +20,7 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from fedvlp import __version__
 from fedvlp.config import fingerprint
 from fedvlp.core.aggregation import PARK_BYTES, in_site_order
-from fedvlp.core.checkpoint import save_json
+from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Aborted, Method
 from fedvlp.core.server import Federation, QuorumLostError, Server
 from fedvlp.core.site import reason
@@ -35,6 +35,18 @@ from fedvlp.runs import Record, RunFolder, by_site, overall
 
 class SiteUnavailableError(RuntimeError):
     """No usable reply came from a site; the message says why."""
+
+
+class SentOnce(list[ClientTask]):
+    """FLARE's list of the sites that were sent a task, without repetitions.
+
+    FLARE lists a site again when it fetches its task a second time (it lost the first copy, or was restarted) while
+    tasks of other sites wait behind it. Its monitor, which enforces every time limit, dies of the second entry.
+    """
+
+    def append(self, client_task: ClientTask) -> None:
+        if client_task not in self:
+            super().append(client_task)
 
 
 class FederatedController(Controller):
@@ -61,6 +73,7 @@ class FederatedController(Controller):
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
         self._spool: Path | None = None
+        self._federation: Federation | None = None
         self._tensors = PieceDecomposer()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -91,12 +104,12 @@ class FederatedController(Controller):
             self._federate(folder)
             self._status(folder, "finished", "")
         except Aborted as stop:
-            self._status(folder, "aborted", str(stop))
+            self._ended(folder, "aborted", str(stop))
         except QuorumLostError as error:
-            self._status(folder, "stopped", str(error))
+            self._ended(folder, "stopped", str(error))
             self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
         except Exception as error:
-            self._status(folder, "failed", type(error).__name__)
+            self._ended(folder, "failed", type(error).__name__)
             self.log_exception(fl_ctx, f"run {folder.path.name} failed")  # FLARE's secure logging decides what it shows
             self.system_panic(reason(error), fl_ctx)
 
@@ -130,7 +143,7 @@ class FederatedController(Controller):
                 server.spare = {}  # room for a model that the next transfers may need
                 cleanup_memory()
 
-        federation = Federation(
+        self._federation = federation = Federation(
             self._method(), server, experiment.rounds, self._exchange,
             wire=experiment.wire, checkpoint=folder.checkpoint, report=report,
         )  # fmt: skip
@@ -150,6 +163,13 @@ class FederatedController(Controller):
     def _status(self, folder: RunFolder, status: str, reason: str) -> None:
         """``run_status.json``: what became of the run, whatever FLARE calls the job's end."""
         save_json(folder.path / "run_status.json", {"status": status, "reason": reason, **self.progress})
+
+    def _ended(self, folder: RunFolder, status: str, text: str) -> None:
+        """The status of a run that did not finish. A disk that takes no more must not hide why it ended."""
+        try:
+            self._status(folder, status, text)
+        except CheckpointError as error:
+            self.log_error(self._fl_ctx, reason(error))
 
     def _progress(self, record: dict[str, Any]) -> None:
         """What ``nvflare job monitor`` and ``show_stats`` show."""
@@ -179,7 +199,8 @@ class FederatedController(Controller):
         for site, task in tasks.items():
             self.send(task, self._fl_ctx, targets=[site])
         waiting = set(tasks)
-        good, needed = 0, self.experiment.rounds.needed(len(messages))
+        assert self._federation is not None
+        good, needed = 0, min(self._federation.needed(), len(messages))
         deadline = float("inf")
         try:
             while waiting and time.monotonic() < deadline:
@@ -214,10 +235,12 @@ class FederatedController(Controller):
             if task.completion_status != TaskCompletionStatus.OK:
                 arrived.put((site, SiteUnavailableError(f"task ended as {task.completion_status}")))
 
-        return Task(
+        task = Task(
             name=message.phase, data=wire.send_broadcast(message, self._run), timeout=self.task_timeout,
             result_received_cb=received, task_done_cb=done,
         )  # fmt: skip
+        task.client_tasks = SentOnce()
+        return task
 
     @staticmethod
     def _reply(result: Shareable, site: str) -> Reply:

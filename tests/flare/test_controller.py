@@ -1,0 +1,593 @@
+"""The controller against FLARE in memory: quorum, grace, deadline, late and repeated replies, abort, dead sites, ends.
+
+``support/flare_memory.py`` says what is real. The first task of every site comes back after 0.1 + 1 + 0.1 s = 1.2 s
+unless its fate says otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+from support.flare_memory import DEAD_AFTER, Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
+from toy import same_bytes, small, three_sites
+
+from fedvlp.core.method import Method
+from fedvlp.core.server import Federation, Server
+from fedvlp.core.types import Broadcast
+from fedvlp.experiment import Experiment
+from fedvlp.flare import controller as controller_module
+from fedvlp.flare import wire
+from fedvlp.flare.controller import FederatedController
+from fedvlp.methods import METHODS
+
+Make = Callable[..., MemoryFlare]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A consortium of sites a, b and c with 8, 12 and 16 records; ``fates`` as {(site, round): Fate}."""
+
+    def build(fates: dict[tuple[str, int], Fate] | None = None, experiment: Experiment | None = None) -> MemoryFlare:
+        def fate(task: Task) -> Fate:
+            chosen = (fates or {}).get((task.site, task.round))
+            return chosen if chosen and task.attempt == 0 else Fate()
+
+        return MemoryFlare(tmp_path, monkeypatch, experiment or toy_experiment(), three_sites(), fate)
+
+    return build
+
+
+def status(flare: MemoryFlare) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((flare.run.path / "run_status.json").read_text())
+    return content
+
+
+def dropped(flare: MemoryFlare) -> list[dict[str, str]]:
+    return [record["dropped"] for record in flare.records]
+
+
+def refuse_all_but(*missing: tuple[str, int]) -> Callable[[str, Broadcast], bool]:
+    """Every reply is heard but those of (site, round)."""
+    return lambda site, message: (site, message.round) not in missing
+
+
+def assert_engines_bytes(flare: MemoryFlare, tmp_path: Path, *missing: tuple[str, int]) -> None:
+    """Model file and server memory are those of the plain round loop without the replies of (site, round)."""
+    server, model = in_engine(flare.experiment, flare.data, tmp_path / "plain", refuse_all_but(*missing))
+    assert flare.run.model.read_bytes() == model.read_bytes()
+    seen, _ = Server.load(flare.run.checkpoint)
+    same_bytes(seen.state, server.state)
+    same_bytes(seen.memory, server.memory)
+    assert seen.missed == server.missed
+
+
+def test_a_run_ends_with_the_engines_bytes_and_says_so(make: Make, tmp_path: Path) -> None:
+    flare = make()
+    job = flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+    assert (status(flare)["status"], status(flare)["reason"], job.panic) == ("finished", "", "")
+    assert [(r["round"], r["phase"], sorted(r["sites"])) for r in flare.records] == [
+        (0, "train", ["a", "b", "c"]), (1, "train", ["a", "b", "c"]), (2, "evaluate", ["a", "b", "c"]),
+    ]  # fmt: skip
+    assert flare.clock.now == pytest.approx(1.2 + 1.7 + 1.7), "a site that asked in vain asks again after 0.5 s"
+
+
+def test_flares_serialiser_changes_no_byte(make: Make, tmp_path: Path) -> None:
+    flare = make()
+    flare.carry = serialised
+    flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["feddra", "local"])
+def test_phases_and_memories_pass_through_flare(make: Make, tmp_path: Path, name: str) -> None:
+    """FedDRA has two phases and a server that remembers, Local sites that do, each on its own disk."""
+    flare = make(experiment=toy_experiment(small(METHODS[name])))
+    flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+    for file in (tmp_path / "plain" / "sites").rglob("*.safetensors"):
+        site = file.parent.name
+        theirs = tmp_path / site / "runs" / "toy" / "001" / "sites" / site / file.name
+        assert theirs.read_bytes() == file.read_bytes()
+
+
+def test_what_job_monitor_shows_is_the_last_phase(make: Make) -> None:
+    """Recalls are the mean and the worst of the three sites'; an evaluation has no loss."""
+    flare = make()
+    job = flare.submit()
+    collector = GroupInfoCollector()
+    with job.engine.new_context() as context:
+        context.set_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR, collector, private=True, sticky=False)
+        job.fire_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
+    progress = collector.info["progress"]
+    by_site = progress.pop("by_site")
+    recalls = [flare.records[-1]["sites"][site]["val/mean/r1"] for site in "abc"]
+    assert progress == {
+        "round": 2, "num_rounds": 2, "phase": "evaluate", "sites": 3, "dropped": 0,
+        "val_r1_average": pytest.approx(sum(recalls) / 3), "val_r1_worst": min(recalls),
+    }  # fmt: skip
+    assert by_site == {site: {"val_r1": recall} for site, recall in zip("abc", recalls, strict=True)}
+    assert status(flare) == {"status": "finished", "reason": "", **progress}
+
+
+def test_the_loss_of_a_training_phase_is_the_mean_over_its_sites(make: Make) -> None:
+    flare = make(experiment=toy_experiment(evaluate_every=0))
+    job = flare.submit()
+    losses = {site: metrics["loss/contrastive"] for site, metrics in flare.records[-1]["sites"].items()}
+    assert job.controller.progress["loss"] == pytest.approx(sum(losses.values()) / 3)
+    assert job.controller._by_site == {site: {"loss": value} for site, value in losses.items()}
+
+
+# --- quorum, grace, deadline -------------------------------------------------------------------------------------
+
+
+def test_a_site_later_than_the_grace_is_dropped_and_named(make: Make, tmp_path: Path) -> None:
+    """a and b reply at 1.2 s, so c has until 11.2 s; its reply at 100.2 s is late, and the run did not wait for it."""
+    flare = make({("c", 0): Fate(train=100.0)}, toy_experiment(rounds=1, evaluate_every=0))
+    flare.submit(grace=10.0)
+    assert dropped(flare) == [{"c": "no reply within 10 s of the quorum"}]
+    assert flare.clock.now == pytest.approx(11.2, abs=0.2)
+    assert_engines_bytes(flare, tmp_path, ("c", 0))
+
+
+def test_a_reply_within_the_grace_counts(make: Make, tmp_path: Path) -> None:
+    """c replies at 10.2 s, one second before its time is up."""
+    flare = make({("c", 0): Fate(train=10.0)})
+    flare.submit(grace=10.0)
+    assert dropped(flare) == [{}, {}, {}]
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_the_grace_begins_with_the_quorum_and_not_with_the_first_reply(make: Make) -> None:
+    """a at 1.2 s, b, the quorum, at 8.2 s, c at 15.2 s: more than 10 s after the first, 7 s after the quorum."""
+    flare = make({("b", 0): Fate(train=8.0), ("c", 0): Fate(train=15.0)})
+    flare.submit(grace=10.0)
+    assert dropped(flare) == [{}, {}, {}]
+
+
+def test_the_grace_begins_once_and_is_not_prolonged_by_later_replies(make: Make) -> None:
+    """Quorum 1: a at 1.2 s, b at 8.2 s; c at 15.2 s is 14 s after the quorum, though 7 s after b."""
+    flare = make({("b", 0): Fate(train=8.0), ("c", 0): Fate(train=15.0)}, toy_experiment(quorum=1))
+    flare.submit(grace=10.0)
+    assert dropped(flare)[0] == {"c": "no reply within 10 s of the quorum"}
+
+
+def test_before_the_quorum_there_is_no_grace(make: Make) -> None:
+    """One good reply of two that are needed: the others are waited for, however long it takes up to the task's time."""
+    flare = make({("b", 0): Fate(train=900.0), ("c", 0): Fate(train=905.0)})
+    flare.submit(grace=10.0, task_timeout=1000)
+    assert dropped(flare)[0] == {}
+
+
+def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> None:
+    """a fails at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s: it is waited for."""
+    failed = Fate(change=lambda reply: wire.send_failure("ValueError"))
+    flare = make({("a", 0): failed, ("c", 0): Fate(train=30.0)})
+    flare.submit(grace=5.0)
+    assert dropped(flare) == [{"a": "ValueError"}, {}, {}]
+    assert_engines_bytes(flare, tmp_path, ("a", 0))
+
+
+def test_by_default_all_sites_but_one_are_the_quorum(make: Make) -> None:
+    flare = make({("c", 0): Fate(train=100.0)}, toy_experiment(quorum=0))
+    flare.submit(grace=10.0)
+    assert dropped(flare)[0] == {"c": "no reply within 10 s of the quorum"}
+
+
+def test_a_site_that_is_left_out_does_not_lower_the_quorum_that_starts_the_grace(make: Make) -> None:
+    """All but one of three sites, two, must reply in round 1 too, in which only a and b are asked: b is waited for.
+
+    c misses round 0 and is left out (max_missed 1). b replies 20 s after a, beyond a grace of 10 s.
+    """
+    experiment = toy_experiment(quorum=0, max_missed=1, rounds=3)
+    flare = make({("c", 0): Fate(dies=True), ("b", 1): Fate(train=20.0)}, experiment)
+    job = flare.submit(grace=10.0)
+    assert job.panic == ""
+    assert dropped(flare)[1] == {"c": "left out after missed phases"}
+
+
+def test_a_silent_site_has_the_tasks_time_and_no_more(make: Make) -> None:
+    """Without a quorum no grace runs: b and c, silent, end after 50 s, and with them the job."""
+    flare = make({("b", 0): Fate(train=1e9), ("c", 0): Fate(train=1e9)})
+    job = flare.submit(task_timeout=50)
+    assert flare.clock.now == pytest.approx(50.0, abs=1.0)
+    assert status(flare)["status"] == "stopped"
+    for said in ("1 valid updates, 2 needed", "b: task ended as ", "c: task ended as ", "TIMEOUT"):
+        assert said in job.panic
+
+
+def test_a_time_limit_shorter_than_the_grace_ends_the_waiting(make: Make) -> None:
+    flare = make({("c", 0): Fate(train=1e9)})
+    flare.submit(task_timeout=20, grace=500.0)
+    assert "TIMEOUT" in dropped(flare)[0]["c"]
+    assert flare.records[0]["sites"].keys() == {"a", "b"}
+
+
+# --- late, repeated and stray replies ----------------------------------------------------------------------------
+
+
+def test_a_late_reply_is_no_reply_to_the_next_phase(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """c's answer to round 0 comes 3 s into round 1, which lasts 10 s more: c is in time for round 1 with a new one."""
+    flare = make({("c", 0): Fate(train=14.0), ("b", 1): Fate(train=10.0)})
+    with caplog.at_level(logging.INFO, logger=FederatedController.__module__):
+        flare.submit(grace=10.0)
+    late = next(arrival for arrival in flare.arrivals if arrival.task.key == ("c", 0, "train"))
+    assert 11.3 < late.time < 21.0
+    assert "late reply of c to train dropped" in caplog.text
+    assert dropped(flare) == [{"c": "no reply within 10 s of the quorum"}, {}, {}]
+    assert_engines_bytes(flare, tmp_path, ("c", 0))
+
+
+def test_a_reply_to_a_task_that_was_just_given_up_is_dropped(make: Make, tmp_path: Path) -> None:
+    """It comes between the end of the grace (11.2 s) and the next pass of FLARE's monitor, which runs every 0.5 s."""
+    flare = make({("c", 0): Fate(train=11.15)})
+    flare.submit(grace=10.0, task_check_period=100.0)
+    assert dropped(flare)[0] == {"c": "no reply within 10 s of the quorum"}
+    assert_engines_bytes(flare, tmp_path, ("c", 0))
+
+
+@pytest.mark.parametrize("again", [0.0, 0.3, 1.5, 3.0])
+def test_a_repeated_reply_counts_once(make: Make, tmp_path: Path, again: float) -> None:
+    """At once, while others are waited for, and in the next phase."""
+    flare = make({("a", 0): Fate(again=again), ("b", 0): Fate(train=2.0, again=again)})
+    job = flare.submit()
+    assert dropped(flare) == [{}, {}, {}]
+    assert job.died is None
+    assert_engines_bytes(flare, tmp_path)
+
+
+def submission(flare: MemoryFlare, site: str, of: str, name: str = "train") -> Callable[[Shareable], Shareable]:
+    """Sends, beside the reply of a site, the same reply as ``site`` to the task of site ``of``."""
+
+    def stray(reply: Shareable) -> Shareable:
+        communicator = flare.job.communicator
+        number = next((n for n, t in communicator._client_task_map.items() if t.client.name == of), "no such task")
+        with flare.job.engine.new_context() as context:
+            communicator.process_submission(flare.sites[site].client, name, number, flare.carry(reply), context)
+        return reply
+
+    return stray
+
+
+def test_an_unknown_task_and_a_strangers_answer_change_nothing(make: Make, tmp_path: Path) -> None:
+    """c answers a task that never was; and in round 1, c answers the task of a before a does."""
+    flare = make()
+    fates = {("c", 0): submission(flare, "c", of="nobody"), ("c", 1): submission(flare, "c", of="a")}
+    flare.fates = lambda task: (
+        Fate(train=0.5, change=fates[task.site, task.round]) if (task.site, task.round) in fates else Fate()
+    )
+    flare.submit()
+    assert dropped(flare) == [{}, {}, {}]
+    assert_engines_bytes(flare, tmp_path)
+
+
+def bare(reply: Shareable) -> Shareable:
+    return Shareable()
+
+
+def headless(reply: Shareable) -> Shareable:
+    return DXO(DataKind.WEIGHTS, data=from_shareable(reply).data).to_shareable()
+
+
+def with_nan(reply: Shareable) -> Shareable:
+    dxo = from_shareable(reply)
+    next(iter(dxo.data.values())).reshape(-1)[0] = float("nan")
+    return dxo.update_shareable(reply)
+
+
+def no_tensors(reply: Shareable) -> Shareable:
+    dxo = from_shareable(reply)
+    dxo.data = dict.fromkeys(dxo.data, "Jane Doe")
+    return dxo.update_shareable(reply)
+
+
+def filtered(reply: Shareable) -> Shareable:
+    return make_reply(ReturnCode.TASK_DATA_FILTER_ERROR)
+
+
+GARBAGE = {
+    "nothing": (bare, "unreadable reply"),
+    "no header": (headless, "unreadable reply: ValueError"),
+    "NaN": (with_nan, "NaN or infinite"),
+    "words for tensors": (no_tensors, "is a str, expected a tensor"),
+    "another round": (told(round=7), "it is for round 7"),
+    "metrics of another kind": (told(metrics=5), "unreadable reply: TypeError"),
+    "a filter's refusal": (filtered, "NotHeldError: a filter of the site refused the task"),
+    "half a record": (told(num_samples=1.5), "num_samples is 1.5"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_dropped_and_named_and_the_run_goes_on(make: Make, tmp_path: Path, kind: str) -> None:
+    change, said = GARBAGE[kind]
+    flare = make({("b", 0): Fate(change=change)})
+    flare.submit()
+    assert said in dropped(flare)[0]["b"]
+    assert "Jane" not in dropped(flare)[0]["b"]
+    assert dropped(flare)[1:] == [{}, {}]
+    assert_engines_bytes(flare, tmp_path, ("b", 0))
+
+
+def test_a_reply_in_another_sites_name_counts_for_the_channel(make: Make, tmp_path: Path) -> None:
+    flare = make({("b", 0): Fate(change=told(site="a", fedvlp_site="a"))})
+    flare.submit()
+    assert dropped(flare) == [{}, {}, {}]
+    assert_engines_bytes(flare, tmp_path)
+
+
+# --- sites that die and come back --------------------------------------------------------------------------------
+
+
+def test_a_site_that_is_reported_dead_costs_its_reply_and_no_more_than_flares_patience(make: Make) -> None:
+    """Quorum 3: nobody's grace runs. FLARE believes the report of 2 s after 60 s; the task would have an hour."""
+    flare = make({("c", 0): Fate(dies=True)}, toy_experiment(quorum=3))
+
+    def report() -> None:
+        with flare.job.engine.new_context() as context:
+            flare.job.communicator.process_dead_client_report("c", context)
+
+    flare.clock.plan(2.0, report)
+    job = flare.submit()
+    assert "c: task ended as " in job.panic
+    assert "CLIENT_DEAD" in job.panic
+    assert flare.clock.now == pytest.approx(2.0 + DEAD_AFTER, abs=1.0)
+    assert status(flare)["status"] == "stopped"
+
+
+def test_a_site_that_is_started_again_gets_its_task_again_and_answers(make: Make, tmp_path: Path) -> None:
+    """Nothing is lost: not its reply, not what it remembered (Local's model is in its memory on disk)."""
+    local = toy_experiment(small(METHODS["local"]), rounds=3)
+    flare = make({("a", 1): Fate(dies=True, back=5.0), ("c", 1): Fate(dies=True, back=5.0)}, local)
+    job = flare.submit()
+    assert flare.fetched["a", 1, "train"] == flare.fetched["c", 1, "train"] == 2
+    assert dropped(flare) == [{}] * 4
+    assert job.died is None
+    in_engine(flare.experiment, flare.data, tmp_path / "plain")
+    for site in "abc":
+        memory = Path("sites") / site / "00002-0.safetensors"
+        theirs = tmp_path / site / "runs" / "toy" / "001" / memory
+        assert theirs.read_bytes() == (tmp_path / "plain" / memory).read_bytes()
+
+
+@pytest.mark.parametrize("site", ["a", "b", "c"])
+def test_a_task_that_is_fetched_twice_ends_no_time_limit(make: Make, site: str) -> None:
+    """FLARE's monitor, which enforces all time limits, must survive it: a later silence ends in time all the same.
+
+    FLARE notes a resent task twice unless it is the last one that stands, and its monitor dies of the second note.
+    """
+    slow = {(name, 0): Fate(train=10.0) for name in "abc"}
+    silent = {(name, 1): Fate(train=1e9) for name in "abc"}
+    flare = make({**slow, (site, 0): Fate(down=None), **silent})
+    job = flare.submit(task_timeout=50)
+    assert job.died is None
+    assert dropped(flare) == [{}]
+    assert "round 1 phase train: 0 valid updates, 2 needed" in job.panic
+    assert flare.clock.now < 80.0
+
+
+def test_a_site_that_is_gone_for_good_is_left_out_and_named(make: Make, tmp_path: Path) -> None:
+    """It misses rounds 0 and 1 (max_missed 2), and is not asked in round 2; round 3 asks it again."""
+    experiment = toy_experiment(rounds=4, evaluate_every=0)
+    gone = {("c", round): Fate(train=1e9) for round in range(4)}
+    flare = make(gone, experiment)
+    flare.submit(grace=2.0)
+    late = "no reply within 2 s of the quorum"
+    assert [d.get("c") for d in dropped(flare)] == [late, late, "left out after missed phases", late]
+    assert_engines_bytes(flare, tmp_path, *(("c", round) for round in range(4)))
+
+
+# --- abort and quorum lost ---------------------------------------------------------------------------------------
+
+
+def test_aborted_at_any_moment_it_is_resumed_to_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedDRA: 16 s of run, two phases of 3.2 s, two of 4.2 s, each with a straggler, and an evaluation of 1.2 s."""
+    experiment = toy_experiment(small(METHODS["feddra"]))
+    slow = {("b", 0): Fate(train=3.0), ("c", 1): Fate(train=4.0)}
+    _, model = in_engine(experiment, three_sites(), tmp_path / "plain")
+    interrupted = []
+    for step in range(10):
+        moment = 0.05 + 1.7 * step
+        flare = MemoryFlare(tmp_path / str(step), monkeypatch, experiment, three_sites(),
+                            lambda task: slow.get((task.site, task.round), Fate()))  # fmt: skip
+        flare.clock.plan(moment, lambda flare=flare: flare.job.abort_now())
+        job = flare.submit(grace=10.0)
+        assert flare.clock.now <= moment + 0.2, "an abort is heard at once"
+        assert (job.panic, status(flare)["status"]) == ("", "aborted")
+        assert status(flare)["reason"] == "the job was aborted; submit it again to resume"
+        assert not flare.run.model.exists()
+        interrupted.append(len(flare.records))
+        resumed = flare.submit(grace=10.0)
+        assert (status(flare)["status"], resumed.panic) == ("finished", "")
+        assert [record["dropped"] for record in flare.records] == [{}] * 5
+        assert flare.run.model.read_bytes() == model.read_bytes()
+    assert sorted(set(interrupted)) == [0, 1, 2, 3, 4], "in every phase, the evaluation among them"
+
+
+def test_an_abort_before_the_first_task_leaves_a_run_that_begins_there(make: Make, tmp_path: Path) -> None:
+    flare = make()
+    flare.sites["a"].start = lambda: flare.job.abort.trigger(True)  # type: ignore[method-assign]
+    flare.submit()
+    assert status(flare) == {"status": "aborted", "reason": "the job was aborted; submit it again to resume"}
+    assert not flare.arrivals
+    del flare.sites["a"].start  # type: ignore[method-assign]
+    flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, tmp_path: Path) -> None:
+    """Two of three fail in round 1: the checkpoint is, byte for byte, the one after round 0."""
+    fails = Fate(change=lambda reply: wire.send_failure("CheckpointError: the disk is full"))
+    flare = make({("a", 1): fails, ("b", 1): fails})
+    checkpoints: list[bytes] = []
+    flare.clock.plan(2.0, lambda: checkpoints.append(flare.run.checkpoint.read_bytes()))
+    job = flare.submit()
+    assert job.panic.startswith("round 1 phase train: 1 valid updates, 2 needed. a: CheckpointError: the disk is full")
+    assert job.panic.endswith(f"Submit the same job again to resume {flare.run.path.name}.")
+    assert (status(flare)["status"], status(flare)["round"]) == ("stopped", 0)
+    assert status(flare)["reason"] in job.panic
+    assert [flare.run.checkpoint.read_bytes()] == checkpoints
+    assert not flare.run.model.exists()
+    flare.submit()
+    assert status(flare)["status"] == "finished"
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_a_finished_run_is_not_resumed_and_the_next_has_a_folder_of_its_own(make: Make) -> None:
+    flare = make()
+    flare.submit()
+    flare.submit()
+    runs = sorted((flare.folder / "server" / "runs" / "toy").iterdir())
+    assert [run.name for run in runs] == ["001", "002"]
+    assert (runs[0] / "model/model.safetensors").read_bytes() == (runs[1] / "model/model.safetensors").read_bytes()
+
+
+# --- other ends --------------------------------------------------------------------------------------------------
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
+    """Files of that name, or all, cannot be put into their place."""
+    place = os.replace
+
+    def refuse(source: Any, target: Any) -> None:
+        if not name or Path(target).name == name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        place(source, target)
+
+    monkeypatch.setattr("fedvlp.core.checkpoint.os.replace", refuse)
+
+
+def test_no_room_for_a_checkpoint_ends_the_job_with_the_reason_and_the_last_one_is_good(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flare = make()
+    with monkeypatch.context() as patched:
+        flare.clock.plan(2.0, lambda: full_disk(patched, "server.safetensors"))
+        job = flare.submit()
+    assert "CheckpointError: cannot write server.safetensors" in job.panic
+    assert "the disk is full; it needs" in job.panic
+    assert (status(flare)["status"], status(flare)["reason"]) == ("failed", "CheckpointError")
+    assert [record["round"] for record in flare.records] == [0]
+    flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_no_room_for_anything_ends_the_job_with_the_reason(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """run_status.json cannot be written either; FLARE must learn why all the same."""
+    flare = make()
+    with monkeypatch.context() as patched:
+        flare.clock.plan(2.0, lambda: full_disk(patched))
+        job = flare.submit()
+    assert "CheckpointError: cannot write server.safetensors" in job.panic
+    assert [record["round"] for record in flare.records] == [0]
+    flare.submit()
+    assert status(flare)["status"] == "finished"
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_a_foreign_error_ends_the_job_and_its_text_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of an exception that is not fedvlp's own may hold a path or a report."""
+
+    def broken(*args: Any) -> None:
+        raise KeyError("/data/DOE^JANE")
+
+    flare = make()
+    monkeypatch.setattr(Method, "aggregate", broken)
+    job = flare.submit()
+    assert job.panic == "KeyError"
+    assert status(flare) == {"status": "failed", "reason": "KeyError"}
+
+
+def test_while_it_runs_the_status_says_so(make: Make) -> None:
+    flare = make()
+    seen = []
+    flare.clock.plan(0.5, lambda: seen.append(status(flare)))
+    flare.clock.plan(2.0, lambda: seen.append(status(flare)))
+    flare.submit()
+    assert [content["status"] for content in seen] == ["running", "running"]
+
+
+def test_every_task_names_its_run(make: Make) -> None:
+    """Folder, fingerprint and version travel with the task, so that a site refuses another run's (flare/door.py)."""
+    flare = make({("a", 0): Fate(), ("b", 0): Fate()})
+    headers = []
+    carry = flare.carry
+
+    def noting(message: Shareable) -> Shareable:
+        headers.append(from_shareable(message).get_meta_prop(wire.KEY).get("run"))
+        return carry(message)
+
+    flare.carry = noting
+    flare.submit()
+    runs = [run for run in headers if run]
+    assert {run["folder"] for run in runs} == {"toy/001"}
+    assert len({run["fingerprint"] for run in runs}) == len({run["version"] for run in runs}) == 1
+
+
+# --- what only some runs need ------------------------------------------------------------------------------------
+
+
+def test_updates_of_a_large_model_wait_on_disk_and_the_bytes_are_the_same(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit at 0 bytes every model is large; freeing memory for real would last for the whole process."""
+    freed: list[str] = []
+    monkeypatch.setattr(controller_module, "PARK_BYTES", 0)
+    monkeypatch.setattr(controller_module, "cleanup_memory", lambda: freed.append("round"))
+    monkeypatch.setattr("fedvlp.flare.spool.return_freed_memory", lambda: freed.append("start"))
+    monkeypatch.setattr("fedvlp.flare.spool.gc.freeze", lambda: None)
+    flare = make()
+    spool = flare.folder / "server" / "runs" / "toy" / "001" / "spool"
+    seen = []
+    flare.clock.plan(0.5, lambda: seen.append(spool.is_dir()))
+    flare.submit()
+    assert seen == [True]
+    assert freed == ["start", "round", "round", "round"]
+    assert_engines_bytes(flare, tmp_path)
+
+
+@dataclass(frozen=True)
+class ServerTrains(Method):
+    """FedAvg whose server trains its model on the public set before it asks the sites."""
+
+    uses_public: ClassVar[bool] = True
+
+    def prepare(self, server: Server) -> None:
+        assert server.host is not None
+        server.host.train(self, server, "public")
+
+
+def test_an_abort_is_heard_while_the_server_itself_trains(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes with the first of five batches: no step is done with it, and no second one is drawn."""
+    flare = make(experiment=toy_experiment(ServerTrains(local_steps=5)))
+    drawn = []
+
+    def abort() -> None:
+        drawn.append(flare.clock.now)
+        flare.job.abort_now()
+
+    def watched(method: Method, server: Server, *args: Any, **options: Any) -> Federation:
+        assert server.host is not None
+        server.host.client.data.tick = abort  # type: ignore[attr-defined]
+        return Federation(method, server, *args, **options)
+
+    monkeypatch.setattr(controller_module, "Federation", watched)
+    flare.submit()
+    assert status(flare)["status"] == "aborted"
+    assert len(drawn) == 1
+    assert not flare.arrivals

@@ -1,0 +1,470 @@
+"""A site's doors: what it answers, what it refuses, in which words it fails, and what its training child does."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReturnCode, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.f3.cellnet.defs import CellChannel
+from support.flare_memory import Engine, on_toys, site_executor, toy_experiment, toy_world
+from toy import Pairs, clone, same_bytes, small, three_sites
+
+from fedvlp import __version__
+from fedvlp.config import fingerprint
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.experiment import Experiment
+from fedvlp.flare import door, handover, trainer, wire
+from fedvlp.flare.door import Door
+from fedvlp.flare.executor import ChildExecutor, command
+from fedvlp.flare.places import Place
+from fedvlp.methods import METHODS
+
+LOCAL = toy_experiment(small(METHODS["local"]))
+FEDAVG = toy_experiment()
+
+
+@pytest.fixture
+def data(monkeypatch: pytest.MonkeyPatch) -> dict[str, Pairs]:
+    """The records of toy sites; whatever is put together from now on is a toy."""
+    data = three_sites()
+    on_toys(monkeypatch, data)
+    return data
+
+
+@pytest.fixture
+def fl_ctx(tmp_path: Path) -> FLContext:
+    """The context of a task at site a."""
+    return Engine("a", tmp_path / "a", "job-1").new_context()
+
+
+def said_of(experiment: Experiment, folder: str = "toy/001") -> dict[str, str]:
+    """What the server says of its run."""
+    return {"folder": folder, "fingerprint": fingerprint(experiment), "version": __version__}
+
+
+def message(data: dict[str, Pairs], experiment: Experiment = FEDAVG, phase: str = "train", round: int = 0) -> Broadcast:
+    return Broadcast(round, phase, clone(toy_world(experiment, data).server().state))
+
+
+def task(data: dict[str, Pairs], experiment: Experiment = FEDAVG, **run: str) -> Shareable:
+    return wire.send_broadcast(message(data, experiment), said_of(experiment) | run)
+
+
+def arguments(experiment: Experiment) -> dict[str, Any]:
+    return {f.name: getattr(experiment, f.name) for f in fields(experiment)}
+
+
+# --- in the job's own process ------------------------------------------------------------------------------------
+
+
+def test_a_task_is_answered_with_the_sites_update(data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path) -> None:
+    reply = site_executor(LOCAL).execute("train", task(data, LOCAL), fl_ctx, Signal())
+    world = toy_world(LOCAL, data, tmp_path / "plain")
+    expected = world.site("a").handle(message(data, LOCAL))
+    update = wire.receive_update(reply, "a")
+    assert (update.round, update.phase, update.num_samples) == (0, "train", 8)
+    assert update.metrics.keys() == expected.metrics.keys()
+    assert update.metrics["loss/contrastive"] == expected.metrics["loss/contrastive"]
+    memory = Path("sites") / "a" / "00000-0.safetensors"
+    theirs = tmp_path / "a" / "runs" / "toy" / "001" / memory
+    assert theirs.read_bytes() == (tmp_path / "plain" / memory).read_bytes()
+
+
+def broken(error: Exception) -> Callable[[], None]:
+    def tick() -> None:
+        raise error
+
+    return tick
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file", "/data/DOE^JANE"), "FileNotFoundError"),
+        (ValueError("Jane Doe"), "ValueError"),
+        (FloatingPointError("loss is nan"), "FloatingPointError: loss is nan"),
+        (MemoryError(), "MemoryError: this site's memory is too small; lower training.batch_size"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_failure_is_an_error_reply_in_fedvlps_words_only(
+    data: dict[str, Pairs], fl_ctx: FLContext, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+) -> None:
+    data["a"].tick = broken(error)
+    door_of_a = site_executor(FEDAVG)
+    with caplog.at_level(logging.ERROR):
+        reply = door_of_a.execute("train", task(data), fl_ctx, Signal())
+    assert wire.failure(reply) == said
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert f"train failed: {said}" in caplog.text
+    assert "DOE" not in caplog.text
+    assert "Jane" not in caplog.text
+    data["a"].tick = lambda: None
+    assert wire.failure(door_of_a.execute("train", task(data), fl_ctx, Signal())) is None, "the next task is answered"
+
+
+def test_an_aborted_task_says_so_and_leaves_nothing(data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path) -> None:
+    abort = Signal()
+    data["a"].tick = lambda: abort.trigger(True)  # with the first batch
+    reply = site_executor(LOCAL).execute("train", task(data, LOCAL), fl_ctx, abort)
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+    assert not list((tmp_path / "a").rglob("*.safetensors"))
+
+
+def test_the_task_of_another_experiment_or_version_is_refused(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "Assembly", None)  # nothing may be built
+    for what in ("fingerprint", "version"):
+        reply = site_executor(FEDAVG).execute("train", task(data, **{what: "another"}), fl_ctx, Signal())
+        said = wire.failure(reply)
+        assert said is not None
+        assert said.startswith(f"RefusedError: the server's {what} is another, this site's is ")
+
+
+@pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "toy/../../x"])
+def test_a_run_folder_outside_the_sites_own_is_refused(
+    data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path, folder: str
+) -> None:
+    reply = site_executor(FEDAVG).execute("train", task(data, folder=folder), fl_ctx, Signal())
+    assert "PlaceError: the server names a run folder outside this site's own" in str(wire.failure(reply))
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_task_that_is_no_message_of_fedvlp_is_an_error_reply(fl_ctx: FLContext) -> None:
+    for stranger in (Shareable(), DXO(DataKind.WEIGHTS, data={"w": torch.ones(1)}).to_shareable()):
+        reply = site_executor(FEDAVG).execute("train", stranger, fl_ctx, Signal())
+        assert wire.failure(reply)
+        assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
+def test_a_site_is_built_once_a_run_and_anew_for_the_next(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run must not go on with the memory of the first: its folder is another."""
+    built: list[Path | None] = []
+    make = door.Assembly
+
+    def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> Any:
+        built.append(folder)
+        return make(experiment, folder, accept_phi_risk)
+
+    monkeypatch.setattr(door, "Assembly", assembly)
+    own = Door(LOCAL, Place("a", str(tmp_path / "runs"), str(tmp_path / "local")))
+    for folder in ("toy/001", "toy/001", "toy/002"):
+        own.answer(message(data, LOCAL), said_of(LOCAL, folder), lambda: False)
+    assert built == [tmp_path / "runs" / "toy" / "001", tmp_path / "runs" / "toy" / "002"]
+
+
+def test_the_sites_own_settings_decide_about_its_data(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``local/fedvlp.json`` says that the risk of identifiers in reports is accepted; without the file it is not."""
+    accepted = []
+    make = door.Assembly
+
+    def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> Any:
+        accepted.append(accept_phi_risk)
+        return make(experiment, folder, accept_phi_risk)
+
+    monkeypatch.setattr(door, "Assembly", assembly)
+    for number, content in enumerate((None, {"accept_phi_risk": True}, {"accept_phi_risk": False})):
+        local = tmp_path / str(number) / "local"
+        local.mkdir(parents=True)
+        if content is not None:
+            (local / "fedvlp.json").write_text(json.dumps(content))
+        Door(FEDAVG, Place("a", str(tmp_path), str(local))).answer(message(data), said_of(FEDAVG), lambda: False)
+    assert accepted == [False, True, False]
+
+
+# --- the child's parent ------------------------------------------------------------------------------------------
+
+
+def test_one_process_is_python_and_several_are_torchrun() -> None:
+    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.trainer"]
+    assert command(4) == [
+        sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
+        "-m", "fedvlp.flare.trainer",
+    ]  # fmt: skip
+
+
+def child_executor(**options: Any) -> ChildExecutor:
+    return ChildExecutor(**options, **arguments(FEDAVG))
+
+
+def test_every_task_has_a_child_of_its_own_and_limits_that_end_it() -> None:
+    made = child_executor(task_timeout=77.0, silence=9.0, processes=2)
+    assert (made._execution_mode, made._launch_once) == ("external_process", False)
+    assert (made._heartbeat_timeout, made._task_wait_timeout, made._result_wait_timeout) == (9.0, 77.0, 77.0)
+    assert made._command == command(2)
+    assert made._requires_materialized_result("train", FLContext()), "the site's filters see the tensors"
+
+
+class CellEngine(Engine):
+    """An engine with a cell, whose tasks FLARE would let the child fetch."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
+        self.cell = SimpleNamespace(decode_pass_through_topics={tasks, ("other", "topic")})
+
+    def get_cell(self) -> Any:
+        return self.cell
+
+
+@pytest.fixture
+def inherited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """The events that reach FLARE's executor, with the command at that moment."""
+    seen: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        ClientAPIExecutor, "handle_event", lambda self, event, fl_ctx: seen.append((event, self._command))
+    )
+    return seen
+
+
+@pytest.mark.parametrize(("content", "expected"), [(None, 2), ({}, 2), ({"processes": 3}, 3), ("not JSON", 2)])
+def test_the_site_says_how_many_processes_train(
+    tmp_path: Path, inherited: list[tuple[str, Any]], content: Any, expected: int
+) -> None:
+    """Before FLARE starts a child; a file that cannot be read leaves the job's number (the task then says why)."""
+    (tmp_path / "local").mkdir()
+    if content is not None:
+        (tmp_path / "local" / "fedvlp.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    engine = CellEngine("a", tmp_path, "job-1")
+    made = child_executor(processes=2)
+    made.handle_event(EventType.START_RUN, engine.new_context())
+    assert inherited == [(EventType.START_RUN, command(expected))]
+    assert engine.cell.decode_pass_through_topics == {("other", "topic")}, "this process, not the child, holds tasks"
+
+
+def test_other_events_are_flares(tmp_path: Path, inherited: list[tuple[str, Any]]) -> None:
+    engine = CellEngine("a", tmp_path, "job-1")
+    child_executor().handle_event(EventType.END_RUN, engine.new_context())
+    assert inherited == [(EventType.END_RUN, command(1))]
+    assert len(engine.cell.decode_pass_through_topics) == 2
+
+
+def in_child(monkeypatch: pytest.MonkeyPatch, reply: Callable[[Shareable], Shareable]) -> None:
+    """FLARE's part: hands the task to a child and brings what it says."""
+    monkeypatch.setattr(ClientAPIExecutor, "execute", lambda self, name, shareable, fl_ctx, abort: reply(shareable))
+
+
+def test_the_childs_update_is_the_sites_reply(
+    data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child is given the site's own experiment and place; what it told its parent stays there."""
+    given = []
+
+    def child(shareable: Shareable) -> Shareable:
+        given.append(handover.in_child(FLModelUtils.from_shareable(shareable)))
+        received, run, experiment, place = given[-1]
+        update = Door(experiment, place).answer(received, run, lambda: False)
+        return FLModelUtils.to_shareable(handover.answer(update))
+
+    in_child(monkeypatch, child)
+    reply = child_executor().execute("train", task(data), fl_ctx, Signal())
+    expected = site_executor(FEDAVG).execute("train", task(data), fl_ctx, Signal())
+    same_bytes(wire.receive_update(reply, "a").state, wire.receive_update(expected, "a").state)
+    assert "fedvlp_site" not in str(reply)
+    ((_, run, experiment, place),) = given
+    assert (run, fingerprint(experiment)) == (said_of(FEDAVG), fingerprint(FEDAVG))
+    assert place == Place("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
+
+
+def test_a_child_that_is_lost_is_one_sites_error_with_a_remedy(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_child(monkeypatch, lambda shareable: make_reply(ReturnCode.EXECUTION_EXCEPTION))
+    said = str(wire.failure(child_executor().execute("train", task(data), fl_ctx, Signal())))
+    assert said.startswith("ChildLostError: the training process ended or fell silent before it answered")
+    assert "A smaller training.batch_size needs less memory" in said
+
+
+def test_an_abort_of_the_childs_task_stays_one(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_child(monkeypatch, lambda shareable: make_reply(ReturnCode.TASK_ABORTED))
+    reply = child_executor().execute("train", task(data), fl_ctx, Signal())
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+
+
+def test_what_the_child_says_of_its_failure_is_the_reply(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = handover.answer(FloatingPointError("a: loss is nan at step 3"))
+    in_child(monkeypatch, lambda shareable: FLModelUtils.to_shareable(failed))
+    with caplog.at_level(logging.ERROR):
+        reply = child_executor().execute("train", task(data), fl_ctx, Signal())
+    assert wire.failure(reply) == "FloatingPointError: a: loss is nan at step 3"
+    assert "train failed: FloatingPointError: a: loss is nan at step 3" in caplog.text
+
+
+# --- the child ---------------------------------------------------------------------------------------------------
+
+
+class FakeClient:
+    """nvflare.client as a child sees it: hands out ``models``, then says that there is nothing more."""
+
+    def __init__(self, models: list[FLModel]) -> None:
+        self.models, self.sent, self.ready = models, list[FLModel](), False
+
+    def init(self) -> None:
+        self.ready = True
+
+    def is_running(self) -> bool:
+        assert self.ready
+        return bool(self.models)
+
+    def receive(self) -> FLModel:
+        return self.models.pop(0)
+
+    def send(self, model: FLModel) -> None:
+        self.sent.append(model)
+
+
+def handed(data: dict[str, Pairs], tmp_path: Path, round: int = 0, **run: str) -> FLModel:
+    """A task as the child receives it."""
+    shareable = wire.send_broadcast(message(data, LOCAL, round=round), said_of(LOCAL) | run)
+    place = Place("a", str(tmp_path / "runs"), str(tmp_path / "local"))
+    return FLModelUtils.from_shareable(handover.to_child(shareable, LOCAL, place))
+
+
+def replies(client: FakeClient) -> Iterator[Update | str]:
+    return (handover.from_child(FLModelUtils.to_shareable(model), "a") for model in client.sent)
+
+
+def test_the_child_answers_its_tasks_until_there_are_no_more(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FakeClient([handed(data, tmp_path, round) for round in range(2)])
+    monkeypatch.setattr(trainer, "flare", client)
+    trainer.main()
+    updates = list(replies(client))
+    assert [update.round for update in updates if isinstance(update, Update)] == [0, 1]
+    memories = (tmp_path / "runs" / "toy" / "001" / "sites" / "a").iterdir()
+    assert sorted(file.name for file in memories) == ["00000-0.safetensors", "00001-0.safetensors"]
+
+
+def test_the_child_tells_its_failure_and_ends(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = FakeClient([handed(data, tmp_path, version="another"), handed(data, tmp_path)])
+    monkeypatch.setattr(trainer, "flare", client)
+    trainer.main()
+    (said,) = replies(client)
+    assert str(said).startswith("RefusedError: the server's version is another")
+    assert len(client.models) == 1, "the second task was not fetched"
+
+
+class Ranks:
+    """Several training processes in this one: what rank 0 tells, in order, and what this rank is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, heard: list[Any]) -> None:
+        self.told: list[Any] = []
+        self.heard = heard
+        ranks = SimpleNamespace(join=lambda: None, together=lambda: True, rank=lambda: rank)
+        monkeypatch.setattr(trainer, "ranks", ranks)
+        monkeypatch.setattr(trainer.threading, "Thread", lambda **options: SimpleNamespace(start=lambda: None))
+        monkeypatch.setattr(handover, "to_ranks", self.exchange)
+
+    def exchange(self, told: Any) -> Any:
+        self.told.append(told)
+        return self.heard.pop(0) if self.heard else told
+
+
+def test_rank_0_passes_every_task_on_and_says_when_there_are_no_more(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = Ranks(monkeypatch, rank=0, heard=[])
+    client = FakeClient([handed(data, tmp_path)])
+    monkeypatch.setattr(trainer, "flare", client)
+    trainer.main()
+    (first, last) = several.told
+    assert (first[0].round, first[3].site, last) == (0, "a", None)
+    assert len(client.sent) == 1
+
+
+def test_rank_0_that_failed_leaves_the_others_to_torchrun(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tells the site first; a last word to ranks that wait in a collective would hang."""
+    several = Ranks(monkeypatch, rank=0, heard=[])
+    client = FakeClient([handed(data, tmp_path, version="another")])
+    monkeypatch.setattr(trainer, "flare", client)
+    trainer.main()
+    assert len(client.sent) == 1
+    assert None not in several.told
+
+
+def test_other_ranks_do_the_same_work_and_say_nothing(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank other than 0 must not touch FLARE, whose client belongs to rank 0."""
+    drawn = []
+    data["a"].tick = lambda: drawn.append(1)
+    monkeypatch.setattr(trainer, "flare", None)
+    Ranks(monkeypatch, rank=1, heard=[handover.in_child(handed(data, tmp_path)), None])
+    trainer.main()
+    assert len(drawn) == LOCAL.method.local_steps
+
+
+def test_a_rank_that_fails_gives_rank_0_time_to_speak(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept = []
+    monkeypatch.setattr(trainer.time, "sleep", slept.append)
+    Ranks(monkeypatch, rank=1, heard=[handover.in_child(handed(data, tmp_path, version="another"))])
+    with pytest.raises(door.RefusedError):
+        trainer.main()
+    assert slept == [trainer.LAST_WORDS]
+
+
+def test_a_rank_ends_with_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is 17 twice, then another process: torchrun was killed."""
+    parents = [17, 17, 1]
+    monkeypatch.setattr(trainer.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(trainer.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(trainer.os, "_exit", lambda code: sys.exit(code))
+    with pytest.raises(SystemExit) as ended:
+        trainer._end_with(17)
+    assert ended.value.code == 1
+    assert not parents
+
+
+def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through JSON and tensors by name, which is all that core/ranks.py moves."""
+
+    def told(content: Any, tensors: Any) -> Any:
+        return json.loads(json.dumps(content)), dict(tensors)
+
+    monkeypatch.setattr(handover.ranks, "tell", told)
+    model = handed(data, tmp_path)
+    sent, run, experiment, place = handover.in_child(model)
+    sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, {"lr_scale": 0.5})
+    passed = handover.to_ranks((sent, run, experiment, place))
+    assert passed is not None
+    received, *rest = passed
+    assert rest == [run, experiment, place]
+    assert (received.round, received.phase, received.scalars) == (0, "train", {"lr_scale": 0.5})
+    same_bytes(received.state, sent.state)
+    same_bytes(received.aux, sent.aux)
+    assert handover.to_ranks(None) is None

@@ -1,0 +1,108 @@
+"""The run's folder is in what ``nvflare job download`` fetches, however the job ended; a full disk costs that copy."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.apis.event_type import EventType
+from support.flare_memory import Engine, Fate, MemoryFlare, toy_experiment
+from toy import three_sites
+
+from fedvlp.flare.places import SIMULATED
+from fedvlp.flare.results import HOME, ResultsInJob
+from fedvlp.flare.tracking import RUN_FOLDER
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run: a model, a status, and what large updates waited in."""
+    folder = tmp_path / "runs" / "fedavg" / "001"
+    for name in ("model/model.safetensors", "run_status.json", "spool/update.safetensors", "tb/server/events"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
+
+
+def end(tmp_path: Path, run: Path | None, job: str = "job-1", event: str = EventType.END_RUN) -> Path:
+    """FLARE's event at the server; where the copy is expected."""
+    engine = Engine("server", tmp_path / "server", job)
+    fl_ctx = engine.new_context()
+    if run is not None:
+        fl_ctx.set_prop(RUN_FOLDER, str(run), private=True, sticky=True)
+    ResultsInJob().handle_event(event, fl_ctx)
+    return tmp_path / "server" / job / HOME
+
+
+def test_at_its_end_the_job_has_the_whole_run_but_what_was_under_way(tmp_path: Path, run: Path) -> None:
+    expected = {name: text for name, text in files(run).items() if not name.startswith("spool/")}
+    target = end(tmp_path, run)
+    assert len(expected) == 3
+    assert files(target) == expected
+    assert files(run).items() >= expected.items(), "the server keeps its copy"
+
+
+@pytest.mark.parametrize(
+    ("job", "event", "named"),
+    [(SIMULATED, EventType.END_RUN, True), ("job-1", EventType.START_RUN, True), ("job-1", EventType.END_RUN, False)],
+    ids=["simulator", "another event", "no run was begun"],
+)
+def test_otherwise_nothing_is_copied(tmp_path: Path, run: Path, job: str, event: str, named: bool) -> None:
+    end(tmp_path, run if named else None, job, event)
+    assert not (tmp_path / "server").exists()
+
+
+def test_a_full_disk_is_told_and_the_run_stays_whole(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second file finds no room. Neither a path nor the job is lost over it."""
+    before, copied, copyfile = files(run), [], shutil.copyfile
+
+    def copy(source: Any, target: Any, **options: Any) -> Any:
+        copied.append(source)
+        if len(copied) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        return copyfile(source, target, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with caplog.at_level(logging.ERROR):
+        end(tmp_path, run)
+    assert "results not copied (Error); they are in the server's runs folder" in caplog.text
+    assert len(copied) >= 2
+    assert files(run) == before
+
+
+def test_a_copy_that_is_there_already_is_left_alone(
+    tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = end(tmp_path, run)
+    (target / "run_status.json").write_text("first")
+    with caplog.at_level(logging.ERROR):
+        end(tmp_path, run)
+    assert (target / "run_status.json").read_text() == "first"
+    assert "results not copied (FileExistsError)" in caplog.text
+
+
+@pytest.mark.parametrize("outcome", ["finished", "stopped"])
+def test_a_job_brings_its_run_home_however_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str
+) -> None:
+    """Stopped: two sites of three are silent in round 1; what round 0 brought is there, and no model."""
+    silent = {("a", 1), ("b", 1)} if outcome == "stopped" else set()
+    flare = MemoryFlare(tmp_path, monkeypatch, toy_experiment(), three_sites(),
+                        lambda task: Fate(train=1e9) if (task.site, task.round) in silent else Fate())  # fmt: skip
+    flare.submit([ResultsInJob()], task_timeout=20)
+    home = tmp_path / "server" / "job-1" / HOME
+    assert json.loads((home / "run_status.json").read_text())["status"] == outcome
+    assert (home / "checkpoints" / "server.safetensors").read_bytes() == flare.run.checkpoint.read_bytes()
+    assert (home / "metrics.csv").exists()
+    assert (home / "model" / "model.safetensors").exists() == (outcome == "finished")
