@@ -64,6 +64,22 @@ def test_so_it_is_for_the_installed_program(tmp_path: Path) -> None:
     refuse(said, done.returncode, done.stderr, tmp_path)
 
 
+def test_help_waits_for_no_heavy_import() -> None:
+    """`fedvlp --help` answers before torch could be imported, which alone takes more than a second."""
+    code = """
+import sys
+from fedvlp.cli import main
+sys.argv = ["fedvlp", "--help"]
+try:
+    main()
+finally:
+    print(sorted({"torch", "numpy", "nvflare", "rich.progress"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert "simulate" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_version_is_told_as_sites_must_agree_on_it(tmp_path: Path) -> None:
     assert fedvlp("--version", folder=tmp_path).stdout == f"fedvlp {__version__}\n"
 

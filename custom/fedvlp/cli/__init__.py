@@ -178,16 +178,23 @@ def main() -> None:
     """Entry point: mistakes are one line and exit code 2, Ctrl-C is 130, a stopped run is 2 and can be resumed."""
     import signal
 
-    from fedvlp.core.checkpoint import CheckpointError
-    from fedvlp.core.server import QuorumLostError
-
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
         app()
-    except (ValueError, FileExistsError, CheckpointError, QuorumLostError) as error:
-        print(f"fedvlp: {error}", file=sys.stderr)
-        sys.exit(2)
     except Stopped:
         print("fedvlp: stopped; go on with --resume and the run's folder", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        if not _in_our_words(error):
+            raise
+        print(f"fedvlp: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _in_our_words(error: Exception) -> bool:
+    """Whether the text of the error is meant for the person at the terminal. Imported here: `--help` needs no torch."""
+    from fedvlp.core.checkpoint import CheckpointError
+    from fedvlp.core.server import QuorumLostError
+
+    return isinstance(error, (ValueError, FileExistsError, CheckpointError, QuorumLostError))
