@@ -1,4 +1,4 @@
-"""The import law of DESIGN section 3, read from the source: nothing imports upward, heavy things come late."""
+"""The import law, read from the source: nothing imports upward, heavy packages are imported late."""
 
 from __future__ import annotations
 

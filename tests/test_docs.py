@@ -1,0 +1,313 @@
+"""docs/ can be followed: references to it resolve, all that it names exists, its tables of settings are the code's.
+
+A reference is "spec 4.5" (a section of docs/methods.md, or several: "spec 7.6 and 15.E"), "Spec faults, row 7" (the
+table of faults) or the name of a document. Code is read as text, so that comments and docstrings count alike.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlp.core.method import Method
+from fedvlp.core.training import Training
+from fedvlp.data.synthetic import SyntheticCohort
+from fedvlp.evaluation.held_out import Retrieval
+from fedvlp.evaluation.zero_shot import ZeroShot
+from fedvlp.experiment import Partition
+from fedvlp.methods import METHODS
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.fusion import Selector, SelectorConfig, TextFusion
+from fedvlp.models.multimodal import MultimodalClassifier, MultimodalConfig
+from fedvlp.objectives import OBJECTIVES, bce, convirt, creamfl, gloria, medclip, mgca
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "custom" / "fedvlp"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+CODE = [
+    path
+    for folder in ("custom", "tests", "benchmarks", "poc")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != Path(__file__)
+]
+PROSE = [
+    ROOT / "README.md",
+    *(path for f in ("provisioning", "benchmarks", "tests", "poc") for path in (ROOT / f).rglob("*.md")),
+]
+
+AWAITED = {
+    "tests/objectives/test_convirt.py: spec/methods.md",
+    "tests/objectives/test_gloria.py: spec/methods.md",
+    "tests/objectives/test_medclip.py: spec/methods.md",
+    "tests/objectives/test_mgca.py: spec/methods.md",
+}
+"""References that do not resolve and are still to be written anew; none may be added."""
+
+
+# What docs/ offers
+
+
+@lru_cache
+def text(name: str) -> str:
+    """A document of docs/, "" where there is none."""
+    path = ROOT / "docs" / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def sections_of(document: str) -> dict[str, set[str]]:
+    """{number of a section: labels such as B3 or Z1 that stand in bold in it}; a chapter has those of its sections."""
+    found: dict[str, set[str]] = {}
+    chapter = section = ""
+    for line in document.splitlines():
+        heading = re.match(r"#+ (\d+)(?:\.(\d+))?[. ]", line)
+        if heading:
+            chapter = heading[1]
+            section = chapter if heading[2] is None else f"{chapter}.{heading[2]}"
+            found.setdefault(section, set())
+        for label in re.findall(r"\*\*([A-Z]\d*)\*\*|\*\*([A-Z])\. ", line):
+            for place in {chapter, section} - {""}:
+                found[place].add(label[0] or label[1])
+    return found
+
+
+# What refers to it
+
+ITEM = r"\d+(?:\.\d+)?(?:[. ]?\b[A-Z]\d*\b)?"
+SPEC = re.compile(rf"\b[Ss]pec(?:ification)?\s+(?:section\s+)?({ITEM}(?:(?:,\s+|\s+and\s+){ITEM})*)")
+FAULTS = re.compile(r"\b[Ss]pec faults, rows?\s+((?:\d+(?:-\d+)?(?:,\s+|\s+and\s+)?)+)")
+DOCUMENT = re.compile(r"\b(?:spec|docs)/[\w/]+\.md\b")
+DESIGN = re.compile(r"\bDESIGN section \d+\b")
+REFERS = re.compile(r"\b[Ss]pec(?:ification)?\b|\bDESIGN\b|\bdocs/")
+
+
+def dangling(content: str) -> list[str]:
+    """The references in ``content`` to something that docs/ does not have."""
+    if not REFERS.search(content):
+        return []
+    joined = re.sub(r"\n\s*(?:#|>)?\s*", " ", content)  # a reference may go on in the next line
+    methods, bad = sections_of(text("methods.md")), []
+    for match in SPEC.finditer(joined):
+        for number, label in re.findall(r"(\d+(?:\.\d+)?)(?:[. ]?\b([A-Z]\d*)\b)?", match[1]):
+            if number not in methods:
+                bad.append(f"spec {number}")
+            elif re.fullmatch(r"[A-Z]\d+|[A-L]", label) and label not in methods[number]:
+                bad.append(f"spec {number} {label}")
+    rows = set(re.findall(r"^\| (\d+) \|", (ROOT / "tests/faults/README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    for match in FAULTS.finditer(joined):
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", match[1]):
+            bad += [f"faults row {row}" for row in range(int(first), int(last or first) + 1) if str(row) not in rows]
+    bad += [name for name in DOCUMENT.findall(joined) if not (ROOT / name).exists()]
+    bad += [name for name in DESIGN.findall(joined) if name.split()[-1] not in sections_of(text("design.md"))]
+    return bad
+
+
+def test_every_reference_resolves() -> None:
+    """Also in prose: README and the guides may not send a reader to a section that is not there."""
+    found = {
+        f"{path.relative_to(ROOT)}: {bad}"
+        for path in CODE + PROSE
+        for bad in dangling(path.read_text(encoding="utf-8"))
+    }
+    assert found - AWAITED == set(), "write the reference anew, or the section"
+
+
+def test_there_are_references_to_follow() -> None:
+    """A pattern that matched nothing would resolve everything."""
+    everything = "\n".join(path.read_text(encoding="utf-8") for path in CODE)
+    assert len(SPEC.findall(everything)) > 60
+    assert len(FAULTS.findall(everything)) >= 5
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [
+        ('"""As spec 4.5 says, and spec 99.9 does not."""', ["spec 99.9"]),
+        ("# the checks of spec 15 B6 and of spec 15 B9", ["spec 15 B9"]),
+        ("(spec 7.3,\n    10.4, 7.77)", ["spec 7.77"]),
+        ("# Spec 7.6 and 15.E and 15.M1", ["spec 15 M1"]),
+        ("# spec section 0 Z3, spec 0 Z12", ["spec 0 Z12"]),
+        ('"""Spec faults, rows 7, 9 and 41: a site."""', ["faults row 41"]),
+        ('"""Spec faults, rows 36-40."""', ["faults row 39", "faults row 40"]),
+        ("# see docs/methods.md and docs/nothing.md", ["docs/nothing.md"]),
+        ("the law of DESIGN section 99", ["DESIGN section 99"]),
+        ("spec.seed, spec 9's number of steps, spec 2.1 (AdamW), 30 specs", []),
+    ],
+)
+def test_a_dangling_reference_is_found(planted: str, found: list[str]) -> None:
+    assert dangling(planted) == found
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in DOCS:
+        content = path.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", content):
+            assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
+        anchors = {anchor(line.lstrip("# ")) for line in content.splitlines() if line.startswith("#")}
+        for target in re.findall(r"\]\(#([^)]+)\)", content):
+            assert target in anchors, f"{path.name}: #{target}"
+
+
+def anchor(heading: str) -> str:
+    """The link that a heading gets on GitHub."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+# What docs/ names
+
+
+@lru_cache
+def functions(path: str) -> frozenset[str]:
+    """Names of the functions on top of a file."""
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
+    for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
+        file, _, test = name.partition("::")
+        if re.fullmatch(r"(?:custom|tests|jobs|provisioning|benchmarks|poc|docs)/[\w./-]*", file):
+            assert (ROOT / file).exists(), f"{path.name} names {file}"
+            assert not test or test in functions(file), f"{file} has no {test}"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_a_stranger_can_read_it(path: Path) -> None:
+    """No paths of somebody's machine, no numbers of an issue tracker, no folder that is not in the repository."""
+    private = re.compile(r"(?<!\w)/(?:work|tmp|home|root)\b|\bshared/|\bissue \d+|\bspec/|\bI ran\b|\[I\]")
+    assert private.findall(path.read_text(encoding="utf-8")) == []
+
+
+# Tables of settings
+
+SELECTED: tuple[type[Any], ...] = (
+    Method, Training, SyntheticCohort, Retrieval, ZeroShot, Partition, SelectorConfig, MultimodalConfig,
+    *OBJECTIVES.values(), *METHODS.values(),
+)  # fmt: skip
+CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ if dataclasses.is_dataclass(base)}
+"""Every dataclass of settings by its name, base classes included."""
+
+USERS = CONFIGURED | {
+    kind.__name__: kind
+    for kind in (
+        DualEncoder, MultimodalClassifier, Selector, TextFusion, bce.BCE, convirt.ConVIRT, creamfl.CreamFLTask,
+        gloria.GLoRIA, medclip.MedCLIP, mgca.MGCA,
+    )
+}  # fmt: skip
+"""Classes whose methods the tables name as the place where a setting is used."""
+
+Row = tuple[str, str, str]
+
+
+def tables(document: str) -> Iterator[tuple[str, str, list[Row]]]:
+    """(class, its file, rows of field, default and place of use) of every table of settings."""
+    for match in re.finditer(r"\*\*Settings of `(\w+)`\*\* in `([\w/.]+)`[^|]*\n\n((?:\|.*\n)+)", document):
+        rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in match[3].splitlines()[2:]]
+        yield match[1], match[2], [(row[0], row[2], row[-1]) for row in rows]
+
+
+def default_of(kind: type[Any], name: str) -> Any:
+    """The default of a field. Raises KeyError where there is no such field."""
+    field = {field.name: field for field in dataclasses.fields(kind)}[name]
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def wrong_rows(kind: type[Any], rows: list[Row]) -> list[str]:
+    """What a table says of ``kind`` and the code does not."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    unknown = [f"{kind.__name__} has no field {name}" for name, *_ in rows if name not in names]
+    stale = [
+        f"{kind.__name__}.{name} is {default_of(kind, name)!r}, the table says {shown}"
+        for name, shown, _ in rows
+        if name in names and ast.literal_eval(shown) != default_of(kind, name)
+    ]
+    return unknown + stale
+
+
+TABLES = {name: (file, rows) for name, file, rows in tables(text("methods.md"))}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_settings_is_the_codes(name: str) -> None:
+    file, rows = TABLES[name]
+    kind = CONFIGURED[name]
+    assert (ROOT / file).stem == kind.__module__.rpartition(".")[2], f"{name} is defined in {kind.__module__}"
+    assert wrong_rows(kind, rows) == []
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_setting_is_used_where_the_table_says(name: str) -> None:
+    """A place is a file, a class, or a method of one."""
+    for field, _, place in TABLES[name][1]:
+        if "/" in place:
+            assert (ROOT / place).exists(), f"{name}.{field}: {place}"
+        else:
+            owner, _, hook = place.partition(".")
+            assert not hook or hasattr(USERS[owner], hook), f"{name}.{field}: {place}"
+            assert owner in USERS, f"{name}.{field}: {place}"
+
+
+def missing_rows(kind: type[Any]) -> list[str]:
+    """Fields of ``kind`` that neither its own table nor that of a class it inherits from shows with their default."""
+    shown: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        shown |= {field: default for field, default, _ in TABLES.get(base.__name__, ("", []))[1]}
+    given = [field for field in dataclasses.fields(kind) if default_of(kind, field.name) is not dataclasses.MISSING]
+    return [f.name for f in given if f.name not in shown or ast.literal_eval(shown[f.name]) != default_of(kind, f.name)]
+
+
+@pytest.mark.parametrize("kind", SELECTED, ids=lambda kind: kind.__name__)
+def test_no_setting_is_left_out(kind: type[Any]) -> None:
+    assert missing_rows(kind) == []
+
+
+def test_stale_tables_are_found() -> None:
+    """A default that has changed, a field that has gone, and a field that nobody wrote down."""
+    table = (
+        "**Settings of `Method`** in `a.py`:\n\n| field | symbol | default | paper | used in |\n|---|---|---|---|---|\n"
+    )
+    ((name, _, rows),) = tables(
+        table + "| `local_steps` | E | `21` | 50 | `Method.steps` |\n| `gone` | | `1` | | `Method` |\n"
+    )
+    assert wrong_rows(CONFIGURED[name], rows) == [
+        "Method has no field gone",
+        "Method.local_steps is 20, the table says 21",
+    ]
+
+    @dataclasses.dataclass(frozen=True)
+    class New(Method):
+        unheard_of: float = 0.5
+        local_steps: int = 7
+
+    assert missing_rows(New) == ["local_steps", "unheard_of"]
+
+
+def test_every_method_has_its_section_and_its_presets_are_real() -> None:
+    """A method without a table has no settings of its own: its row in section 9 names it."""
+    from fedvlp.presets import PRESETS
+
+    for kind in METHODS.values():
+        assert kind.__name__ in TABLES or f"| `{kind.__name__}` |" in text("methods.md"), kind.__name__
+    for match in re.findall(r"[Pp]resets?:? ((?:`[\w-]+`(?:,\s+)?)+)", text("methods.md")):
+        for name in re.findall(r"`([\w-]+)`", match):
+            assert name in PRESETS, name
+
+
+def test_what_is_said_to_be_missing_is_missing() -> None:
+    """Who implements an amendment or a baseline strikes it off section 0 or 9."""
+    known = {field.name for kind in CONFIGURED.values() for field in dataclasses.fields(kind)}
+    assert not known & {"norm_statistics", "optimizer_state", "init"}, "Z3, Z6 or Z5 of section 0 is in the code"
+    baselines = text("methods.md").partition("# 9. Baselines")[2].partition("**Settings of")[0]
+    rows = re.findall(r"^\| ([\w-]+).*\| (?:`(\w+)`|not yet) \|$", baselines, re.MULTILINE)
+    assert len(rows) >= 19
+    assert [name for name, there in rows if not there and name.lower() in METHODS] == []
+    assert {there for _, there in rows if there} <= {kind.__name__ for kind in METHODS.values()}
