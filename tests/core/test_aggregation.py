@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
-from fedvlp.core.aggregation import StreamingMean, check, check_tensors, in_site_order
+from fedvlp.core.aggregation import StreamingMean, check, check_tensors, clipped, in_site_order
 from fedvlp.core.types import Reply, State, Update
 
 REFERENCE = {"image_encoder.weight": torch.zeros(2, 3), "text_head.bias": torch.zeros(3), "count": torch.tensor(7)}
@@ -120,6 +121,18 @@ def test_no_samples_no_weight(path: str) -> None:
     assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0))["w"].item() == 5.0
 
 
+def test_a_first_update_without_weight_is_skipped_whatever_total_was_expected(path: str) -> None:
+    """The large path scales by the first weight when it expects no total: that must not be this one."""
+    assert mean([(single(1000.0), 0), (single(5.0), 2)], single(0.0), expected_total=0.0)["w"].item() == 5.0
+
+
+def test_the_mean_of_tensors_that_learn_carries_no_gradient(path: str) -> None:
+    updates = [({"w": torch.tensor([x], requires_grad=True)}, 1.0) for x in (2.0, 4.0)]
+    result = mean(updates, single([0.0]))["w"]
+    assert result.tolist() == [3.0]
+    assert not result.requires_grad
+
+
 def test_all_zero_keeps_the_model(path: str) -> None:
     assert mean([(single(1000.0), 0), (single(5.0), 0)], single(3.0)) == {}
     assert mean([], single(3.0)) == {}
@@ -204,11 +217,12 @@ def waiting(spool: Path | None, parked: list[int]) -> list[tuple[str, Reply]]:
 
 
 def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, write, written = waiting(None, []), aggregation.save_file, []
+    expected, write, written, spool = waiting(None, []), aggregation.save_file, [], tmp_path / "runs" / "spool"
+    open_files = len(os.listdir("/dev/fd"))
     monkeypatch.setattr(aggregation, "save_file", lambda *a: (written.append(1), write(*a)))
     for limit, files in ((10**9, [0, 0, 0]), (0, [0, 1, 2])):
         monkeypatch.setattr(aggregation, "PARK_BYTES", limit)
-        seen, parked = waiting(tmp_path / "spool", found := []), found
+        seen, parked = waiting(spool, found := []), found
         assert parked == files
         for (site, update), (name, other) in zip(seen, expected, strict=True):
             assert site == name
@@ -218,13 +232,20 @@ def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, m
             same_bytes(update.state, other.state)
             same_bytes(update.aux, other.aux)
     assert len(written) == 2  # a, whose turn it was, did not touch the disk
-    assert list((tmp_path / "spool").glob("*")) == []  # nothing is left behind
+    assert list(spool.glob("*")) == []  # nothing is left behind
+    assert len(os.listdir("/dev/fd")) == open_files
+
+
+def test_a_failure_waits_for_its_turn_like_an_update(tmp_path: Path) -> None:
+    failure = RuntimeError("boom")
+    assert list(in_site_order([("b", failure), ("a", GOOD)], list("ab"), tmp_path)) == [("a", GOOD), ("b", failure)]
 
 
 def test_a_good_update_passes() -> None:
     assert checked(GOOD) is None
     assert checked(replace(GOOD, num_samples=0)) is None
     assert checked(replace(GOOD, num_samples=1000)) is None
+    assert checked(replace(GOOD, metrics={"loss/x": 1e12, "loss/y": -1e12})) is None
     declared = {"rows": torch.zeros(2)}
     assert check(
         replace(GOOD, aux={"rows": torch.ones(2)}), site="a", round=3, phase="train", reference=REFERENCE,
@@ -249,6 +270,7 @@ REFUSED = {
     "a NaN metric": (replace(GOOD, metrics={"loss/x": math.nan}), "'loss/x' is nan"),
     "an infinite metric": (replace(GOOD, metrics={"probe/loss": math.inf}), "'probe/loss' is inf"),
     "a metric that would overflow": (replace(GOOD, metrics={"loss/x": -1e300}), "'loss/x' is -1e+300"),
+    "a metric just too large": (replace(GOOD, metrics={"loss/x": 1e12 + 1}), "'loss/x' is 1000000000001"),
     "a metric of text": (replace(GOOD, metrics={"note": "secret"}), "'note'"),  # type: ignore[dict-item]
     "undeclared aux": (replace(GOOD, aux={"rows": torch.ones(2)}), "1 unexpected tensor"),
 }
@@ -313,6 +335,23 @@ def test_huge_but_finite_values_are_not_refused(dtype: torch.dtype) -> None:
     huge = {"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}
     assert not torch.isfinite(huge["w"].sum())
     assert check_tensors(huge, huge) is None
+
+
+def test_a_running_variance_may_be_zero_and_never_negative() -> None:
+    """A constant channel has variance 0; one negative value among many is refused; a mean may be negative."""
+    zeros = {"head.1.running_var": torch.zeros(3), "head.1.running_mean": -torch.ones(3)}
+    assert check_tensors(zeros, zeros) is None
+    negative = {**zeros, "head.1.running_var": torch.tensor([1.0, -1e-6, 1.0])}
+    assert check_tensors(negative, zeros) == "head.1.running_var has a negative variance"
+
+
+def test_shortened_updates_come_in_the_order_of_the_sites() -> None:
+    """Sums depend on the order, and the bytes of a run must not."""
+    updates = (
+        Update(site, 0, "train", 1, single([float(size)])) for site, size in zip("abcd", (1, 9, 2, 3), strict=True)
+    )
+    found = [(update.site, update.state["w"].item()) for update in clipped(updates, single([0.0]), 1.0)]
+    assert found == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
 
 
 def test_one_nan_among_many_is_found() -> None:

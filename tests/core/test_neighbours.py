@@ -52,8 +52,11 @@ def test_no_query_gives_no_row() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"k is 6, expected 1 to 5"):
         nearest(random(0, 2, 3), random(1, 5, 3), 6)
-    with pytest.raises(ValueError, match=r"expected \[N, d\] and \[P, d\]"):
-        nearest(random(0, 2, 3), random(1, 5, 4), 1)
+    with pytest.raises(ValueError, match=r"k is 0, expected 1 to 5"):
+        nearest(random(0, 2, 3), random(1, 5, 3), 0)
+    for queries, pool in (((2, 3), (5, 4)), ((3,), (5, 3)), ((2, 3, 1), (5, 3)), ((2, 3), (5, 3, 1))):
+        with pytest.raises(ValueError, match=r"expected \[N, d\] and \[P, d\]"):
+            nearest(random(0, *queries), random(1, *pool), 1)
 
 
 def test_jaccard_by_hand() -> None:
@@ -62,6 +65,12 @@ def test_jaccard_by_hand() -> None:
     mine = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 0]], dtype=torch.bool)
     candidates = torch.tensor([[0, 1, 2, 3], [2, 0, 1, 3], [2, 0, 3, 1]])
     assert most_alike(mine, pool, candidates).tolist() == [1, 3, 1]
+
+
+def test_the_same_single_finding_is_the_best_match() -> None:
+    """{0} against {0, 1} and {0}: 1/2 and 1/1."""
+    pool = torch.tensor([[1, 1], [1, 0]], dtype=torch.bool)
+    assert most_alike(pool[1:], pool, torch.tensor([[0, 1]])).tolist() == [1]
 
 
 def test_equal_similarity_goes_to_the_nearer() -> None:

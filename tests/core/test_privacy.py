@@ -62,6 +62,17 @@ def test_the_noise_follows_no_seed_of_the_run() -> None:
     assert gaussian(0).shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "numerator"), [(0, 0.5), (1, 1.5), (1 << 52, 0.5), (-1, 2**52 - 0.5), (2**51, 2**51 + 0.5)]
+)
+def test_every_draw_is_a_finite_quantile(monkeypatch: pytest.MonkeyPatch, drawn: int, numerator: float) -> None:
+    """Of 64 random bits the lower 52, b, give the quantile of (b + 1/2) / 2^52: never of 0 or 1, which are infinite."""
+    monkeypatch.setattr(privacy.os, "urandom", lambda count: drawn.to_bytes(8, "little", signed=True) * (count // 8))
+    expected = torch.special.ndtri(torch.tensor(numerator, dtype=torch.float64) / 2**52)
+    assert gaussian(2).tolist() == [expected.item()] * 2
+    assert math.isfinite(expected)
+
+
 def test_the_quantiles_are_the_normals() -> None:
     from scipy.stats import kstest
 

@@ -110,6 +110,49 @@ def test_below_the_quorum_the_server_is_as_it_was(tmp_path: Path, rounds: Rounds
     same_bytes(resumed, federation(Scripted(), rounds=3).run())
 
 
+@dataclass(frozen=True)
+class Restless(Method):
+    """Changes the server's memory and model wherever it may: before the messages, and while updates come in."""
+
+    weighting: str = "uniform"
+
+    def start(self, server: Server) -> None:
+        server.memory["count"] = torch.zeros(1)
+
+    def prepare(self, server: Server) -> None:
+        server.memory["count"] = server.memory["count"] + 1
+        server.memory[f"prepared in round {server.round}"] = torch.ones(1)
+        server.replace({"w": server.state["w"] + 100})
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        def noting() -> Iterator[Update]:
+            for update in updates:
+                server.memory = server.memory | {f"seen/{update.site}": update.state["w"].clone()}
+                yield update
+
+        super().aggregate(server, noting(), phase)
+
+
+def test_below_the_quorum_the_methods_memory_is_as_it_was() -> None:
+    """Round 1 loses its quorum after ``prepare`` and two updates; the same server then goes on as if nothing was."""
+    before: list[tuple[State, State]] = []
+
+    def report(record: dict[str, Any]) -> None:
+        before.append((clone(broken.server.state), clone(broken.server.memory)))
+
+    broken = federation(Scripted(c=failing(1)), Restless(), rounds=3, quorum=3, report=report)
+    with pytest.raises(QuorumLostError):
+        broken.run()
+    state, memory = before[-1]
+    assert memory.keys() == {"count", "prepared in round 0", "seen/a", "seen/b", "seen/c"}
+    same_bytes(broken.server.state, state)
+    same_bytes(broken.server.memory, memory)
+    resumed = federation(Scripted(), Restless(), broken.server, rounds=3, quorum=3)
+    whole = federation(Scripted(), Restless(), rounds=3, quorum=3)
+    same_bytes(resumed.run(), whole.run())
+    same_bytes(resumed.server.memory, whole.server.memory)
+
+
 def test_below_the_quorum_the_counts_of_missed_phases_are_as_they_were() -> None:
     run = federation(Scripted(c=failing(0)), quorum=3)
     with pytest.raises(QuorumLostError):

@@ -51,8 +51,26 @@ def test_findings_with_one_class_are_skipped_by_name_and_unknown_labels_left_out
     assert found == AUC({"a": 1.0}, (), ("b", "c"))
     assert found.macro() == 1.0
     assert found.macro(found.rare) is None
-    with pytest.raises(ValueError, match="2 names"):
-        auc(scores, targets, ("a", "b"))
+    for wrong in (
+        (scores, targets, ("a", "b")),
+        (scores[:2], targets, ("a", "b", "c")),
+        (scores[0], targets[0], "abc"),
+    ):
+        with pytest.raises(ValueError, match=f"{len(wrong[2])} names"):
+            auc(*wrong)
+
+
+def test_a_finding_that_nobody_has_is_skipped() -> None:
+    found = auc(torch.rand(4, 2), torch.tensor([[0.0, 1], [0, 0], [0, 1], [0, nan]]), ("a", "b"))
+    assert found.skipped == ("a",)
+
+
+def test_one_in_ten_is_not_rare() -> None:
+    """Rare is less than a tenth: 1 of 10 is not, 1 of 11 is."""
+    for count, rare in ((10, ()), (11, ("a",))):
+        targets = torch.zeros(count, 1)
+        targets[0] = 1
+        assert auc(torch.rand(count, 1), targets, ("a",)).rare == rare
 
 
 def test_macro_is_unweighted_and_rare_findings_have_a_view_of_their_own() -> None:
@@ -96,3 +114,4 @@ def test_the_figures_of_a_split() -> None:
     metrics = Classification()(Client("s", 0, model, BCE(), data), ("val", "test"))
     assert metrics.keys() == {"classifier/image", "val/auc/macro", "val/auc/a"}, "no known negative of b"
     assert metrics["val/auc/macro"] == metrics["val/auc/a"]
+    assert Classification(batch_size=3)(Client("s", 0, model, BCE(), data), ("val", "test")) == pytest.approx(metrics)

@@ -76,3 +76,18 @@ def test_a_site_without_a_modality_has_no_figure() -> None:
         client = SimpleNamespace(model=model, data=data(captions=1, **columns))
         assert Retrieval()(client, ("val",)) == {}
     assert Retrieval()(SimpleNamespace(model=model, data=data(captions=1)), ("val",))["val/all/mean/r1"] == 100.0
+
+
+def test_a_split_of_just_one_batch_has_a_figure_in_batch() -> None:
+    for images, there in ((3, False), (4, True)):
+        found = Retrieval(batch_size=4).measure(
+            Told(torch.eye(4), torch.eye(4)), data(captions=1, images=images), "val"
+        )
+        assert ("val/mean/r1" in found) == there
+
+
+def test_a_split_needs_two_records() -> None:
+    """With one record every recall would be 100."""
+    for images, measured in ((1, False), (2, True)):
+        client = SimpleNamespace(model=Told(torch.eye(2), torch.eye(2)), data=data(captions=1, images=images))
+        assert bool(Retrieval()(client, ("val", "test"))) == measured

@@ -197,6 +197,7 @@ def test_folds():
         folded_retrieval(unit(20, 16, 4), distinct, owner, 4)
     )
     assert folded_retrieval(image, text, owner, folds=1) == retrieval(image, text, image_of_text=owner)
+    assert folded_retrieval(image, text, owner, folds=20)["mean/r1"] == 100, "alone, every image is found"
     for folds in (0, 3, 21):
         with pytest.raises(ValueError, match=f"20 images, {folds} folds"):
             folded_retrieval(image, text, owner, folds=folds)
@@ -207,6 +208,15 @@ def test_in_batch_is_the_mean_over_full_batches():
     parts = [retrieval(image[i : i + 32], text[i : i + 32]) for i in (0, 32, 64)]
     expected = {key: sum(part[key] for part in parts) / 3 for key in parts[0]}
     assert in_batch_retrieval(image, text) == pytest.approx(expected)
+
+
+def test_a_batch_larger_than_is_scored_at_a_time_is_scored_whole():
+    image, text = integers(1100, 3, 0), integers(1100, 3, 1)
+    assert in_batch_retrieval(image, text, batch_size=1100) == pytest.approx(retrieval(image, text))
+
+
+def test_in_batches_of_one_everything_is_found():
+    assert in_batch_retrieval(integers(5, 4, 0), integers(5, 4, 1), batch_size=1)["mean/r1"] == 100
 
 
 def test_in_batch_of_random_embeddings_is_chance():
@@ -273,6 +283,9 @@ def test_across_sites_refuses_what_it_cannot_average(sites):
         ({"image_of_text": torch.tensor([0, 1, 2, -1])}, r"lies in \[-1, 2\]"),
         ({"image_of_text": torch.tensor([0, 1, 2, 2])}, "1 of 4 images have no text"),
         ({"tile": (0, 5)}, r"tile is \(0, 5\)"),
+        ({"tile": (5, 0)}, r"tile is \(5, 0\)"),
+        ({"tile": (2**24 + 1, 5)}, r"tile is \(16777217, 5\)"),
+        ({"tile": (5, 2**24 + 1)}, r"tile is \(5, 16777217\)"),
     ],
 )
 def test_refusals_state_what_was_seen_and_the_remedy(change, words):
@@ -281,6 +294,11 @@ def test_refusals_state_what_was_seen_and_the_remedy(change, words):
         ranks(**{**good, **change})
     assert str(caught.value).startswith("ranks: ")
     assert "; expected " in str(caught.value)
+
+
+def test_the_largest_tile_is_taken():
+    image, text = integers(5, 3, 0), integers(5, 3, 1)
+    assert_same(ranks(image, text, tile=(2**24, 2**24)), sorted_ranks(image @ text.t(), torch.arange(5)))
 
 
 def test_other_refusals():

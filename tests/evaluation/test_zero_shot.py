@@ -30,6 +30,7 @@ from fedvlp.evaluation.zero_shot import (
     Choices,
     Result,
     ZeroShot,
+    _judge,
     choose,
     class_scores,
     class_texts,
@@ -158,6 +159,50 @@ def test_class_scores_by_hand() -> None:
     assert class_scores(2 * eye[:1], texts, "max").tolist() == [[1.0, 0.0]]
 
 
+def test_the_length_of_an_images_vector_does_not_count() -> None:
+    """(3, 4) and (1, 0) against (1, 0): cosines 0.6 and 1."""
+    scores = class_scores(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), {"a": torch.tensor([[2.0, 0.0]])})
+    torch.testing.assert_close(scores, torch.tensor([[0.6], [1.0]], dtype=torch.float64))
+
+
+def test_uncertain_labels_count_in_no_auc() -> None:
+    """Finding a: positive at 0.9, negatives at 0.1 and 0.2; the uncertain record, at 0.95, would lower its area."""
+    labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 1.0]])
+    scores = torch.tensor([[[0.9, 0.1], [0.1, 0.9], [0.95, 0.2], [0.2, 0.8]]], dtype=torch.float64)
+    result = _judge(ZeroShot(CLASSES[:2]), "m", "s", scores, labels)
+    assert (result.auc, result.accuracy, result.single) == ((1.0, 0.0), (100.0, 0.0), 3)
+
+
+def test_the_mean_over_sites_is_of_means_and_not_of_deviations() -> None:
+    results = [Result("m", site, 9, 9, (a, 1.0), (b, 0.5)) for site, a, b in (("x", 50.0, 0.6), ("y", 70.0, 0.8))]
+    assert over_sites(results)["m"] == pytest.approx((60.0, 0.7))
+
+
+def test_a_site_without_test_records_is_left_out() -> None:
+    empty = Records(3)
+    empty.sizes = {"train": 24}
+    assert {result.site for result in run(data={**data(), "site-3": empty})[0]} == {"site-1", "site-2"}
+
+
+def test_the_model_is_chosen_by_the_global_models_view_of_an_image() -> None:
+    """The shares follow from the global model's vectors of images, prompts and words; a prompt names its one class."""
+    client = trainee()
+    states = three_models(client)
+    _, choices = run(replace(PROTOCOL, seeds=(0,), threshold=0.0), states=states)
+    client.load(states[GLOBAL])
+    sentences = {name: prompts(name, PROTOCOL.prompts, 0) for name in CLASSES}
+    reports, fused, words = class_texts(client, sentences)
+    selector: Any = client.objective.extra
+    for place, name in enumerate(CLASSES):
+        present = F.one_hot(torch.tensor(place), 4).bool().expand(len(reports[name]), -1)
+        torch.testing.assert_close(fused[name], selector.fused(reports[name], words, present))
+    for choice in choices:
+        with torch.no_grad():
+            image = client.model({"image": data()[choice.site].image}).image
+        sites = choose(site_probabilities(selector, image, reports, words)[:, :2], 0.0)
+        assert choice.shares == {f"site-{i + 1}": float((sites == i).double().mean()) for i in (0, 1)} | {GLOBAL: 0.0}
+
+
 def test_identical_prompts_are_one_prompt_and_one_prompt_makes_mean_and_max_the_same() -> None:
     image, text = torch.randn(5, D), torch.randn(1, D)
     one = class_scores(image, {"a": text})
@@ -217,6 +262,7 @@ def test_figures_are_mean_and_population_deviation_over_the_prompt_seeds() -> No
 def test_choose_and_pick_by_hand() -> None:
     choice = choose(torch.tensor([[0.5, 0.5], [0.3, 0.7], [0.9, 0.1]]), 0.6)
     assert choice.tolist() == [-1, 1, 0], "not above the threshold: the global model"
+    assert choose(torch.tensor([[0.5, 0.5]]), 0.5).tolist() == [-1], "nor at it"
     scores = torch.arange(3.0)[:, None, None, None].expand(3, 1, 3, 2)  # model m says m
     assert pick(scores, choice[None])[0, :, 0].tolist() == [2.0, 1.0, 0.0]
 
@@ -310,6 +356,11 @@ def test_files(tmp_path: Path) -> None:
     mean = next(row for row in rows if (row["model"], row["site"]) == (GLOBAL, "mean"))
     expected = [r.accuracy[0] for r in results if r.model == GLOBAL and r.accuracy]
     assert float(mean["accuracy"]) == pytest.approx(sum(expected) / 2)
+    areas = {r.site: r.auc[0] for r in results if r.model == GLOBAL and r.auc}
+    assert float(mean["macro_auc"]) == pytest.approx(sum(areas.values()) / 2)
+    for row in rows:
+        if row["model"] == GLOBAL and row["site"] in areas:
+            assert float(row["macro_auc"]) == pytest.approx(areas[row["site"]])
     assert len(write_results(results, [Choices("s", {})][:0], tmp_path / "plain", "x")) == 2
 
 

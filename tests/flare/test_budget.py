@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,25 @@ def test_the_budget_stops_and_survives_restarts_and_is_per_data_set(tmp_path: Pa
     assert Ledger(tmp_path / "ledger.json").spend("retina", 8.0, 3.0, 1e-5)[0] == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"chest": {"8.0": -1}}', '{"chest": {"0": 1}}', '{"chest": 5}', "[1]"])
+def test_the_very_last_of_the_budget_may_be_spent_and_little_noise_is_read_back(tmp_path: Path) -> None:
+    """A limit of exactly what two releases at noise 1/2 cost; the ledger of the first is read for the second."""
+    ledger, limit = Ledger(tmp_path / "privacy" / "site" / "ledger.json"), epsilon({0.5: 2}, 1e-5)
+    assert [ledger.spend("chest", 0.5, limit, 1e-5)[0] for _ in range(2)] == [1, 2]
+
+
+def test_without_the_accountant_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.accountants.analysis.rdp", None)
+    with pytest.raises(PrivacyError, match="pip install"):
+        epsilon({8.0: 1}, 1e-5)
+
+
+DAMAGED = [
+    "", "{", "[1]", '{"chest": 5}', '{"chest": {"8.0": -1}}', '{"chest": {"8.0": 0}}', '{"chest": {"0": 1}}',
+    '{"chest": {"Infinity": 1}}', '{"chest": {"8.0": 1, "0": 1}}', '{"chest": {"8.0": 1.5}}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_ledger_stops_everything(tmp_path: Path, content: str) -> None:
     (tmp_path / "ledger.json").write_text(content)
     with pytest.raises(PrivacyError, match="damaged"):
@@ -78,6 +98,19 @@ def test_a_damaged_ledger_stops_everything(tmp_path: Path, content: str) -> None
 def _spend(path: Path) -> None:
     for _ in range(5):
         Ledger(path).spend("chest", 100.0, 50.0, 1e-5)
+
+
+def test_a_release_waits_while_another_is_booked(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.json"
+    thread = threading.Thread(target=_spend, args=(path,), daemon=True)
+    with Ledger(path)._locked():
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        assert not path.exists()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert Ledger(path).spend("chest", 100.0, 50.0, 1e-5)[0] == 6
 
 
 def test_jobs_that_run_at_once_lose_no_release(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.flare import wire
-from fedvlp.flare.filters import AllowMetrics, ClipAndNoise, ExcludeVariables, RememberReceived, UpdateFilter
+from fedvlp.flare.filters import (
+    RECEIVED,
+    AllowMetrics,
+    ClipAndNoise,
+    ExcludeVariables,
+    RememberReceived,
+    UpdateFilter,
+)
 
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
 STATE = {"image_head.w": torch.zeros(100, 100), "text_head.w": torch.ones(10)}
@@ -119,6 +126,25 @@ def test_what_was_received_is_remembered_as_it_was(tmp_path: Path) -> None:
     fl_ctx = context(tmp_path, state)
     state["w"] += 100
     assert torch.equal(fl_ctx.get_prop("fedvlp_received")["w"], torch.zeros(4))
+
+
+def test_what_is_remembered_stays_in_this_task_and_at_this_site(tmp_path: Path) -> None:
+    """What is not private travels with FLARE's messages, what is sticky is there in the next task too."""
+    found = context(tmp_path).get_prop_detail(RECEIVED)
+    assert (found["private"], found["sticky"]) == (True, False)
+
+
+def test_an_update_of_both_modalities_passes(tmp_path: Path) -> None:
+    for modalities in (("image", "text"), ("image",), ()):
+        reply = AllowMetrics(["*"]).process(wire.send_update(update(modalities=modalities)), context(tmp_path))
+        assert wire.receive_update(reply, "site-1").modalities == modalities
+
+
+def test_a_filter_that_does_not_say_what_may_leave_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        UpdateFilter()  # type: ignore[abstract]
+    with pytest.raises(ValueError, match="names is a list"):
+        AllowMetrics("seconds")
 
 
 def test_aux_tensors_and_strange_tensors_are_refused(tmp_path: Path) -> None:

@@ -75,6 +75,25 @@ def test_all_neighbours_is_the_best_label_match_and_then_the_nearest() -> None:
     assert partners(replace(LINEAR, k=1000), "c", place).tolist() == expected, "k beyond the pool is the whole pool"
 
 
+def test_uncertain_and_blank_labels_are_no_findings() -> None:
+    """Z9: -1 and nan count as absent, at the site and in the public set. Every public item is a candidate.
+
+    The pool's findings are {0 1 2}, {0}, {2} (written nan -1 1) and {1 2}. Record 0 says 1 -1 nan, so it has {0}: the
+    most alike is item 1, while item 0 is nearest and would win if -1 or nan were findings. Record 1 has {2}: the most
+    alike is item 2; if its -1 or nan were findings, item 3, the nearest, would be as much alike (1/2) and win.
+    """
+    nan = math.nan
+    public, own = labelled(99, 4), labelled(1, 2, ("image",))
+    public.labels = torch.tensor([[1.0, 1, 1], [1, 0, 0], [nan, -1, 1], [0, 1, 1]])
+    own.labels = torch.tensor([[1.0, -1, nan], [0, 0, 1]])
+    own.content = {"train": (public.content["train"][0][[0, 3]], own.content["train"][1])}
+    place = world(LINEAR, {"a": labelled(0, 8), "b": own}, public=public)
+    client = place.client("b")
+    assert features(client, own, "image")[1].tolist() == [[True, False, False], [False, False, True]]
+    assert partners(replace(LINEAR, k=1), place=place).tolist() == [0, 3], "the nearest items"
+    assert partners(replace(LINEAR, k=4), place=place).tolist() == [1, 2]
+
+
 def test_the_other_modality_of_the_partner_is_lent_and_nothing_else_changes() -> None:
     place = world(LINEAR)
     for site, own, lent in (("b", "image", "text"), ("c", "text", "image")):
@@ -149,6 +168,7 @@ def test_features_are_the_received_models_in_eval_mode() -> None:
     client.model.train()
     once, again = (features(client, client.data, "image")[0] for _ in range(2))
     assert torch.equal(once, again)
+    assert not once.requires_grad
     assert torch.allclose(once.norm(dim=1), torch.ones(len(once)))
 
 
@@ -267,8 +287,9 @@ def test_softmax_with_alpha_1_is_fedavg_only_for_equal_sizes() -> None:
 
 def test_a_site_without_samples_has_no_weight_under_softmax() -> None:
     """exp(0) = 1 would let an empty site have its say."""
-    state, _ = aggregated(SOFTMAX, mixed(), {"a": (1.0, 8), "b": (math.pi * 100, 0), "c": (1.0, 8)})
-    assert all(t.max() < 3 for t in state.values())
+    results = [aggregated(SOFTMAX, mixed(), {"a": (1.0, 8), "b": (b, 0), "c": (1.0, 8)})[0] for b in (314.0, -7.0)]
+    same_bytes(*results)
+    assert all(t.max() < 3 for t in results[0].values())
 
 
 # Runs
@@ -318,6 +339,14 @@ def test_updates_are_held_as_copies_under_softmax() -> None:
 
 
 def test_refusals() -> None:
-    for wrong in ({"k": 0}, {"alpha": 1.5}, {"renorm": "none"}, {"public": False}, {"private": False}):
+    for wrong in (
+        {"k": 0},
+        {"alpha": 1.5},
+        {"alpha": -0.1},
+        {"local_steps": -1},
+        {"renorm": "none"},
+        {"public": False},
+        {"private": False},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             CARMFL(**wrong)

@@ -331,6 +331,10 @@ def test_align_every(every: int, rounds: str) -> None:
     assert all("probe/loss" in m for r in history[::1] for m in r["sites"].values() if r["phase"] == "align")
 
 
+def test_one_joint_step_makes_a_joint_phase() -> None:
+    assert FedDRA(local_steps=1, align_every=2).phases(1) == ("joint",)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [

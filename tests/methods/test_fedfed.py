@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from toy import ADAMW, Pairs, Recorder, World, same_bytes
 
+from fedvlp.core.client import EXTRA
 from fedvlp.core.server import Rounds
 from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.methods import FedAvg, FedFed
@@ -137,6 +138,19 @@ def test_the_loss_of_distilling_by_hand() -> None:
     assert terms.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(terms[name], value)
+
+
+@pytest.mark.parametrize(("phase", "learns"), [("distil-1", True), ("train", False)])
+def test_the_distiller_learns_while_distilling_alone(phase: str, learns: bool) -> None:
+    """Every parameter may learn here: ``train`` spares q by its loss, not only because the loop has frozen it."""
+    client = world(METHOD).client("a")
+    client.set_trainable(lambda name: True)
+    batch: Batch = next(client.data.batches("train", 4, drop_last=True))
+    terms = METHOD.losses(client, batch, Broadcast(0, phase, {}))
+    own = [parameter for name, parameter in client.trainable() if name.startswith(EXTRA)]
+    gradients = torch.autograd.grad(torch.stack(list(terms.values())).sum(), own, allow_unused=True)
+    assert len(gradients) > 0
+    assert [gradient is not None and bool(gradient.any()) for gradient in gradients] == [learns] * len(gradients)
 
 
 def test_without_a_distiller_it_is_fedavg() -> None:

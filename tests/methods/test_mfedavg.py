@@ -123,6 +123,8 @@ def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="neither public nor private"):
         MFedAvg(public=False, private=False)
+    with pytest.raises(ValueError, match="local_steps"):
+        MFedAvg(local_steps=-1)
 
 
 def test_names_of_the_parts() -> None:

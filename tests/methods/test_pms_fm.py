@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, differs, forked, pairs, same_bytes
+from toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes
 
 from fedvlp.core.client import EXTRA, named_state
 from fedvlp.core.server import Rounds, Server
@@ -110,10 +110,38 @@ def test_lambda_one_and_a_single_site_change_nothing() -> None:
     same_bytes(soft_pull(one, 0.65)["0"], one["0"])
 
 
-@pytest.mark.parametrize("wrong", [{"softpull": 0.0}, {"softpull": 1.1}, {"threshold": -1.0}, {"selector_lr": -1.0}])
-def test_refuses(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [{"softpull": 0.0}, {"softpull": 1.1}, {"threshold": -1.0}, {"selector_lr": -1.0}, {"local_steps": -1}],
+)
+@pytest.mark.parametrize("kind", [PMSFM, FedSM])
+def test_refuses(kind: type[PMSFM], wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        PMSFM(**wrong)
+        kind(**wrong)
+
+
+def test_a_threshold_and_a_rate_of_0_are_taken() -> None:
+    assert (PMSFM(threshold=0.0).threshold, PMSFM(selector_lr=0.0).selector_lr) == (0.0, 0.0)
+
+
+def test_the_selectors_step_leaves_the_tensors_of_before_alone() -> None:
+    """Who keeps model and memory of before a phase, to go back to them, must find them unchanged."""
+    server = world().server()
+    METHOD.start(server)
+    before = {**server.state, **server.memory}
+    kept = clone(before)
+    assert not shares_storage(server.state, server.memory), "nor is the memory the model itself"
+    METHOD.step(server, {GRADIENT + n: torch.ones_like(t) for n, t in server.state.items() if n.startswith(EXTRA)})
+    same_bytes(before, kept)
+    assert differs(server.state, kept, [name for name in server.state if name.startswith(EXTRA)])
+    assert differs(server.memory, kept, list(server.memory))
+    assert not any(tensor.requires_grad for tensor in (*server.state.values(), *server.memory.values()))
+
+
+def shares_storage(left: State, right: State) -> bool:
+    """Whether a tensor of one is the very memory of a tensor of the other."""
+    addresses = [{t.data_ptr() for t in state.values() if t.numel()} for state in (left, right)]
+    return not addresses[0].isdisjoint(addresses[1])
 
 
 # Global and personalised models

@@ -268,6 +268,25 @@ def test_a_site_smaller_than_a_probe_batch_sends_no_loss() -> None:
     assert run.memory[WEIGHTS].tolist() == [1 / 3] * 3
 
 
+def test_a_site_of_one_probe_batch_sends_its_loss() -> None:
+    method = RobustWeights(dro_batch=8)
+    client = World(method).client("a")
+    assert client.data.num_train == 8
+    with torch.no_grad():
+        assert method.probe(client, Broadcast(0, "train", {})).keys() == {"loss"}
+
+
+def test_what_else_is_in_memory_stays_and_the_tensors_of_before_are_not_written_to() -> None:
+    """Who keeps the memory of before a phase, to go back to it, must find it unchanged."""
+    method, one = server()
+    one.memory["other"] = torch.ones(2)
+    before = dict(one.memory)
+    kept = clone(before)
+    told(method, one, FIVE)
+    assert one.memory.keys() == before.keys()
+    same_bytes(before, kept)
+
+
 def test_memory_survives_a_restart(tmp_path: Any) -> None:
     method, one = server(gamma=0.5)
     told(method, one, FIVE)
@@ -289,6 +308,12 @@ def test_memory_survives_a_restart(tmp_path: Any) -> None:
 def test_bad_values_fail_when_they_are_built(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RobustWeights(**wrong)
+
+
+def test_the_extreme_values_that_make_sense_are_taken() -> None:
+    for right in ({"gamma": 0.0}, {"rho": 0.0}, {"rho": math.inf}, {"dro_fraction": 1.0}, {"dro_batch": 2}):
+        RobustWeights(**right)
+    assert RobustWeights(loss_cap=0.5).loss_cap == 0.5
 
 
 def test_an_infinite_gamma_fails_when_it_is_built() -> None:

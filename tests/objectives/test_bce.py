@@ -34,6 +34,10 @@ def test_uncertain_and_blank_labels_are_masked() -> None:
     assert logits.grad[0, 0] != 0
 
 
+def test_the_mean_over_one_known_label_is_its_loss() -> None:
+    assert loss(BCE(), [[2.0, 5.0]], [[1.0, nan]]) == pytest.approx(math.log1p(math.exp(-2)))
+
+
 def test_a_batch_without_a_known_label_is_zero_and_connected() -> None:
     logits = torch.zeros(2, 1, requires_grad=True)
     term = BCE()(VLOutput(logits=logits), {"labels": torch.full((2, 1), nan)})["bce"]

@@ -185,6 +185,22 @@ def test_captions_in_lots_give_the_same_loss_and_gradient(monkeypatch: pytest.Mo
     torch.testing.assert_close(single[1], whole[1], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("largest", "lots"), [(1, [1, 1, 1, 1]), (279, [1, 1, 1, 1]), (280, [2, 2]), (10**6, [4])])
+def test_a_lot_holds_as_many_captions_as_fit(largest: int, lots: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four images of 5 regions against captions of 7 words: 140 elements a caption, at least one caption a lot."""
+    seen = []
+
+    def noting(regions: Tensor, words: Tensor, *rest: Any) -> Tensor:
+        seen.append(len(words))
+        return similarities(regions, words, *rest)
+
+    monkeypatch.setattr(gloria, "similarities", noting)
+    monkeypatch.setattr(gloria, "LARGEST", largest)
+    with torch.no_grad():
+        objective_of()(output_of(), {"text": IDS})
+    assert seen == lots
+
+
 def test_gradients_reach_real_words_regions_and_the_projection_alone() -> None:
     output, objective = output_of(), objective_of()
     assert output.text_tokens is not None
@@ -220,6 +236,8 @@ def test_absent_modalities_and_tokens() -> None:
     assert objective(replace(output, text=None), {"text": IDS}) == {}
     assert objective(replace(output, image=None), {"text": IDS}) == {}
     assert objective(VLOutput(output.image, output.text), {}).keys() == {"contrastive"}
+    for absent in ("image_tokens", "text_tokens", "text_mask"):
+        assert objective(replace(output, **{absent: None}), {"text": IDS}).keys() == {"contrastive"}, absent
 
 
 def test_computed_in_float32_under_autocast() -> None:
@@ -235,7 +253,7 @@ def test_computed_in_float32_under_autocast() -> None:
 
 def test_its_tensors_are_seeded_and_named() -> None:
     model = ModelConfig(embedding_dim=4, image_size=16, vocabulary=16, max_tokens=8, text_layers=1).build(0)
-    one, same, other = (GLoRIAConfig().build(model, seed) for seed in (0, 0, 1))
+    one, same, other = GLoRIAConfig().build(model), *(GLoRIAConfig().build(model, seed) for seed in (0, 1))
     assert list(one.state_dict()) == ["image_local.weight"]
     assert torch.equal(one.image_local.weight, same.image_local.weight)
     assert not torch.equal(one.image_local.weight, other.image_local.weight)
@@ -245,6 +263,8 @@ def test_its_tensors_are_seeded_and_named() -> None:
 def test_config_comes_back_from_json_and_refuses() -> None:
     config = GLoRIAConfig(temp1=2.0, local_weight=0.0)
     assert from_config(json.loads(json.dumps(to_config(config)))) == config
-    for wrong in ({"temp1": 0.0}, {"temp3": math.inf}, {"local_weight": -1.0}, {"global_weight": math.nan}):
+    GLoRIAConfig(temp1=0.5, temp2=0.5, temp3=0.5, local_weight=0.0, global_weight=0.0)
+    refused = ({"temp1": 0.0}, {"temp3": math.inf}, {"local_weight": -1.0}, {"local_weight": math.inf})
+    for wrong in (*refused, {"global_weight": math.nan}):
         with pytest.raises(ValueError, match=f"GLoRIA: {next(iter(wrong))}"):
             GLoRIAConfig(**wrong)

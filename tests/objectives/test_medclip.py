@@ -99,6 +99,10 @@ def test_cosine_and_dot_differ_as_they_should() -> None:
     output = VLOutput(image, text)
     assert torch.equal(dot(output, one)["contrastive"], cosine(output, one)["contrastive"])
     assert not torch.equal(dot(output, two)["contrastive"], cosine(output, two)["contrastive"])
+    vectors = finding_vectors(two["labels"])
+    for objective, found in ((dot, vectors), (cosine, F.normalize(vectors, dim=1))):
+        expected = semantic_matching(image, text, found @ found.T, 1 / 0.07)
+        torch.testing.assert_close(objective(output, two)["contrastive"], expected)
 
 
 def test_the_scale_is_learned_and_clamped() -> None:
@@ -113,6 +117,11 @@ def test_the_scale_is_learned_and_clamped() -> None:
         beyond = objective(output, batch)["contrastive"]
         objective.logit_scale.fill_(math.log(100.0))
         assert torch.equal(objective(output, batch)["contrastive"], beyond)
+        similarity = finding_vectors(batch["labels"]) @ finding_vectors(batch["labels"]).T
+        torch.testing.assert_close(beyond, semantic_matching(output.image, output.text, similarity, 100.0))  # type: ignore[arg-type]
+        objective.logit_scale.fill_(-3.0)
+        least = objective(output, batch)["contrastive"]
+        torch.testing.assert_close(least, semantic_matching(output.image, output.text, similarity, 1.0))  # type: ignore[arg-type]
 
 
 def test_absent_modalities_and_empty_batches() -> None:
@@ -130,7 +139,16 @@ def test_config_comes_back_from_json() -> None:
     assert (objective.negative, objective.similarity) == (0.0, "cosine")
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"temperature": 2.0}, {"negative": 1.0}, {"similarity": "x"}])
+def test_the_ends_of_the_ranges_are_taken_and_the_defaults_agree() -> None:
+    for temperature, negative in ((0.01, -1.0), (1.0, 0.0)):
+        MedCLIPConfig(temperature, negative)
+    assert (MedCLIP().negative, MedCLIP().similarity) == (MedCLIPConfig().negative, MedCLIPConfig().similarity)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": 0.0}, {"temperature": 1.1}, {"negative": 0.1}, {"negative": -1.1}, {"similarity": "x"}],
+)
 def test_refuses(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=f"MedCLIP: {next(iter(wrong))}"):
         MedCLIPConfig(**wrong)  # type: ignore[arg-type]
@@ -139,3 +157,5 @@ def test_refuses(wrong: dict[str, object]) -> None:
 def test_refuses_shapes() -> None:
     with pytest.raises(ValueError, match=r"similarity \[3, 3\]; expected"):
         semantic_matching(units(4, 8, 0), units(4, 8, 1), torch.eye(3), 1.0)
+    with pytest.raises(ValueError, match=r"image \[4\], text \[4\]"):
+        semantic_matching(torch.ones(4), torch.ones(4), torch.eye(4), 1.0)

@@ -285,6 +285,18 @@ def test_one_pair_few_words_and_no_word_are_finite(rows: list[int], norm: str) -
         assert terms["local"].item() == 0
 
 
+@pytest.mark.parametrize(("words", "counts"), [(0, False), (1, False), (2, True), (3, True)])
+def test_two_words_in_a_batch_are_enough_for_the_local_term(words: int, counts: bool) -> None:
+    """One report: its first token is the summary token, each of the next ``words`` a word."""
+    output = output_of()
+    some = VLOutput(**{n: None if t is None else t[:1] for n, t in vars(output).items()})
+    mask = (torch.arange(8) <= words)[None]
+    batch = {"text": torch.where(mask, torch.arange(2, 10), 0)}
+    objective = MGCAConfig(prototypes=7).build(MODEL.build(0)).double()
+    term = objective(replace(some, text_mask=mask), batch)["local"].item()
+    assert (term != 0) == counts
+
+
 # Prototypes
 
 
@@ -362,6 +374,13 @@ def test_absent_modalities_and_tokens() -> None:
     assert objective(replace(output, text=None), BATCH) == {}
     assert objective(replace(output, image=None), BATCH) == {}
     assert objective(VLOutput(output.image, output.text), {}).keys() == {"contrastive", "prototype"}
+    for absent in ("image_tokens", "text_tokens", "text_mask"):
+        assert objective(replace(output, **{absent: None}), BATCH).keys() == {"contrastive", "prototype"}, absent
+
+
+def test_the_seed_is_0_unless_another_is_given() -> None:
+    one, other = (MGCAConfig(prototypes=7).build(MODEL.build(0), *seed).state_dict() for seed in ((), (0,)))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_computed_in_float32_under_autocast() -> None:
@@ -386,7 +405,10 @@ def test_its_tensors_are_seeded_and_named() -> None:
 def test_config_comes_back_from_json_and_refuses() -> None:
     config = MGCAConfig(freeze_steps=0, prototypes=9)
     assert from_config(json.loads(json.dumps(to_config(config)))) == config
+    MGCAConfig(temperature=0.5, local_temperature=0.5, proto_temperature=0.5, epsilon=0.5, prototypes=2, iterations=1)
+    MGCAConfig(freeze_steps=0, instance_weight=0.0, local_weight=0.0, prototype_weight=0.0)
     for wrong in ({"temperature": 0.0}, {"epsilon": math.inf}, {"prototypes": 1}, {"iterations": 0},
-                  {"freeze_steps": -1}, {"local_weight": -1.0}, {"prototype_weight": math.nan}):  # fmt: skip
+                  {"freeze_steps": -1}, {"local_weight": -1.0}, {"local_weight": math.inf},
+                  {"prototype_weight": math.nan}):  # fmt: skip
         with pytest.raises(ValueError, match=f"MGCA: {next(iter(wrong))}"):
             MGCAConfig(**wrong)  # type: ignore[arg-type]
