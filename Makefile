@@ -33,7 +33,7 @@ golden: $(VENV)/ready
 	$(BIN)/python tests/support/golden.py
 
 # Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. Goes on where it
-# stopped; MODULE="core/privacy flare/jobs" restricts it, WORKERS is 2, PROPOSE=1 prints survivors as accepted.toml has them.
+# stopped; MODULE="core/privacy core/codec" restricts it, WORKERS is 2, PROPOSE=1 prints survivors as accepted.toml has them.
 mutants: $(VENV)/ready
 	PYTHONPATH=tests $(BIN)/python -m mutants $(addprefix --module ,$(MODULE)) --workers $(or $(WORKERS),2) $(if $(PROPOSE),--propose) $(if $(ALL),--all)
 

@@ -26,7 +26,6 @@ from common import machine, rounded, say
 from fedvlp.core.engine import InTurn
 from fedvlp.core.method import Training
 from fedvlp.core.server import Federation, Rounds
-from fedvlp.data.combine import combine
 from fedvlp.data.labels import Terms, from_terms
 from fedvlp.data.loader import SiteData
 from fedvlp.data.record import PUBLIC, Cohort
@@ -69,7 +68,7 @@ class RealRecords:
     seed: int = 0
 
     def build(self) -> Cohort:
-        return combine([self.pairs(), self.films(), self.reports()])
+        return Cohort.concat([self.pairs(), self.films(), self.reports()])
 
     def pairs(self) -> Cohort:
         table = str(Path(self.folder) / "real-cxr" / "pairs.csv")
