@@ -20,11 +20,13 @@ from typing import Any
 
 from common import machine, rounded, say, table
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.core.method import Method
-from fedvlp.experiment import Experiment
-from fedvlp.runs import RunFolder, simulate, summary
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import summary
+from fedvlp.run.simulate import simulate
 
 COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]
 

@@ -20,11 +20,14 @@ from pathlib import Path
 import torch
 from common import machine, rounded, say, table
 
-from fedvlp import presets
-from fedvlp.evaluation.held_out import Retrieval
 from fedvlp.evaluation.retrieval import across_sites
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.runs import RunFolder, simulate, summary
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import summary
+from fedvlp.run.simulate import simulate
 
 COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]
 METHODS = ("centralized", "fedavg", "fedprox", "feddra", "fedrgb", "local")

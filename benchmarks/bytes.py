@@ -36,20 +36,21 @@ import torch
 from common import interleaved, machine, rounded, say, table
 from echo import EchoModel
 
-from fedvlp import presets
 from fedvlp.core.checkpoint import load_tensors, save_tensors
-from fedvlp.core.codec import PLAIN, Wire, cast, dequantise, quantise, widen
-from fedvlp.core.engine import InTurn
-from fedvlp.core.link import EncodedSite, ServerEnd, SiteEnd
-from fedvlp.core.server import Federation
-from fedvlp.core.site import SiteMemory
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
-from fedvlp.data.record import SPLITS
-from fedvlp.evaluation.held_out import embed
+from fedvlp.data.cohort import SPLITS
 from fedvlp.evaluation.retrieval import in_batch_retrieval
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.evaluation.site_metrics import embed
+from fedvlp.federation.codec import PLAIN, Wire, cast, dequantise, quantise, widen
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.wire import EncodedSite, ServerEnd, SiteEnd
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
 
 OPTIONS = {
     "float32": PLAIN,
@@ -181,7 +182,9 @@ def run_from(experiment: Experiment, start: State | None) -> State:
     if start is not None:
         server.replace(start)
     phases = experiment.method.phases
-    exchange = InTurn(lambda name: EncodedSite(assembly.site(name), SiteEnd(experiment.wire, phases, SiteMemory(None))))
+    exchange = SequentialExchange(
+        lambda name: EncodedSite(assembly.site(name), SiteEnd(experiment.wire, phases, SiteMemory(None)))
+    )
     return Federation(experiment.method, server, experiment.rounds, exchange, wire=experiment.wire).run()
 
 

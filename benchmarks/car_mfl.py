@@ -19,17 +19,19 @@ from dataclasses import replace
 import torch
 from common import machine, rounded, say, table
 
-from fedvlp.core.engine import InTurn
-from fedvlp.core.method import Method, Training
-from fedvlp.core.server import Federation, Rounds
+from fedvlp.core.method import Method
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.data.synthetic_cases import FINDINGS
+from fedvlp.data.synthetic.cases import FINDINGS
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.classification import auc, modality_shares, predict
-from fedvlp.experiment import Assembly, Experiment, Partition
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.methods import CARMFL, Centralized, MFedAvg
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCEConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.training.config import Training
 
 METHODS: dict[str, Method] = {
     "mFedAvg": MFedAvg(),
@@ -60,7 +62,7 @@ def measure(chosen: Experiment) -> tuple[float, float]:
     """Macro AUC in percent of the trained model on all held-out pairs, and the image's share of the classifier."""
     assembly = Assembly(chosen)
     server = assembly.server(assembly.sites())
-    state = Federation(chosen.method, server, chosen.rounds, InTurn(assembly.site)).run()
+    state = Federation(chosen.method, server, chosen.rounds, SequentialExchange(assembly.site)).run()
     model, objective = assembly.modules()
     model.load_state_dict(state)
     cohort = chosen.data.build()

@@ -23,19 +23,20 @@ import numpy as np
 import torch
 from common import machine, rounded, say
 
-from fedvlp.core.engine import InTurn
-from fedvlp.core.method import Training
-from fedvlp.core.server import Federation, Rounds
+from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.labels import Terms, from_terms
 from fedvlp.data.loader import SiteData
-from fedvlp.data.record import PUBLIC, Cohort
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.evaluation.classification import auc, modality_shares, predict
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.methods import CARMFL, MFedAvg
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCEConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.training.config import Training
 
 LABELS = ("Pneumonia", "No Finding", "COVID-19")
 METHODS = {"mFedAvgP": MFedAvg(public=True), "CAR-MFL softmax": CARMFL(), "CAR-MFL linear": CARMFL(renorm="linear")}
@@ -107,7 +108,7 @@ def measure(experiment: Experiment) -> dict[str, object]:
     """AUC in percent on the held-out pairs, and the loss terms of the first and the last round."""
     assembly = Assembly(experiment)
     server = assembly.server(assembly.sites())
-    state = Federation(experiment.method, server, experiment.rounds, InTurn(assembly.site)).run()
+    state = Federation(experiment.method, server, experiment.rounds, SequentialExchange(assembly.site)).run()
     model, objective = assembly.modules()
     model.load_state_dict(state)
     data = SiteData(assembly.cohort, {"val": assembly.cohort.rows("val")}, model.tokenizer, experiment.model.image_size)

@@ -22,16 +22,17 @@ from pathlib import Path
 import torch
 from common import machine, rounded, say, table
 
-from fedvlp import presets
-from fedvlp.config import fingerprint
-from fedvlp.core.engine import InTurn
-from fedvlp.core.server import Federation
+from fedvlp.data.cohort import SPLITS
 from fedvlp.data.loader import SiteData
-from fedvlp.data.record import SPLITS
-from fedvlp.evaluation.held_out import embed
 from fedvlp.evaluation.retrieval import retrieval
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.evaluation.site_metrics import embed
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
 from fedvlp.methods.ensemble import PublicEnsemble
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint
+from fedvlp.run.experiment import Experiment
 
 ALONE, ALONE_LONG = "alone", "alone-long"
 NAMES = (ALONE, ALONE_LONG, *presets.REAMFL, "creamfl")
@@ -63,7 +64,7 @@ def measure(chosen: Experiment) -> dict[str, float]:
     torch.set_num_threads(1)
     assembly = Assembly(chosen)
     server = assembly.server(assembly.sites())
-    Federation(chosen.method, server, chosen.rounds, InTurn(assembly.site)).run()
+    Federation(chosen.method, server, chosen.rounds, SequentialExchange(assembly.site)).run()
     cohort = chosen.data.build()  # with every report and image
     rows, tokenizer = {split: cohort.rows(split) for split in SPLITS}, assembly.modules()[0].tokenizer
     records = SiteData(cohort, rows, tokenizer, chosen.model.image_size)

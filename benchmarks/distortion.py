@@ -18,14 +18,17 @@ from typing import Any
 
 from common import machine, table
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.core.client import Client
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import group
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, column_means, cross_table
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.runs import RunFolder, simulate, summary
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import summary
+from fedvlp.run.simulate import simulate
 
 METHODS = ("fedavg", "fedrgb")
 

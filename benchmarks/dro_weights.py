@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from fedvlp.core.simplex import divergence, dro_weights
+from fedvlp.methods.math.dro import divergence, dro_weights
 
 GAMMA, RHO = 1.0, 0.01  # the ball binds at every size
 

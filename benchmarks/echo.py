@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 from torch import nn
 
 from fedvlp.core.types import Update
-from fedvlp.flare import wire
+from fedvlp.flare import messages
 
 NOTE = "SERVER_MEMORY_NOTE"
 """Environment variable: the file into which the server's process writes its id and its size before the model is."""
@@ -76,9 +76,9 @@ class EchoSite(Executor):
 
     def __init__(self) -> None:
         super().__init__()
-        wire.register()
+        messages.register()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        message, _ = wire.receive_broadcast(shareable)
+        message, _ = messages.receive_broadcast(shareable)
         update = Update(fl_ctx.get_identity_name(), message.round, message.phase, 10, message.state)
-        return wire.send_update(update)
+        return messages.send_update(update)

@@ -25,11 +25,12 @@ from pathlib import Path
 
 from common import machine, say, table
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 METHODS = ("feddra", "fedrgb", "local")
 SMALL = {

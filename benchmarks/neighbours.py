@@ -21,7 +21,7 @@ from common import interleaved, machine, rounded, say, spread
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from fedvlp.core.neighbours import TILE, nearest
+from fedvlp.methods.math.neighbours import TILE, nearest
 
 
 def by_scipy(queries: Tensor, pool: Tensor, k: int) -> Tensor:

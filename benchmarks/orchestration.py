@@ -51,11 +51,11 @@ class Size:
 
 def experiment(size: Size) -> Any:
     """The workload as fedvlp describes it."""
-    from fedvlp.core.method import Training
-    from fedvlp.core.server import Rounds
-    from fedvlp.data.synthetic import SyntheticCohort
-    from fedvlp.experiment import Experiment
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.federation.loop import Rounds
     from fedvlp.models.dual_encoder import ModelConfig
+    from fedvlp.run.experiment import Experiment
+    from fedvlp.training.config import Training
 
     model = ModelConfig(vocabulary=size.vocabulary, head_norm="layer", head_hidden=256)
     data = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0)
@@ -71,7 +71,7 @@ def bare(size: Size, folder: Path) -> None:
 
     from fedvlp.core.seeds import seed
     from fedvlp.data.loader import SiteData
-    from fedvlp.data.synthetic import SyntheticCohort
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.objectives.convirt import ConVIRT
 
@@ -107,7 +107,8 @@ def bare(size: Size, folder: Path) -> None:
 
 def engine(size: Size, folder: Path, workers: int) -> None:
     """The product's own way of running on one machine."""
-    from fedvlp.runs import RunFolder, simulate
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.simulate import simulate
 
     task = experiment(size)
     simulate(task, RunFolder.create(folder, task), workers=workers)

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from common import interleaved, machine, rounded, say, table
 
-from fedvlp.data.cache import Building
-from fedvlp.data.films import film, films
+from fedvlp.data.cache_format import Building
+from fedvlp.data.images import film, films
 from fedvlp.data.radiograph import read_radiograph
 from fedvlp.data.transforms import train_batch
 

@@ -25,23 +25,17 @@ import torch
 from common import machine, rounded, say, table
 from torch import Tensor
 
-from fedvlp import presets
 from fedvlp.core.client import Client
-from fedvlp.core.server import Server
-from fedvlp.data.synthetic_cases import FINDINGS
+from fedvlp.core.server_state import Server
+from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.zero_shot import (
-    GLOBAL,
-    Result,
-    ZeroShot,
-    class_texts,
-    over_sites,
-    site_probabilities,
-    zero_shot,
-)
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.models.fusion import SelectorConfig
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.evaluation.zero_shot import GLOBAL, Result, ZeroShot, class_texts, over_sites, site_probabilities, zero_shot
+from fedvlp.models.selector import SelectorConfig
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 STEPS = 100  # of the selectors trained anew, as many as the paper has rounds
 ABLATION = {

@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 import torch
 from common import machine, say, table
 
-from fedvlp import presets
-from fedvlp.core.engine import InTurn
-from fedvlp.core.server import Federation
-from fedvlp.core.site import Site
 from fedvlp.core.types import Broadcast, Update, is_statistic
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.runs import summary
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
+from fedvlp.federation.site import Site
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.metrics import summary
 
 POISONED = "site-1"
 SETTINGS = [(1.0, 0.0), (1.0, 1.0), (-10.0, 0.0), (-10.0, 1.0), (-10.0, 2.0), (1000.0, 1.0)]  # factor, clip
@@ -48,7 +49,7 @@ def run(experiment: Experiment, factor: float, clip: float) -> list[float]:
     experiment = replace(experiment, rounds=replace(experiment.rounds, clip_to_median=clip))
     assembly = Assembly(experiment)
     server = assembly.server(assembly.sites())
-    exchange = InTurn(lambda name: Poisoned(assembly.site(name), factor if name == POISONED else 1.0))
+    exchange = SequentialExchange(lambda name: Poisoned(assembly.site(name), factor if name == POISONED else 1.0))
     Federation(experiment.method, server, experiment.rounds, exchange).run()
     measured = summary(server.history)["trained"]
     return [measured[name] for name in FIGURES]

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from common import table
 
-from fedvlp.evaluation.held_out import embed
 from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
-from fedvlp.experiment import Assembly
+from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.runs import RunFolder
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.folder import RunFolder
 
 
 def main() -> None:

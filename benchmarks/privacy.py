@@ -16,16 +16,17 @@ from dataclasses import dataclass, replace
 import torch
 from common import machine, say, table
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.core.engine import InTurn
 from fedvlp.core.privacy import clip_and_noise
-from fedvlp.core.server import Federation
-from fedvlp.core.site import Site
 from fedvlp.core.types import Broadcast, Update
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.flare.budget import epsilon
-from fedvlp.runs import summary
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
+from fedvlp.federation.site import Site
+from fedvlp.flare.privacy_budget import epsilon
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.metrics import summary
 
 SETTINGS = [(None, 0.0), (2.5, 0.0003), (2.5, 0.003), (2.5, 8.0)]
 
@@ -54,7 +55,7 @@ def run(experiment: Experiment, clip: float | None, noise: float) -> list[object
     """One federation; the row of the table."""
     assembly, norms = Assembly(experiment), list[float]()
     server = assembly.server(assembly.sites())
-    exchange = InTurn(lambda name: Behind(assembly.site(name), clip, noise, norms))
+    exchange = SequentialExchange(lambda name: Behind(assembly.site(name), clip, noise, norms))
     Federation(experiment.method, server, experiment.rounds, exchange).run()
     measured = summary(server.history)["trained"]
     spent = epsilon({noise: experiment.rounds.rounds}, 1e-5) if noise else math.inf

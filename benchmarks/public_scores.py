@@ -17,7 +17,7 @@ import torch
 from common import MIB, fresh_peak, machine, peak, rounded, say
 from torch import Tensor
 
-from fedvlp.core.public import TILE, contrast_scores, inter_contrast
+from fedvlp.methods.math.contrast import TILE, contrast_scores, inter_contrast
 
 
 def product(own: Tensor, paired: Tensor) -> None:

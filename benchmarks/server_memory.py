@@ -27,11 +27,11 @@ from typing import Any
 from common import MIB, machine, rounded, say, table
 from echo import NOTE, EchoModel
 
-from fedvlp.core.codec import PLAIN, Wire
-from fedvlp.core.server import Rounds
-from fedvlp.experiment import Experiment
+from fedvlp.federation.codec import PLAIN, Wire
+from fedvlp.federation.loop import Rounds
 from fedvlp.flare.jobs import job_files
 from fedvlp.methods import FedAvg
+from fedvlp.run.experiment import Experiment
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
 WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8", difference=True, skip_unchanged=True)}

@@ -28,12 +28,13 @@ from common import MIB, fresh_peak, interleaved, machine, peak, rounded, say, sp
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import Training, train
-from fedvlp.core.probe import choose, measured
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.objectives.convirt import ConVIRT
+from fedvlp.training.autotune import choose, measured
+from fedvlp.training.config import Training
+from fedvlp.training.loop import train
 
 TOKENS = 64
 PLAIN = Training(lr=2e-5)

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread (so the same last bits everywhere), time limits, repeated starts, ``import toy``."""
+"""Shared by all tests: one thread (so the same last bits everywhere), time limits, repeated starts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 SHARING = (
-    "core/test_ranks.py", "evaluation/test_distortion.py", "faults/test_consortium.py", "flare/test_provisioned.py",
+    "training/test_distributed.py", "evaluation/test_distortion.py", "faults/test_consortium.py",
+    "flare/test_provisioned.py",
     "flare/test_provisioned_privacy.py", "flare/test_smoke.py", "methods/test_device.py",
 )  # fmt: skip
 """Files whose tests share a fixture that takes long: one worker takes them all, or all whose ids begin "<group>: "."""

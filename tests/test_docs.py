@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from fedvlp.core.method import Method
-from fedvlp.core.training import Training
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.evaluation.held_out import Retrieval
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.zero_shot import ZeroShot
-from fedvlp.experiment import Partition
 from fedvlp.methods import METHODS
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.fusion import Selector, SelectorConfig, TextFusion
 from fedvlp.models.multimodal import MultimodalClassifier, MultimodalConfig
+from fedvlp.models.selector import Selector, SelectorConfig, TextFusion
 from fedvlp.objectives import OBJECTIVES, bce, convirt, creamfl, gloria, medclip, mgca
+from fedvlp.run.experiment import Partition
+from fedvlp.training.config import Training
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "custom" / "fedvlp"
@@ -293,7 +293,7 @@ def test_stale_tables_are_found() -> None:
 
 def test_every_method_has_its_section_and_its_presets_are_real() -> None:
     """A method without a table has no settings of its own: its row in section 9 names it."""
-    from fedvlp.presets import PRESETS
+    from fedvlp.run.presets import PRESETS
 
     for kind in METHODS.values():
         assert kind.__name__ in TABLES or f"| `{kind.__name__}` |" in text("methods.md"), kind.__name__

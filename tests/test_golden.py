@@ -11,11 +11,13 @@ import pytest
 from support import golden
 from support.golden import RELATIVE, Figures, Tolerances, differences, figures
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.evaluation.held_out import Retrieval
+from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.flare.jobs import COMMITTED
-from fedvlp.runs import RunFolder, simulate, summary
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import summary
+from fedvlp.run.simulate import simulate
 
 
 @pytest.mark.parametrize("name", COMMITTED)

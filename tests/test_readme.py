@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.data.synthetic import SyntheticCohort, write
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.flare.jobs import write_job
+from fedvlp.run import presets
+from fedvlp.run.config import override
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.toy import same_bytes
 from torch import Tensor
-from toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
 from fedvlp.core.aggregation import StreamingMean, check, check_tensors, clipped, in_site_order

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from toy import same_bytes
+from support.toy import same_bytes
 
 import fedvlp.core.checkpoint as checkpoint
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_json, save_tensors, save_text
-from fedvlp.core.server import Server
-from fedvlp.core.site import SiteMemory
+from fedvlp.core.server_state import Server
+from fedvlp.federation.site_memory import SiteMemory
 
 OLD, NEW = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}
 

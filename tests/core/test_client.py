@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.toy import Toy, clone, pairs, same_bytes
 from torch import nn
-from toy import Toy, clone, pairs, same_bytes
 
 from fedvlp.core.client import Client, StateMismatchError, named_state, skeleton
 from fedvlp.core.types import group

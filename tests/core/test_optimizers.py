@@ -53,7 +53,7 @@ def test_a_run_never_imports_the_compiler() -> None:
     code = """
 import sys
 from dataclasses import replace
-from toy import ADAMW, World, small
+from support.toy import ADAMW, World, small
 from fedvlp.methods import METHODS
 World(small(METHODS["feddra"]), training=replace(ADAMW, warmup_steps=2)).run()
 print(sorted({"torch._dynamo", "sympy"} & set(sys.modules)))

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from support.toy import clone, same_bytes
 from torch import Tensor
-from toy import clone, same_bytes
 
 from fedvlp.core import privacy
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, gaussian, refuse_named

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_images import PIXELS, SIZE, N, dying, pixels
+from support.toy_images import PIXELS, SIZE, N, dying, pixels
 
 from fedvlp.data import cache_build
-from fedvlp.data.cache import Building, ImageCache, cached_images
+from fedvlp.data.cache import ImageCache, cached_images
+from fedvlp.data.cache_format import Building
 
 
 def never(row: int) -> np.ndarray:

@@ -11,15 +11,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.data.synthetic_files import write
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.data.transforms import decode, load
-from fedvlp.experiment import Assembly
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 

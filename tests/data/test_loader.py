@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
-from fedvlp.data.record import Cohort
 from fedvlp.models.tiny import HashTokenizer
 
 WIDTH = 12

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.overview import CAPTION, QUANTILES, TILE, contact_sheet, label_counts, report_lengths, split_counts
-from fedvlp.data.record import Cohort
 
 nan = np.nan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toy import Pairs, Toy
+from support.toy import Pairs, Toy
 
 from fedvlp.core.client import Client
 from fedvlp.evaluation.classification import AUC, Classification, auc, modality_shares, predict

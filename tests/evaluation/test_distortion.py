@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import SGD, Toy, World, clone, differs, pairs, same_bytes
+from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes
 
 from fedvlp.core.types import State, group
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
-from fedvlp.evaluation.held_out import Retrieval, paired_similarity
+from fedvlp.evaluation.site_metrics import Retrieval, paired_similarity
 from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.image import timm_tower
@@ -55,8 +55,9 @@ def test_an_entry_is_the_drop_of_the_paired_cosine() -> None:
 
     client.load(state)
     before = cosine()
-    from fedvlp.core.site import Site, SiteMemory
     from fedvlp.core.types import Broadcast
+    from fedvlp.federation.site import Site
+    from fedvlp.federation.site_memory import SiteMemory
 
     Site(client, FedAvg(local_steps=3), SGD, SiteMemory(None)).handle(Broadcast(5, "train", state))
     entry = next(e for e in entries if (e.trained_on, e.measured_on) == ("a", "c"))
@@ -187,9 +188,10 @@ def test_the_curves_are_written(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory):
     """Folders of small runs by preset name: fedrgb, local, and creamfl with pairs, images alone and reports alone."""
-    from fedvlp import presets
-    from fedvlp.config import override
-    from fedvlp.runs import RunFolder, simulate
+    from fedvlp.run import presets
+    from fedvlp.run.config import override
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.simulate import simulate
 
     folders = {}
     two = {"data.size": 200, "data.sites": 2}
@@ -217,7 +219,7 @@ def test_evaluate_writes_into_the_run(run, what: str, capsys: pytest.CaptureFixt
 
 
 def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
-    from fedvlp.evaluate import Choices, shallow
+    from fedvlp.run.evaluate import Choices, shallow
 
     table, _ = shallow(run["local"], Choices(steps=1))
     assert {row.split(",")[0] for row in table.read_text().splitlines()[1:]} == {
@@ -226,7 +228,7 @@ def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
 
 
 def test_evaluate_own_and_zero_steps(run) -> None:
-    from fedvlp.evaluate import Choices, deep, distort
+    from fedvlp.run.evaluate import Choices, deep, distort
 
     table, _ = distort(run["fedrgb"], Choices(steps=0))
     assert {float(row.split(",")[2]) for row in table.read_text().splitlines()[1:]} == {0.0}
@@ -237,7 +239,7 @@ def test_evaluate_own_and_zero_steps(run) -> None:
 
 def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
     """Of three sites the first holds pairs, the second images alone, the third reports alone."""
-    from fedvlp.evaluate import WHAT, Choices
+    from fedvlp.run.evaluate import WHAT, Choices
 
     sites = {
         "distortion": {"site-1"},

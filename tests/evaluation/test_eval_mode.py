@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from support.towers import Records
+from support.toy import clone, same_bytes
 from torch import Tensor
-from towers import Records
-from toy import clone, same_bytes
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.types import Batch
 from fedvlp.evaluation import zero_shot as protocol
 from fedvlp.evaluation.classification import AUC, predict
-from fedvlp.evaluation.held_out import embed
+from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCE
 

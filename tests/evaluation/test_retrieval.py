@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from fedvlp.evaluation import retrieval as module
-from fedvlp.evaluation.retrieval import (
-    across_sites,
-    folded_retrieval,
-    in_batch_retrieval,
-    ranks,
-    recall,
-    retrieval,
-)
+from fedvlp.evaluation.retrieval import across_sites, folded_retrieval, in_batch_retrieval, ranks, recall, retrieval
 
 TILES = [(1024, 1024), (7, 5), (64, 32), (1, 1), (3, 1000), (1000, 3)]
 

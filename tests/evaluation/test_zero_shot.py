@@ -16,13 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
-from fedvlp.core.method import Training
-from fedvlp.core.server import Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, State, VLOutput
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.data.synthetic_cases import FINDINGS
-from fedvlp.evaluate import WHAT
-from fedvlp.evaluate import Choices as Options
+from fedvlp.data.synthetic.cases import FINDINGS
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.prompts import PROMPTS, prompts
 from fedvlp.evaluation.zero_shot import (
     GLOBAL,
@@ -40,12 +37,17 @@ from fedvlp.evaluation.zero_shot import (
     write_results,
     zero_shot,
 )
-from fedvlp.experiment import Experiment
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import PMSFM, Local
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.fusion import SelectorConfig
+from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run.evaluate import WHAT
+from fedvlp.run.evaluate import Choices as Options
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+from fedvlp.training.config import Training
 
 D = 6
 CLASSES = ("Edema", "Pneumonia", "Consolidation")

@@ -13,18 +13,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from provisioned import BIN, Consortium, connected, ended, processes, until
+from support.provisioned import BIN, Consortium, connected, ended, processes, until
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.core.engine import InTurn
-from fedvlp.core.server import Federation
 from fedvlp.core.types import Broadcast, Reply
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
+from fedvlp.flare.job_status import ResubmitError, judge, read_status, resubmit, session
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.resubmit import ResubmitError, judge, read_status, resubmit, session
 from fedvlp.flare.timeouts import Timeouts
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 pytestmark = pytest.mark.slow(seconds=380)
 
@@ -77,16 +79,16 @@ def test_rows_23_and_35_aborted_then_its_server_killed_it_still_ends_with_the_sa
     folder = new_run(here)
     with session(here.lead) as opened:
         first = opened.submit_job(job(here, chosen, "fedavg"))
-        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-1"), "round 1 trains")
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-1"), "round 1 trains")
         with pytest.raises(ResubmitError, match=r"runs \(RUNNING\)"):
             resubmit(opened, first)
         opened.abort_job(first)
         assert ended(opened, first) == "FINISHED:ABORTED"
         assert read_status(folder.path)["status"] == "aborted"
-        until(lambda: not processes("fedvlp.flare.trainer", str(here.folder)), "no child is left", 20)
+        until(lambda: not processes("fedvlp.flare.child", str(here.folder)), "no child is left", 20)
         verdict, second = resubmit(opened, first)
         assert "FINISHED:ABORTED. The run says: aborted" in verdict.finding
-        until(lambda: phases(folder) == 2 and processes("fedvlp.flare.trainer", "site-2"), "it goes on: round 2 trains")
+        until(lambda: phases(folder) == 2 and processes("fedvlp.flare.child", "site-2"), "it goes on: round 2 trains")
 
     kill(here, "localhost")
     assert phases(folder) == 2
@@ -110,11 +112,11 @@ def test_row_9_a_site_killed_mid_round_comes_back_by_resubmission(here: Consorti
     folder = new_run(here)
     with session(here.lead) as opened:
         first = opened.submit_job(job(here, override(experiment(rounds=6), "rounds.seed", "1"), "fedavg"))
-        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains in round 1")
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-2"), "site-2 trains in round 1")
         kill(here, "site-2")
         until(lambda: phases(folder) >= 2, "round 1 is complete without the site")
         _, second = resubmit(opened, first, abort=True)
-        until(lambda: last_round(folder) == 4 and processes("fedvlp.flare.trainer", "site-2"), "and in the last round")
+        until(lambda: last_round(folder) == 4 and processes("fedvlp.flare.child", "site-2"), "and in the last round")
         kill(here, "site-2")
         status = ended(opened, second)
         verdict = judge(opened, second)
@@ -136,7 +138,7 @@ def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here
         first = opened.submit_job(job(here, override(experiment(rounds=12), "rounds.seed", "2"), "fedavg"))
     command = [BIN / "fedvlp", "jobs", "keep", first, "--kit", here.lead, "--every", "1", "--patience", "4"]
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as keeper:
-        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.trainer", "site-2"), "site-2 trains in round 1")
+        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-2"), "site-2 trains in round 1")
         kill(here, "site-2")
         until(lambda: "submitted again" in log.read_text(), "the job is submitted again")
         before = phases(folder)
@@ -190,14 +192,14 @@ def child(here: Consortium, site: str, submitted: str, number: int) -> psutil.Pr
     """The training process of a site's task, as soon as it has connected; those before it may still be ending."""
     log = here.kits / site / submitted / "log.txt"
     until(lambda: log.exists() and f"launch={number} fqcn" in log.read_text(), f"{site} trains the task {number}")
-    return max(processes("fedvlp.flare.trainer", site), key=lambda process: process.create_time())
+    return max(processes("fedvlp.flare.child", site), key=lambda process: process.create_time())
 
 
 def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) -> RunFolder:
     """The engine's run in which a site does not answer in a round."""
     folder = RunFolder.create(tmp_path / "engine", chosen)
     assembly = Assembly(chosen, folder.path)
-    inner = InTurn(assembly.site)
+    inner = SequentialExchange(assembly.site)
 
     def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, reply in inner(messages):

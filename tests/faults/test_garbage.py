@@ -18,11 +18,11 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from fedvlp.core.aggregation import check
 from fedvlp.core.types import Update
-from fedvlp.flare import wire
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController, SiteUnavailableError
 
 REFERENCE = {"text_head.bias": torch.zeros(3)}
-GOOD = wire.send_update(Update("a", 1, "train", 5, {"text_head.bias": torch.ones(3)}, metrics={"loss/x": 0.5}))
+GOOD = messages.send_update(Update("a", 1, "train", 5, {"text_head.bias": torch.ones(3)}, metrics={"loss/x": 0.5}))
 """A reply as a site sends it."""
 
 numbers = st.one_of(st.integers(), st.floats(allow_nan=True, allow_infinity=True))
@@ -45,7 +45,7 @@ def refused(reply: Shareable) -> str | None:
 def changed(**header: Any) -> Shareable:
     """The good reply with other values in its header."""
     dxo = DXO(DataKind.WEIGHTS, data={"text_head.bias": torch.ones(3)})
-    dxo.meta = {wire.KEY: {**wire._parts(GOOD)[2], **header}}
+    dxo.meta = {messages.KEY: {**messages._parts(GOOD)[2], **header}}
     return dxo.to_shareable()
 
 
@@ -62,9 +62,9 @@ def test_the_good_reply_passes() -> None:
         make_reply(ReturnCode.EXECUTION_RESULT_ERROR),
         Shareable({"DXO": 7}),
         DXO(DataKind.WEIGHTS, data={}).to_shareable(),
-        DXO(DataKind.WEIGHTS, data={}, meta={wire.KEY: {}}).to_shareable(),
-        DXO(DataKind.WEIGHTS, data={}, meta={wire.KEY: [1]}).to_shareable(),
-        DXO(DataKind.WEIGHTS, data={7: torch.ones(3)}, meta={wire.KEY: wire._parts(GOOD)[2]}).to_shareable(),
+        DXO(DataKind.WEIGHTS, data={}, meta={messages.KEY: {}}).to_shareable(),
+        DXO(DataKind.WEIGHTS, data={}, meta={messages.KEY: [1]}).to_shareable(),
+        DXO(DataKind.WEIGHTS, data={7: torch.ones(3)}, meta={messages.KEY: messages._parts(GOOD)[2]}).to_shareable(),
         changed(metrics=None),
         changed(metrics={7: 1.0}),
         changed(modalities=5),
@@ -80,7 +80,7 @@ def test_what_is_no_reply_is_refused_in_words(reply: Shareable) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.one_of(st.just("text_head.bias"), plain), st.one_of(tensors, anything), max_size=3), anything)
 def test_no_body_and_no_header_raises(body: dict[Any, Any], header: Any) -> None:
-    reply = DXO(DataKind.WEIGHTS, data=body, meta={wire.KEY: header}).to_shareable()
+    reply = DXO(DataKind.WEIGHTS, data=body, meta={messages.KEY: header}).to_shareable()
     assert refused(reply)
 
 

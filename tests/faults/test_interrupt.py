@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from provisioned import BIN, processes, until
+from support.provisioned import BIN, processes, until
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 
 @pytest.mark.slow(seconds=60)

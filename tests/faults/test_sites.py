@@ -9,20 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import World, same_bytes, small
+from support.toy import World, same_bytes, small
 
-from fedvlp import __version__, presets
-from fedvlp.config import fingerprint, override
-from fedvlp.core.engine import ForkedWorkers, InTurn
-from fedvlp.core.server import Federation, Rounds, Server
-from fedvlp.core.site import Site
+from fedvlp import __version__
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply
-from fedvlp.data.record import Cohort
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.flare.door import Door, RefusedError
-from fedvlp.flare.places import Place, PlaceError
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.exchange import SequentialExchange, WorkerPool
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.site import Site
+from fedvlp.flare.paths import PathError, SitePaths
+from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import METHODS
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint, override
+from fedvlp.run.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def test_rows_7_and_9_a_site_with_zero_records_is_named_left_out_and_changes_not
 
     def run(silent: str) -> Server:
         assembly = Assembly(one_step(rounds=3))
-        inner = InTurn(assembly.site)
+        inner = SequentialExchange(assembly.site)
 
         def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
             for site, reply in inner(messages):
@@ -77,7 +80,7 @@ def test_row_22_a_disk_that_takes_no_more_costs_the_site_its_update(tmp_path: Pa
             resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
         return one.site(name)
 
-    with ForkedWorkers(full, ("a", "b", "c"), 3) as exchange:
+    with WorkerPool(full, ("a", "b", "c"), 3) as exchange:
         history = one.run(exchange).history
     assert [list(record["dropped"]) for record in history] == [["b"], ["b"]]
     assert "CheckpointError: cannot write 00000-0.safetensors" in history[0]["dropped"]["b"]
@@ -104,7 +107,9 @@ def test_rows_30_and_31_another_configuration_or_version_is_refused_before_anyth
     chosen = presets.get("fedavg")
     run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__, what: "another"}
     with pytest.raises(RefusedError, match=f"the server's {what} is another, this site's is"):
-        Door(chosen, Place("site-1", "/nowhere", "/nowhere")).answer(Broadcast(0, "train", {}), run, lambda: False)
+        TaskHandler(chosen, SitePaths("site-1", "/nowhere", "/nowhere")).answer(
+            Broadcast(0, "train", {}), run, lambda: False
+        )
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "fedavg/../../x", "link/x"])
@@ -113,5 +118,7 @@ def test_row_27_the_servers_folder_name_leads_nowhere_else(tmp_path: Path, folde
     (tmp_path / "runs" / "link").symlink_to("/tmp")
     chosen = presets.get("fedavg")
     run = {"folder": folder, "fingerprint": fingerprint(chosen), "version": __version__}
-    with pytest.raises(PlaceError, match="outside this site's own"):
-        Door(chosen, Place("site-1", str(tmp_path / "runs"), "")).answer(Broadcast(0, "train", {}), run, lambda: False)
+    with pytest.raises(PathError, match="outside this site's own"):
+        TaskHandler(chosen, SitePaths("site-1", str(tmp_path / "runs"), "")).answer(
+            Broadcast(0, "train", {}), run, lambda: False
+        )

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Toy, World, same_bytes, small
+from support.toy import Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import clipped
 from fedvlp.core.checkpoint import CheckpointError
-from fedvlp.core.engine import InTurn
 from fedvlp.core.method import Method
-from fedvlp.core.server import Federation, QuorumLostError, Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.methods import METHODS
 from fedvlp.methods.ensemble import PublicEnsemble
 
@@ -31,7 +32,7 @@ class Spoiled:
     """The sites of a world; the replies of b in round 1 are spoiled."""
 
     def __init__(self, world: World, spoil: Spoil) -> None:
-        self.inner, self.spoil = InTurn(world.site), spoil
+        self.inner, self.spoil = SequentialExchange(world.site), spoil
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, reply in self.inner(messages):
@@ -148,7 +149,7 @@ class Empty:
     """Sites that all say they have nothing."""
 
     def __init__(self, world: World) -> None:
-        self.inner = InTurn(world.site)
+        self.inner = SequentialExchange(world.site)
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, reply in self.inner(messages):
@@ -181,7 +182,7 @@ def exchange(**broken: str) -> Callable[[World], Any]:
     """Sites that fail in a round, by name: ``b="1"``."""
 
     def build(one: World) -> Any:
-        inner = InTurn(one.site)
+        inner = SequentialExchange(one.site)
 
         def run(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
             for site, reply in inner(messages):

@@ -21,16 +21,17 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from support.flare_memory import DEAD_AFTER, Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
-from toy import same_bytes, small, three_sites
+from support.toy import same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
-from fedvlp.core.server import Federation, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast
-from fedvlp.experiment import Experiment
+from fedvlp.federation.loop import Federation
 from fedvlp.flare import controller as controller_module
-from fedvlp.flare import wire
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import METHODS
+from fedvlp.run.experiment import Experiment
 
 Make = Callable[..., MemoryFlare]
 
@@ -173,7 +174,7 @@ def test_before_the_quorum_there_is_no_grace(make: Make) -> None:
 
 def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> None:
     """a fails at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s: it is waited for."""
-    failed = Fate(change=lambda reply: wire.send_failure("ValueError"))
+    failed = Fate(change=lambda reply: messages.send_failure("ValueError"))
     flare = make({("a", 0): failed, ("c", 0): Fate(train=30.0)})
     flare.submit(grace=5.0)
     assert dropped(flare) == [{"a": "ValueError"}, {}, {}]
@@ -430,7 +431,7 @@ def test_an_abort_before_the_first_task_leaves_a_run_that_begins_there(make: Mak
 
 def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, tmp_path: Path) -> None:
     """Two of three fail in round 1: the checkpoint is, byte for byte, the one after round 0."""
-    fails = Fate(change=lambda reply: wire.send_failure("CheckpointError: the disk is full"))
+    fails = Fate(change=lambda reply: messages.send_failure("CheckpointError: the disk is full"))
     flare = make({("a", 1): fails, ("b", 1): fails})
     checkpoints: list[bytes] = []
     flare.clock.plan(2.0, lambda: checkpoints.append(flare.run.checkpoint.read_bytes()))
@@ -523,13 +524,15 @@ def test_while_it_runs_the_status_says_so(make: Make) -> None:
 
 
 def test_every_task_names_its_run(make: Make) -> None:
-    """Folder, fingerprint and version travel with the task, so that a site refuses another run's (flare/door.py)."""
+    """Folder, fingerprint and version travel with the task, so that a site refuses another run's
+    (flare/task_handler.py).
+    """
     flare = make({("a", 0): Fate(), ("b", 0): Fate()})
     headers = []
     carry = flare.carry
 
     def noting(message: Shareable) -> Shareable:
-        headers.append(from_shareable(message).get_meta_prop(wire.KEY).get("run"))
+        headers.append(from_shareable(message).get_meta_prop(messages.KEY).get("run"))
         return carry(message)
 
     flare.carry = noting
@@ -549,8 +552,8 @@ def test_updates_of_a_large_model_wait_on_disk_and_the_bytes_are_the_same(
     freed: list[str] = []
     monkeypatch.setattr(controller_module, "PARK_BYTES", 0)
     monkeypatch.setattr(controller_module, "cleanup_memory", lambda: freed.append("round"))
-    monkeypatch.setattr("fedvlp.flare.spool.return_freed_memory", lambda: freed.append("start"))
-    monkeypatch.setattr("fedvlp.flare.spool.gc.freeze", lambda: None)
+    monkeypatch.setattr("fedvlp.flare.tensor_stream.return_freed_memory", lambda: freed.append("start"))
+    monkeypatch.setattr("fedvlp.flare.tensor_stream.gc.freeze", lambda: None)
     flare = make()
     spool = flare.folder / "server" / "runs" / "toy" / "001" / "spool"
     seen = []

@@ -9,16 +9,15 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
-from toy import Toy, World, same_bytes
+from support.toy import Toy, World, same_bytes
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.core.checkpoint import load_tensors
-from fedvlp.core.link import Exchange
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.server import Federation, Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
-from fedvlp.flare import wire
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.wire import Exchange
+from fedvlp.flare import messages as wire
 from fedvlp.flare.encryption import (
     CIPHERTEXT,
     Cipher,
@@ -31,7 +30,9 @@ from fedvlp.flare.encryption import (
     unflatten,
 )
 from fedvlp.methods import METHODS, FedAvg, FedProx, Local
-from fedvlp.runs import RunFolder
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
 
 tenseal = pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}

@@ -24,17 +24,17 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 from support.flare_memory import Engine, on_toys, site_executor, toy_experiment, toy_world
-from toy import Pairs, clone, same_bytes, small, three_sites
+from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
-from fedvlp.config import fingerprint
 from fedvlp.core.types import Broadcast, Update
-from fedvlp.experiment import Experiment
-from fedvlp.flare import door, handover, trainer, wire
-from fedvlp.flare.door import Door
+from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
-from fedvlp.flare.places import Place
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.methods import METHODS
+from fedvlp.run.config import fingerprint
+from fedvlp.run.experiment import Experiment
 
 LOCAL = toy_experiment(small(METHODS["local"]))
 FEDAVG = toy_experiment()
@@ -64,7 +64,7 @@ def message(data: dict[str, Pairs], experiment: Experiment = FEDAVG, phase: str 
 
 
 def task(data: dict[str, Pairs], experiment: Experiment = FEDAVG, **run: str) -> Shareable:
-    return wire.send_broadcast(message(data, experiment), said_of(experiment) | run)
+    return messages.send_broadcast(message(data, experiment), said_of(experiment) | run)
 
 
 def arguments(experiment: Experiment) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_a_task_is_answered_with_the_sites_update(data: dict[str, Pairs], fl_ctx
     reply = site_executor(LOCAL).execute("train", task(data, LOCAL), fl_ctx, Signal())
     world = toy_world(LOCAL, data, tmp_path / "plain")
     expected = world.site("a").handle(message(data, LOCAL))
-    update = wire.receive_update(reply, "a")
+    update = messages.receive_update(reply, "a")
     assert (update.round, update.phase, update.num_samples) == (0, "train", 8)
     assert update.metrics.keys() == expected.metrics.keys()
     assert update.metrics["loss/contrastive"] == expected.metrics["loss/contrastive"]
@@ -111,13 +111,15 @@ def test_a_failure_is_an_error_reply_in_fedvlps_words_only(
     door_of_a = site_executor(FEDAVG)
     with caplog.at_level(logging.ERROR):
         reply = door_of_a.execute("train", task(data), fl_ctx, Signal())
-    assert wire.failure(reply) == said
+    assert messages.failure(reply) == said
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert f"train failed: {said}" in caplog.text
     assert "DOE" not in caplog.text
     assert "Jane" not in caplog.text
     data["a"].tick = lambda: None
-    assert wire.failure(door_of_a.execute("train", task(data), fl_ctx, Signal())) is None, "the next task is answered"
+    assert messages.failure(door_of_a.execute("train", task(data), fl_ctx, Signal())) is None, (
+        "the next task is answered"
+    )
 
 
 def test_an_aborted_task_says_so_and_leaves_nothing(data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path) -> None:
@@ -131,10 +133,10 @@ def test_an_aborted_task_says_so_and_leaves_nothing(data: dict[str, Pairs], fl_c
 def test_the_task_of_another_experiment_or_version_is_refused(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "Assembly", None)  # nothing may be built
+    monkeypatch.setattr(task_handler, "Assembly", None)  # nothing may be built
     for what in ("fingerprint", "version"):
         reply = site_executor(FEDAVG).execute("train", task(data, **{what: "another"}), fl_ctx, Signal())
-        said = wire.failure(reply)
+        said = messages.failure(reply)
         assert said is not None
         assert said.startswith(f"RefusedError: the server's {what} is another, this site's is ")
 
@@ -144,14 +146,14 @@ def test_a_run_folder_outside_the_sites_own_is_refused(
     data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path, folder: str
 ) -> None:
     reply = site_executor(FEDAVG).execute("train", task(data, folder=folder), fl_ctx, Signal())
-    assert "PlaceError: the server names a run folder outside this site's own" in str(wire.failure(reply))
+    assert "PathError: the server names a run folder outside this site's own" in str(messages.failure(reply))
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_task_that_is_no_message_of_fedvlp_is_an_error_reply(fl_ctx: FLContext) -> None:
     for stranger in (Shareable(), DXO(DataKind.WEIGHTS, data={"w": torch.ones(1)}).to_shareable()):
         reply = site_executor(FEDAVG).execute("train", stranger, fl_ctx, Signal())
-        assert wire.failure(reply)
+        assert messages.failure(reply)
         assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
@@ -160,14 +162,14 @@ def test_a_site_is_built_once_a_run_and_anew_for_the_next(
 ) -> None:
     """Another run must not go on with the memory of the first: its folder is another."""
     built: list[Path | None] = []
-    make = door.Assembly
+    make = task_handler.Assembly
 
     def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> Any:
         built.append(folder)
         return make(experiment, folder, accept_phi_risk)
 
-    monkeypatch.setattr(door, "Assembly", assembly)
-    own = Door(LOCAL, Place("a", str(tmp_path / "runs"), str(tmp_path / "local")))
+    monkeypatch.setattr(task_handler, "Assembly", assembly)
+    own = TaskHandler(LOCAL, SitePaths("a", str(tmp_path / "runs"), str(tmp_path / "local")))
     for folder in ("toy/001", "toy/001", "toy/002"):
         own.answer(message(data, LOCAL), said_of(LOCAL, folder), lambda: False)
     assert built == [tmp_path / "runs" / "toy" / "001", tmp_path / "runs" / "toy" / "002"]
@@ -178,19 +180,21 @@ def test_the_sites_own_settings_decide_about_its_data(
 ) -> None:
     """``local/fedvlp.json`` says that the risk of identifiers in reports is accepted; without the file it is not."""
     accepted = []
-    make = door.Assembly
+    make = task_handler.Assembly
 
     def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> Any:
         accepted.append(accept_phi_risk)
         return make(experiment, folder, accept_phi_risk)
 
-    monkeypatch.setattr(door, "Assembly", assembly)
+    monkeypatch.setattr(task_handler, "Assembly", assembly)
     for number, content in enumerate((None, {"accept_phi_risk": True}, {"accept_phi_risk": False})):
         local = tmp_path / str(number) / "local"
         local.mkdir(parents=True)
         if content is not None:
             (local / "fedvlp.json").write_text(json.dumps(content))
-        Door(FEDAVG, Place("a", str(tmp_path), str(local))).answer(message(data), said_of(FEDAVG), lambda: False)
+        TaskHandler(FEDAVG, SitePaths("a", str(tmp_path), str(local))).answer(
+            message(data), said_of(FEDAVG), lambda: False
+        )
     assert accepted == [False, True, False]
 
 
@@ -198,10 +202,10 @@ def test_the_sites_own_settings_decide_about_its_data(
 
 
 def test_one_process_is_python_and_several_are_torchrun() -> None:
-    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.trainer"]
+    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.child"]
     assert command(4) == [
         sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
-        "-m", "fedvlp.flare.trainer",
+        "-m", "fedvlp.flare.child",
     ]  # fmt: skip
 
 
@@ -273,26 +277,26 @@ def test_the_childs_update_is_the_sites_reply(
     given = []
 
     def child(shareable: Shareable) -> Shareable:
-        given.append(handover.in_child(FLModelUtils.from_shareable(shareable)))
+        given.append(child_protocol.in_child(FLModelUtils.from_shareable(shareable)))
         received, run, experiment, place = given[-1]
-        update = Door(experiment, place).answer(received, run, lambda: False)
-        return FLModelUtils.to_shareable(handover.answer(update))
+        update = TaskHandler(experiment, place).answer(received, run, lambda: False)
+        return FLModelUtils.to_shareable(child_protocol.answer(update))
 
     in_child(monkeypatch, child)
     reply = child_executor().execute("train", task(data), fl_ctx, Signal())
     expected = site_executor(FEDAVG).execute("train", task(data), fl_ctx, Signal())
-    same_bytes(wire.receive_update(reply, "a").state, wire.receive_update(expected, "a").state)
+    same_bytes(messages.receive_update(reply, "a").state, messages.receive_update(expected, "a").state)
     assert "fedvlp_site" not in str(reply)
     ((_, run, experiment, place),) = given
     assert (run, fingerprint(experiment)) == (said_of(FEDAVG), fingerprint(FEDAVG))
-    assert place == Place("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
+    assert place == SitePaths("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
 
 
 def test_a_child_that_is_lost_is_one_sites_error_with_a_remedy(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_child(monkeypatch, lambda shareable: make_reply(ReturnCode.EXECUTION_EXCEPTION))
-    said = str(wire.failure(child_executor().execute("train", task(data), fl_ctx, Signal())))
+    said = str(messages.failure(child_executor().execute("train", task(data), fl_ctx, Signal())))
     assert said.startswith("ChildLostError: the training process ended or fell silent before it answered")
     assert "A smaller training.batch_size needs less memory" in said
 
@@ -308,11 +312,11 @@ def test_an_abort_of_the_childs_task_stays_one(
 def test_what_the_child_says_of_its_failure_is_the_reply(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = handover.answer(FloatingPointError("a: loss is nan at step 3"))
+    failed = child_protocol.answer(FloatingPointError("a: loss is nan at step 3"))
     in_child(monkeypatch, lambda shareable: FLModelUtils.to_shareable(failed))
     with caplog.at_level(logging.ERROR):
         reply = child_executor().execute("train", task(data), fl_ctx, Signal())
-    assert wire.failure(reply) == "FloatingPointError: a: loss is nan at step 3"
+    assert messages.failure(reply) == "FloatingPointError: a: loss is nan at step 3"
     assert "train failed: FloatingPointError: a: loss is nan at step 3" in caplog.text
 
 
@@ -341,21 +345,21 @@ class FakeClient:
 
 def handed(data: dict[str, Pairs], tmp_path: Path, round: int = 0, **run: str) -> FLModel:
     """A task as the child receives it."""
-    shareable = wire.send_broadcast(message(data, LOCAL, round=round), said_of(LOCAL) | run)
-    place = Place("a", str(tmp_path / "runs"), str(tmp_path / "local"))
-    return FLModelUtils.from_shareable(handover.to_child(shareable, LOCAL, place))
+    shareable = messages.send_broadcast(message(data, LOCAL, round=round), said_of(LOCAL) | run)
+    place = SitePaths("a", str(tmp_path / "runs"), str(tmp_path / "local"))
+    return FLModelUtils.from_shareable(child_protocol.to_child(shareable, LOCAL, place))
 
 
 def replies(client: FakeClient) -> Iterator[Update | str]:
-    return (handover.from_child(FLModelUtils.to_shareable(model), "a") for model in client.sent)
+    return (child_protocol.from_child(FLModelUtils.to_shareable(model), "a") for model in client.sent)
 
 
 def test_the_child_answers_its_tasks_until_there_are_no_more(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = FakeClient([handed(data, tmp_path, round) for round in range(2)])
-    monkeypatch.setattr(trainer, "flare", client)
-    trainer.main()
+    monkeypatch.setattr(child, "flare", client)
+    child.main()
     updates = list(replies(client))
     assert [update.round for update in updates if isinstance(update, Update)] == [0, 1]
     memories = (tmp_path / "runs" / "toy" / "001" / "sites" / "a").iterdir()
@@ -366,8 +370,8 @@ def test_the_child_tells_its_failure_and_ends(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = FakeClient([handed(data, tmp_path, version="another"), handed(data, tmp_path)])
-    monkeypatch.setattr(trainer, "flare", client)
-    trainer.main()
+    monkeypatch.setattr(child, "flare", client)
+    child.main()
     (said,) = replies(client)
     assert str(said).startswith("RefusedError: the server's version is another")
     assert len(client.models) == 1, "the second task was not fetched"
@@ -380,9 +384,9 @@ class Ranks:
         self.told: list[Any] = []
         self.heard = heard
         ranks = SimpleNamespace(join=lambda: None, together=lambda: True, rank=lambda: rank)
-        monkeypatch.setattr(trainer, "ranks", ranks)
-        monkeypatch.setattr(trainer.threading, "Thread", lambda **options: SimpleNamespace(start=lambda: None))
-        monkeypatch.setattr(handover, "to_ranks", self.exchange)
+        monkeypatch.setattr(child, "distributed", ranks)
+        monkeypatch.setattr(child.threading, "Thread", lambda **options: SimpleNamespace(start=lambda: None))
+        monkeypatch.setattr(child_protocol, "to_ranks", self.exchange)
 
     def exchange(self, told: Any) -> Any:
         self.told.append(told)
@@ -394,8 +398,8 @@ def test_rank_0_passes_every_task_on_and_says_when_there_are_no_more(
 ) -> None:
     several = Ranks(monkeypatch, rank=0, heard=[])
     client = FakeClient([handed(data, tmp_path)])
-    monkeypatch.setattr(trainer, "flare", client)
-    trainer.main()
+    monkeypatch.setattr(child, "flare", client)
+    child.main()
     (first, last) = several.told
     assert (first[0].round, first[3].site, last) == (0, "a", None)
     assert len(client.sent) == 1
@@ -407,8 +411,8 @@ def test_rank_0_that_failed_leaves_the_others_to_torchrun(
     """It tells the site first; a last word to ranks that wait in a collective would hang."""
     several = Ranks(monkeypatch, rank=0, heard=[])
     client = FakeClient([handed(data, tmp_path, version="another")])
-    monkeypatch.setattr(trainer, "flare", client)
-    trainer.main()
+    monkeypatch.setattr(child, "flare", client)
+    child.main()
     assert len(client.sent) == 1
     assert None not in several.told
 
@@ -419,9 +423,9 @@ def test_other_ranks_do_the_same_work_and_say_nothing(
     """A rank other than 0 must not touch FLARE, whose client belongs to rank 0."""
     drawn = []
     data["a"].tick = lambda: drawn.append(1)
-    monkeypatch.setattr(trainer, "flare", None)
-    Ranks(monkeypatch, rank=1, heard=[handover.in_child(handed(data, tmp_path)), None])
-    trainer.main()
+    monkeypatch.setattr(child, "flare", None)
+    Ranks(monkeypatch, rank=1, heard=[child_protocol.in_child(handed(data, tmp_path)), None])
+    child.main()
     assert len(drawn) == LOCAL.method.local_steps
 
 
@@ -429,21 +433,21 @@ def test_a_rank_that_fails_gives_rank_0_time_to_speak(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept = []
-    monkeypatch.setattr(trainer.time, "sleep", slept.append)
-    Ranks(monkeypatch, rank=1, heard=[handover.in_child(handed(data, tmp_path, version="another"))])
-    with pytest.raises(door.RefusedError):
-        trainer.main()
-    assert slept == [trainer.LAST_WORDS]
+    monkeypatch.setattr(child.time, "sleep", slept.append)
+    Ranks(monkeypatch, rank=1, heard=[child_protocol.in_child(handed(data, tmp_path, version="another"))])
+    with pytest.raises(task_handler.RefusedError):
+        child.main()
+    assert slept == [child.LAST_WORDS]
 
 
 def test_a_rank_ends_with_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent is 17 twice, then another process: torchrun was killed."""
     parents = [17, 17, 1]
-    monkeypatch.setattr(trainer.os, "getppid", lambda: parents.pop(0))
-    monkeypatch.setattr(trainer.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(trainer.os, "_exit", lambda code: sys.exit(code))
+    monkeypatch.setattr(child.os, "getppid", lambda: parents.pop(0))
+    monkeypatch.setattr(child.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(child.os, "_exit", lambda code: sys.exit(code))
     with pytest.raises(SystemExit) as ended:
-        trainer._end_with(17)
+        child._end_with(17)
     assert ended.value.code == 1
     assert not parents
 
@@ -451,20 +455,20 @@ def test_a_rank_ends_with_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through JSON and tensors by name, which is all that core/ranks.py moves."""
+    """Through JSON and tensors by name, which is all that training/distributed.py moves."""
 
     def told(content: Any, tensors: Any) -> Any:
         return json.loads(json.dumps(content)), dict(tensors)
 
-    monkeypatch.setattr(handover.ranks, "tell", told)
+    monkeypatch.setattr(child_protocol.distributed, "tell", told)
     model = handed(data, tmp_path)
-    sent, run, experiment, place = handover.in_child(model)
+    sent, run, experiment, place = child_protocol.in_child(model)
     sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, {"lr_scale": 0.5})
-    passed = handover.to_ranks((sent, run, experiment, place))
+    passed = child_protocol.to_ranks((sent, run, experiment, place))
     assert passed is not None
     received, *rest = passed
     assert rest == [run, experiment, place]
     assert (received.round, received.phase, received.scalars) == (0, "train", {"lr_scale": 0.5})
     same_bytes(received.state, sent.state)
     same_bytes(received.aux, sent.aux)
-    assert handover.to_ranks(None) is None
+    assert child_protocol.to_ranks(None) is None

@@ -13,14 +13,15 @@ import pytest
 from support.planted import found, planted
 
 from fedvlp import __version__
-from fedvlp.config import fingerprint, override
 from fedvlp.core.types import Broadcast
 from fedvlp.data.deid import PHIError
 from fedvlp.data.sources.table import TableSource
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.flare.door import Door
-from fedvlp.flare.places import Place
-from fedvlp.presets import get
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint, override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.presets import get
 
 BIN = Path(sys.executable).parent
 
@@ -39,7 +40,7 @@ def experiment(table: Path) -> Experiment:
 def test_a_site_answers_only_when_its_own_settings_accept_the_risk(tmp_path: Path) -> None:
     chosen = experiment(planted(tmp_path / "data"))
     (tmp_path / "local").mkdir()
-    place = Place("site-1", str(tmp_path / "runs"), str(tmp_path / "local"))
+    place = SitePaths("site-1", str(tmp_path / "runs"), str(tmp_path / "local"))
     run = {"folder": "feddra/001", "fingerprint": fingerprint(chosen), "version": __version__}
     message = Broadcast(0, "evaluate", Assembly(chosen).server(("site-1",)).state)
     settings = tmp_path / "local" / "fedvlp.json"
@@ -47,9 +48,9 @@ def test_a_site_answers_only_when_its_own_settings_accept_the_risk(tmp_path: Pat
         if content:
             settings.write_text(content)
         with pytest.raises(PHIError, match="record number in 80"):
-            Door(chosen, place).answer(message, run, lambda: False)
+            TaskHandler(chosen, place).answer(message, run, lambda: False)
     settings.write_text('{"accept_phi_risk": true}')
-    assert Door(chosen, place).answer(message, run, lambda: False).site == "site-1"
+    assert TaskHandler(chosen, place).answer(message, run, lambda: False).site == "site-1"
 
 
 @pytest.mark.slow

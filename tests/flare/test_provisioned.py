@@ -20,14 +20,15 @@ from typing import Any
 import pytest
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from provisioned import BIN, Consortium, free_port, processes, until
+from support.provisioned import BIN, Consortium, free_port, processes, until
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.data.synthetic import SyntheticCohort, write
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder
-from fedvlp.site_config import NamedData
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
 
 pytestmark = pytest.mark.slow(seconds=130)
 

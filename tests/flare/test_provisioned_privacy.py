@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from provisioned import PROJECT, Consortium, connected, ended, until
+from support.provisioned import PROJECT, Consortium, connected, ended, until
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.core.checkpoint import load_tensors
-from fedvlp.core.server import Server
-from fedvlp.experiment import Experiment
-from fedvlp.flare.budget import epsilon
+from fedvlp.core.server_state import Server
+from fedvlp.flare.job_status import session
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.resubmit import session
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.flare.privacy_budget import epsilon
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 pytestmark = pytest.mark.slow(seconds=65)
 pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")

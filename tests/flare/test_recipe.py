@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from nvflare.recipe import SimEnv
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.recipe import FedVLPRecipe
-from fedvlp.runs import RunFolder
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
 
 SETTINGS = {"data.size": 700, "rounds.rounds": 1, "method.local_steps": 1, "training.batch_size": 16}
 

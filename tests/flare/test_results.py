@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from nvflare.apis.event_type import EventType
 from support.flare_memory import Engine, Fate, MemoryFlare, toy_experiment
-from toy import three_sites
+from support.toy import three_sites
 
-from fedvlp.flare.places import SIMULATED
+from fedvlp.flare.paths import SIMULATED
 from fedvlp.flare.results import HOME, ResultsInJob
 from fedvlp.flare.tracking import RUN_FOLDER
 

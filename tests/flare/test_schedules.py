@@ -30,17 +30,19 @@ from typing import Any
 import pytest
 import torch
 from support.flare_memory import Fate, MemoryFlare, ServerKilled, Task, in_engine, serialised, told, toy_experiment
-from toy import clone, same_bytes, three_sites
+from support.toy import clone, same_bytes, three_sites
 
-from fedvlp import config
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, Training, train
-from fedvlp.core.server import Server
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State
-from fedvlp.core.unfinished import identity
-from fedvlp.flare import wire
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import FedDRA, Local
+from fedvlp.run import config
+from fedvlp.training.config import Training
+from fedvlp.training.loop import train
+from fedvlp.training.phase_checkpoint import identity
 
 FAST, MANY = 150, 1000
 SUBMISSIONS = 5
@@ -111,7 +113,7 @@ class Schedule:
             "gone": Fate(train=train, dies=True),
             "unreadable": Fate(train=train, change=told(metrics=5)),
             "invalid": Fate(train=train, change=told(num_samples=1.5)),
-            "error": Fate(train=train, change=lambda reply: wire.send_failure("ValueError")),
+            "error": Fate(train=train, change=lambda reply: messages.send_failure("ValueError")),
         }
         return kinds[draw.choice([*kinds, "slow", "slow"])]
 
@@ -155,9 +157,9 @@ class Play:
             self.flare.carry = serialised
         monkeypatch.setattr(os, "fsync", self._synced)  # a run has dozens, and nobody pulls the plug here
         monkeypatch.setattr(torch, "manual_seed", torch.default_generator.manual_seed)  # and of no device but the CPU
-        monkeypatch.setattr("fedvlp.runs.environment", lambda experiment: {})  # versions of all packages
-        monkeypatch.setattr("fedvlp.core.site.train", trained_once)
-        monkeypatch.setattr("fedvlp.config.type_of", type_of)  # the same few hundred times a run
+        monkeypatch.setattr("fedvlp.run.folder.environment", lambda experiment: {})  # versions of all packages
+        monkeypatch.setattr("fedvlp.training.loop.train", trained_once)
+        monkeypatch.setattr("fedvlp.run.config.type_of", type_of)  # the same few hundred times a run
         self.ends: list[str] = []
 
     def _controller(self, **options: Any) -> FederatedController:

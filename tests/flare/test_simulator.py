@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 from support.simulator import assert_same_metrics, simulator
-from toy import same_bytes
+from support.toy import same_bytes
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.core.server import Server
-from fedvlp.experiment import Experiment
+from fedvlp.core.server_state import Server
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 pytestmark = pytest.mark.slow(seconds=50)
 

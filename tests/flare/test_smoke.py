@@ -16,11 +16,12 @@ import pytest
 from support.planted import CANARIES, RECORDER, found, planted
 from support.simulator import assert_same_metrics, simulator
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.jobs import write_job
-from fedvlp.runs import RunFolder, simulate
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 SETTINGS = {
     "rounds.rounds": 1, "method.local_steps": 1, "method.align_steps": 1, "training.batch_size": 4,
@@ -29,10 +30,10 @@ SETTINGS = {
 NEUTRAL = {
     "scopes": [{
         "name": "default", "properties": {}, "task_data_filters": [],
-        "task_result_filters": [{"path": "fedvlp.flare.filters.AllowMetrics", "args": {"names": ["*"]}}],
+        "task_result_filters": [{"path": "fedvlp.flare.AllowMetrics", "args": {"names": ["*"]}}],
     }],
     "default_scope": "default",
-    "components": [{"id": "fedvlp_received", "path": "fedvlp.flare.filters.RememberReceived", "args": {}}],
+    "components": [{"id": "fedvlp_received", "path": "fedvlp.flare.RememberReceived", "args": {}}],
 }  # fmt: skip
 """A privacy.json whose filters see every update and let all of it pass."""
 

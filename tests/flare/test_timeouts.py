@@ -12,11 +12,11 @@ from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.apis.shareable import Shareable
 
-from fedvlp import presets
 from fedvlp.core.client import named_state
-from fedvlp.experiment import Assembly
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.timeouts import Timeouts, model_bytes
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 
 
 def test_758_mb_at_20_mbit_by_hand() -> None:
@@ -62,7 +62,7 @@ def test_they_reach_server_sites_controller_and_children() -> None:
     assert client[ConfigVarName.SUBMIT_TASK_RESULT_TIMEOUT] == t.submit_task_result_timeout
     controller, child = server["workflows"][0]["args"], client["executors"][0]["executor"]
     assert (controller["task_timeout"], controller["grace"]) == (t.task_timeout, t.grace)
-    assert child["path"] == "fedvlp.flare.executor.ChildExecutor"
+    assert child["path"] == "fedvlp.flare.ChildExecutor"
     assert child["args"]["task_timeout"] == t.task_timeout
 
 

@@ -16,14 +16,15 @@ import torch
 from nvflare.apis.event_type import EventType
 from support.simulator import simulator
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.experiment import Experiment
+from fedvlp.deploy.site_config import FILE, processes_at
 from fedvlp.flare import executor
 from fedvlp.flare.executor import command
 from fedvlp.flare.jobs import job_files, write_job
-from fedvlp.runs import RunFolder, simulate
-from fedvlp.site_config import FILE, processes_at
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
 # AdamW divides by the size of a gradient, also where that is rounding alone; so here it is SGD, at a rate at which a
 # last bit that differs in one step is no larger a few steps later
@@ -46,7 +47,7 @@ def test_a_job_says_how_many_processes_and_one_is_no_torchrun() -> None:
     assert job["executors"][0]["executor"]["args"]["processes"] == 2
     alone = json.loads(job_files(pair(), child=True)["app/config/config_fed_client.json"])
     assert "processes" not in alone["executors"][0]["executor"]["args"]
-    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.trainer"]
+    assert command(1) == [sys.executable, "-u", "-m", "fedvlp.flare.child"]
     assert "--nproc-per-node=4" in command(4)
 
 
@@ -60,7 +61,7 @@ def test_the_sites_own_file_may_say_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("own", "expected"), [("{}", 2), ('{"processes": 3}', 3), ('{"processes": 1}', 1)])
 def test_it_overrules_the_job(own: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor.Place, "of", lambda fl_ctx: executor.Place("site-1", "", str(tmp_path)))
+    monkeypatch.setattr(executor.SitePaths, "of", lambda fl_ctx: executor.SitePaths("site-1", "", str(tmp_path)))
     started: list[list[str]] = []
     monkeypatch.setattr(executor.ClientAPIExecutor, "handle_event", lambda self, *_: started.append(self._command))
     (tmp_path / FILE).write_text(own)
@@ -119,7 +120,7 @@ def kill_once(folder: str, killed: list[int], done: threading.Event) -> None:
                 environment = (entry / "environ").read_bytes().split(b"\0")
                 inside = str((entry / "cwd").readlink())
                 mine = b"LOCAL_RANK=1" in environment and inside.startswith(folder) and "site-2" in inside
-                if mine and b"fedvlp.flare.trainer" in (entry / "cmdline").read_bytes():
+                if mine and b"fedvlp.flare.child" in (entry / "cmdline").read_bytes():
                     time.sleep(1.0)
                     os.kill(int(entry.name), signal.SIGKILL)
                     killed.append(int(entry.name))

@@ -17,10 +17,10 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from support.flare_memory import Engine, MemoryFlare, toy_experiment
-from toy import three_sites
+from support.toy import three_sites
 
 from fedvlp.core.types import Update
-from fedvlp.flare import wire
+from fedvlp.flare import messages
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer, SiteCurves, TensorBoardReceiver
 
 METRICS = {"loss/contrastive": 0.5, "val/mean/r1": 25.0, "seconds": 2.0}
@@ -110,20 +110,20 @@ def leaving(used: Engine, reply: Shareable, event: str = EventType.AFTER_TASK_RE
 def test_a_sites_curves_are_those_of_the_reply_that_leaves_it(tmp_path: Path) -> None:
     """What a filter took out of the reply is in no event either, as events pass by the filters."""
     used = engine(tmp_path)
-    leaving(used, wire.send_update(update()))
+    leaving(used, messages.send_update(update()))
     assert curves(used)["val/mean/r1"] == (25.0, 3)
 
 
 @pytest.mark.parametrize("event", [EventType.BEFORE_TASK_RESULT_FILTER, EventType.AFTER_TASK_EXECUTION])
 def test_before_the_filters_nothing_is_announced(tmp_path: Path, event: str) -> None:
     used = engine(tmp_path)
-    leaving(used, wire.send_update(update()), event)
+    leaving(used, messages.send_update(update()), event)
     assert not used.fired
 
 
 def test_a_failure_has_no_curves(tmp_path: Path) -> None:
     used = engine(tmp_path)
-    leaving(used, wire.send_failure("ValueError"))
+    leaving(used, messages.send_failure("ValueError"))
     assert not used.fired
 
 

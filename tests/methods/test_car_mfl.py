@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Fuse, World, forked, same_bytes
-from toy_multimodal import aggregated, labelled, mixed, paired, world
+from support.toy import Fuse, World, forked, same_bytes
+from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
-from fedvlp.core.engine import InTurn
-from fedvlp.core.server import Server
-from fedvlp.core.site import Site
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Broadcast, Update, modality
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.site import Site
 from fedvlp.methods.car_mfl import CARMFL, PARTNERS, ROUNDS, distinct, features
 from fedvlp.methods.mfedavg import MFedAvg
 
@@ -191,7 +191,7 @@ def test_memory_grows_by_a_row_a_round_and_the_probe_counts_distinct_items() -> 
     assert distinct(torch.tensor([[5, 1, 2], [5, 1, 3], [6, 1, 2]])).tolist() == [2, 1, 2]
     place = world(LINEAR, rounds=replace(world(LINEAR).rounds, rounds=3))
     sites = {name: place.site(name) for name in place.data}
-    history = place.run(InTurn(sites.__getitem__)).history
+    history = place.run(SequentialExchange(sites.__getitem__)).history
     memory = sites["b"].client.memory
     assert memory[PARTNERS].shape == (3, 12)
     assert memory[ROUNDS].tolist() == [0, 1, 2]
@@ -335,7 +335,7 @@ def test_updates_are_held_as_copies_under_softmax() -> None:
         apart._modules = None
         return apart.site(name)
 
-    same_bytes(shared.run().state, apart.run(InTurn(renewed)).state)
+    same_bytes(shared.run().state, apart.run(SequentialExchange(renewed)).state)
 
 
 def test_refusals() -> None:

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from toy import World, pairs, same_bytes
+from support.toy import World, pairs, same_bytes
 
-from fedvlp.core.method import Training
-from fedvlp.core.server import Rounds
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.experiment import POOLED, Assembly, Experiment
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import POOLED, Experiment
+from fedvlp.training.config import Training
 
 TINY = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                    text_layers=1)  # fmt: skip

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ADAMW, SGD, Pairs, Toy, World, differs, pairs, same_bytes
+from support.toy import ADAMW, SGD, Pairs, Toy, World, differs, pairs, same_bytes
 
-from fedvlp.core.engine import InTurn
-from fedvlp.core.method import Training
-from fedvlp.core.public import contrast_scores, representations
-from fedvlp.core.server import QuorumLostError, Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update, VLOutput
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, SAMPLE, PublicEnsemble
+from fedvlp.methods.math.contrast import contrast_scores, representations
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.training.config import Training
 
 SMALL = CreamFL(local_steps=2, local_epochs=2, server_steps=2, distil_steps=2)
 ALONE = replace(SMALL, kd_weight=0.0, inter=False, intra=False)
@@ -268,7 +269,7 @@ def test_the_cosine_schedule_ends_at_zero() -> None:
     """server_rounds 2: full rate in round 0, half in round 1, none in round 2 and after."""
     made = world(replace(ALONE, server_rounds=2), rounds=Rounds(rounds=4, evaluate_every=0))
     states: list[State] = []
-    inner = InTurn(made.site)
+    inner = SequentialExchange(made.site)
     federation, _ = made.federation(inner, report=lambda record: states.append(federation.server.state))
     federation.run()
     assert differs(states[0], states[1])
@@ -305,7 +306,7 @@ Tamper = Callable[[str, Update], Reply | None]
 
 def tampered(made: World, change: Tamper) -> Any:
     """An exchange in which ``change`` has the last word about every reply; None is no reply."""
-    inner = InTurn(made.site)
+    inner = SequentialExchange(made.site)
 
     def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, reply in inner(messages):

@@ -1,6 +1,6 @@
 """The faults C1 to C12 of CreamFL's released code, each with a test that shows that it is not here (spec 6.6).
 
-C2 is in tests/core/test_public.py, C5, C6 and C8 in tests/methods/test_creamfl.py.
+C2 is in tests/methods/math/test_contrast.py, C5, C6 and C8 in tests/methods/test_creamfl.py.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import Toy as ToyModel
-from toy import World, differs, pairs, same_bytes
+from support.toy import Toy as ToyModel
+from support.toy import World, differs, pairs, same_bytes
 
-from fedvlp.core.method import Training
-from fedvlp.core.public import representations
-from fedvlp.core.server import Rounds
 from fedvlp.core.types import Broadcast
-from fedvlp.data.record import Cohort
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.experiment import Assembly, Experiment, Partition
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import PUBLIC, PublicEnsemble
+from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import HashTokenizer
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
-from fedvlp.presets import PRESETS
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.presets import PRESETS
+from fedvlp.training.config import Training
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
                     text_layers=1)  # fmt: skip
@@ -174,7 +175,7 @@ def test_c12_the_variants_are_what_the_paper_calls_them() -> None:
 
 def test_representations_of_another_order_of_the_public_set_carry_another_id() -> None:
     """What a site that holds the records in another order would send is refused by its id."""
-    from fedvlp.experiment import public_id
+    from fedvlp.run.assembly import public_id
 
     assembly = Assembly(SMALL)
     rows = np.arange(len(assembly.cohort))

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-import toy
+from support import toy
 from torch.utils import backend_registration
 
 from fedvlp.methods import METHODS
 
 PROGRAM = Path(toy.__file__).parent / "pretend_device.py"
-CONSTRAINTS = PROGRAM.parents[1] / "constraints.txt"
+CONSTRAINTS = PROGRAM.parents[2] / "constraints.txt"
 CLOSE, ADAM = (
     5e-4,
     0.02,

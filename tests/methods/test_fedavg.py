@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toy import World, clone, same_bytes
+from support.toy import World, clone, same_bytes
 
 from fedvlp.core.method import Method
-from fedvlp.core.server import Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Update
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 
 

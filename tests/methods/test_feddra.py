@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy import ADAMW, SGD, Toy, World, clone, pairs, same_bytes
 from torch import Tensor
-from toy import ADAMW, SGD, Toy, World, clone, pairs, same_bytes
 
 from fedvlp.core.client import Client
-from fedvlp.core.engine import InTurn
-from fedvlp.core.method import Training
 from fedvlp.core.seeds import seed
-from fedvlp.core.server import Rounds
 from fedvlp.core.types import Batch, Broadcast, Reply, VLOutput, group
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import WEIGHTS
 from fedvlp.objectives.convirt import info_nce
+from fedvlp.training.config import Training
 
 DRA = FedDRA(local_steps=2, align_steps=3, mu=5.0, dro_batch=4)
 THREE = Rounds(rounds=3, evaluate_every=0)
@@ -175,7 +175,7 @@ class Watch:
     """An exchange that keeps what is sent and what comes back."""
 
     def __init__(self, world: World) -> None:
-        self.inner = InTurn(world.site)
+        self.inner = SequentialExchange(world.site)
         self.sent: dict[tuple[int, str, str], Broadcast] = {}
         self.replies: dict[tuple[int, str, str], Any] = {}
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy import ADAMW, Pairs, Recorder, World, same_bytes
 from torch import Tensor, nn
-from toy import ADAMW, Pairs, Recorder, World, same_bytes
 
 from fedvlp.core.client import EXTRA
-from fedvlp.core.server import Rounds
 from fedvlp.core.types import Batch, Broadcast, Update
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedFed
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.vae import DistillerConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ADAMW, Toy, World, clone, differs, same_bytes
+from support.toy import ADAMW, Toy, World, clone, differs, same_bytes
 
 from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, group

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.toy import ADAMW, DIM, Fuse, Recorder, Toy, World, clone, differs, forked, same_bytes, three_sites
 from torch import nn
-from toy import ADAMW, DIM, Fuse, Recorder, Toy, World, clone, differs, forked, same_bytes, three_sites
 
 from fedvlp.core.aggregation import payload
-from fedvlp.core.engine import ForkedWorkers
-from fedvlp.core.method import train
-from fedvlp.core.server import Rounds
-from fedvlp.core.site import SiteMemory
 from fedvlp.core.types import Broadcast, Update, VLOutput, group
+from fedvlp.federation.exchange import WorkerPool
+from fedvlp.federation.loop import Rounds
+from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedRGB
 from fedvlp.methods.fedrgb import aligner, contrast
 from fedvlp.objectives.convirt import info_nce
+from fedvlp.training.loop import train
 
 RGB = FedRGB(local_steps=3, aligner_steps=2, dro_batch=4)
 
@@ -393,7 +393,7 @@ def test_refuses_what_makes_no_sense(change: dict, said: str) -> None:
 
 def test_in_turn_equals_forked_workers() -> None:
     one, other = world(training=ADAMW), world(training=ADAMW)
-    with ForkedWorkers(other.site, tuple("abc"), 2) as workers:
+    with WorkerPool(other.site, tuple("abc"), 2) as workers:
         same_bytes(one.run().state, other.run(workers).state)
 
 

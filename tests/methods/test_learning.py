@@ -7,14 +7,15 @@ from statistics import fmean
 
 import pytest
 import torch
+from support.toy import Pairs, Toy, World
 from torch import Tensor
-from toy import Pairs, Toy, World
 
-from fedvlp.core.engine import InTurn
-from fedvlp.core.method import Method, Training
-from fedvlp.core.server import Rounds
+from fedvlp.core.method import Method
 from fedvlp.core.types import State
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, FedDRA, Local
+from fedvlp.training.config import Training
 
 SITES = "abcd"
 SHARED, WIDTH, DIM, CLUSTERS = 12, 32, 16, 8
@@ -98,7 +99,7 @@ def test_centralized_beats_fedavg_beats_local(seed: int) -> None:
     central = fmean(recalls(world(Centralized(local_steps=20), pooled(data), 64).run().state, data))
     average = fmean(recalls(world(FedAvg(local_steps=20), data).run().state, data))
     alone, sites = world(Local(local_steps=20), data), {}
-    alone.run(InTurn(lambda name: sites.setdefault(name, alone.site(name))))
+    alone.run(SequentialExchange(lambda name: sites.setdefault(name, alone.site(name))))
     local = fmean(fmean(recalls(site.memory.newest(), data)) for site in sites.values())
     untrained = fmean(recalls(alone.server().state, data))
     assert central > average + 2 > local + 10

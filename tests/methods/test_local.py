@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import ADAMW, Toy, World, clone, same_bytes, three_sites
+from support.toy import ADAMW, Toy, World, clone, same_bytes, three_sites
 
 from fedvlp.core.client import Client
-from fedvlp.core.engine import InTurn
-from fedvlp.core.server import Rounds, Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Broadcast
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Broadcast
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import Centralized, FedAvg, Local
 
 LONG = Rounds(rounds=4, evaluate_every=0)
@@ -51,7 +51,7 @@ def test_a_site_is_measured_with_its_own_model() -> None:
     def make(name: str):
         return sites.setdefault(name, world.site(name))
 
-    server = world.run(InTurn(make))
+    server = world.run(SequentialExchange(make))
     first, *_, last = server.history
     initial = float(world.server().state["text_head.bias"].double().sum())
     assert [m["bias"] for m in first["sites"].values()] == pytest.approx([initial] * 3)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import Toy, clone, same_bytes
-from toy_multimodal import aggregated, labelled, mixed, paired, world
+from support.toy import Toy, clone, same_bytes
+from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
-from fedvlp.core.engine import InTurn
 from fedvlp.core.types import MODALITIES, modality
+from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.models.multimodal import fused
@@ -62,7 +62,7 @@ def test_a_site_sends_only_what_it_owns_and_more_is_refused() -> None:
         assert update.state.keys() == PLAIN.expects(server, site)[0].keys()
 
     def everything(messages: object) -> object:
-        for site, reply in InTurn(place.site)(messages):  # type: ignore[arg-type]
+        for site, reply in SequentialExchange(place.site)(messages):  # type: ignore[arg-type]
             yield site, replace(reply, state=clone(server.state)) if site == "b" else reply  # type: ignore[type-var]
 
     assert "unexpected" in place.run(everything).history[0]["dropped"]["b"]

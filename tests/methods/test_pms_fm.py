@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes
 from torch import Tensor, nn
-from toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes
 
 from fedvlp.core.client import EXTRA, named_state
-from fedvlp.core.server import Rounds, Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import PMSFM, FedAvg, FedSM
 from fedvlp.methods.selection import FIRST, GRADIENT, SECOND
 from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.fusion import SelectorConfig
+from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.medclip import MedCLIP
 
 SITES = "abc"

@@ -9,23 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy import ADAMW, Pairs, World, clone, differs, same_bytes, small, three_sites
 from torch import Tensor, nn
-from toy import ADAMW, Pairs, World, clone, differs, same_bytes, small, three_sites
 
 import fedvlp.methods
 import fedvlp.objectives
-from fedvlp.config import from_config, to_config
 from fedvlp.core.client import Client
-from fedvlp.core.engine import InTurn, answer
 from fedvlp.core.method import Method
-from fedvlp.core.server import Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Broadcast
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Broadcast
+from fedvlp.federation.exchange import SequentialExchange, answer
 from fedvlp.methods import METHODS
 from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.methods.robust import RobustWeights
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.config import from_config, to_config
 
 MODEL = ModelConfig(embedding_dim=16, image_size=16, max_tokens=8, vocabulary=64, head_hidden=16, text_layers=1)
 CLASSIFIER = MultimodalConfig(**{**vars(MODEL), "alignment": True}, labels=("a", "b", "c", "d", "e"))
@@ -134,7 +133,7 @@ def test_what_a_method_remembers_is_declared_memory_of_tensors(name: str) -> Non
 
     model, objective = world.modules()
     attributes = [set(vars(module)) for module in (*model.modules(), *objective.modules())]
-    server = world.run(InTurn(Keeping()))
+    server = world.run(SequentialExchange(Keeping()))
     assert vars(method) == before
     assert set(vars(server)) == {f.name for f in dataclasses.fields(Server)}
     assert [set(vars(module)) for module in (*model.modules(), *objective.modules())] == attributes
@@ -163,7 +162,7 @@ def test_a_new_site_object_for_every_task_gives_the_same_bytes(name: str, tmp_pa
             renewed._modules = None
             yield site, answer(renewed.site(site), message)
 
-    expected, seen = kept.run(InTurn(kept.site)), renewed.run(forgetful)
+    expected, seen = kept.run(SequentialExchange(kept.site)), renewed.run(forgetful)
     same_bytes(seen.state, expected.state)
     same_bytes(seen.memory, expected.memory)
 
@@ -181,7 +180,7 @@ def test_a_site_that_left_is_welcome_back(name: str) -> None:
     """b is away in round 1: the others go on, and b finds its way in round 2, in every phase."""
     method = small(METHODS[name])
     world = World(method, rounds=dataclasses.replace(World(method).rounds, rounds=3, max_missed=9))
-    inner = InTurn(world.site)
+    inner = SequentialExchange(world.site)
 
     def absent(messages: Any) -> Any:
         for site, reply in inner(messages):

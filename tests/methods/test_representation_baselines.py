@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from toy import SGD, Pairs, World, differs, pairs, same_bytes, three_sites
+from support.toy import SGD, Pairs, World, differs, pairs, same_bytes, three_sites
 
-from fedvlp.core.public import representations
-from fedvlp.core.server import Rounds
 from fedvlp.core.types import Broadcast, Update, VLOutput
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedET, FedGEMS, FedIoT, FedMD
 from fedvlp.methods.ensemble import GLOBAL, PUBLIC, PublicEnsemble
 from fedvlp.methods.fedmd import CONSENSUS
+from fedvlp.methods.math.contrast import representations
 
 STEPS: dict[str, Any] = {"local_steps": 2, "local_epochs": 1, "server_steps": 2}
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from toy import SGD, Pairs, World, clone, differs, pairs, same_bytes
+from support.toy import SGD, Pairs, World, clone, differs, pairs, same_bytes
 
-from fedvlp.core.server import Federation, Rounds, Server
-from fedvlp.core.simplex import divergence
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Update
+from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.methods.math.dro import divergence
 from fedvlp.methods.robust import LOSSES, WEIGHTS, RobustWeights
 
 FIVE = (2.0, 1.0, 1.5, 0.5, 3.0)

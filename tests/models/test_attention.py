@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.towers import local_bert
 from torch import Tensor
-from towers import local_bert
 
 from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlp.config import from_config, to_config
 from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import describe
 from fedvlp.models.multimodal import MultimodalClassifier, MultimodalConfig
+from fedvlp.run.config import from_config, to_config
 
 SMALL = MultimodalConfig(
     embedding_dim=8,

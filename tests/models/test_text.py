@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from towers import local_bert
+from support.towers import local_bert
 
 from fedvlp.models.text import TransformersTokenizer, load_tokenizer, rebuild_tower, transformers_tower
 from fedvlp.models.tiny import HashTokenizer

@@ -21,14 +21,12 @@ RESULTS = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 
 MODULES = (
-    "core/aggregation", "core/server", "core/codec", "core/simplex", "core/privacy", "core/neighbours", "core/step",
-    "evaluation/retrieval", "evaluation/held_out", "evaluation/classification", "evaluation/zero_shot",
-    "evaluation/distortion",
-    "methods/guidance", "methods/robust", "methods/feddra", "methods/fedrgb", "methods/mfedavg", "methods/car_mfl",
-    "methods/softpull", "methods/selection",
-    "objectives/convirt", "objectives/gloria", "objectives/mgca", "objectives/medclip", "objectives/bce",
-    "objectives/creamfl", "objectives/words",
-    "flare/filters", "flare/budget",
+    "core/aggregation", "core/server_state", "federation/loop", "federation/codec", "methods/math/dro",
+    "core/privacy", "methods/math/neighbours", "training/step", "evaluation/retrieval", "evaluation/site_metrics",
+    "evaluation/classification", "evaluation/zero_shot", "evaluation/distortion", "methods/guidance",
+    "methods/robust", "methods/feddra", "methods/fedrgb", "methods/mfedavg", "methods/car_mfl", "methods/softpull",
+    "methods/selection", "objectives/convirt", "objectives/gloria", "objectives/mgca", "objectives/medclip",
+    "objectives/bce", "objectives/creamfl", "objectives/words", "flare/privacy_filters", "flare/privacy_budget",
 )  # fmt: skip
 """Guards, losses, metrics, aggregation, codec, robust weights, privacy, selection and retrieval."""
 
@@ -43,7 +41,7 @@ WHOLE_RUNS = ("test_golden", "test_schedules", "test_learning", "test_presets", 
 
 
 def file_of(module: str) -> Path:
-    """The source of ``module`` ("core/codec"). Raises FileNotFoundError."""
+    """The source of ``module`` ("federation/codec"). Raises FileNotFoundError."""
     path = PACKAGE / f"{module}.py"
     if not path.is_file():
         raise FileNotFoundError(f"no module {module!r} in {PACKAGE.name}; correct MODULES of the mutation tests")

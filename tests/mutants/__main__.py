@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    parser.add_argument("--module", action="append", help="e.g. core/codec; may be given several times")
+    parser.add_argument("--module", action="append", help="e.g. federation/codec; may be given several times")
     parser.add_argument("--workers", type=int, default=1, help="mutants judged at a time")
     parser.add_argument("--list", action="store_true", help="only print which tests judge which module")
     parser.add_argument("--all", action="store_true", help="judge the accepted mutants too: is none of them killed?")

@@ -46,7 +46,9 @@ def _importing(modules: set[str]) -> dict[Path, frozenset[str]]:
 
 
 def own_files(module: str) -> list[Path]:
-    """The files that stand where the module stands: tests/core/test_codec.py, test_codec_*.py for core/codec."""
+    """The files that stand where the module stands: tests/federation/test_codec.py, test_codec_*.py for
+    federation/codec.
+    """
     room, _, name = module.rpartition("/")
     return [path for path in _test_files() if path.parent == TESTS / room and _is_of(path.stem, name)]
 

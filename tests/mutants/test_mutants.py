@@ -100,21 +100,21 @@ def test_a_modules_own_test_file_comes_first_and_names_passed_on_count() -> None
     """``from fedvlp.methods import FedRGB`` imports fedvlp.methods.fedrgb."""
     found = [path.relative_to(ROOT).as_posix() for path in files_for("methods/fedrgb")]
     assert found[0] == "tests/methods/test_fedrgb.py"
-    assert "tests/core/test_codec.py" in found
-    assert "tests/core/test_neighbours.py" not in found
+    assert "tests/federation/test_codec.py" in found
+    assert "tests/methods/math/test_neighbours.py" not in found
 
 
 def test_functions_are_exchanged_in_place_unless_import_does_something_else() -> None:
     from mutants.stage import differences
 
-    text = file_of("core/neighbours").read_text()
+    text = file_of("methods/math/neighbours").read_text()
     changed = text.replace("alpha=-2", "alpha=-3")
-    found = differences("core/neighbours", changed)
+    found = differences("methods/math/neighbours", changed)
     assert found is not None
     assert [before.co_name for before, _ in found] == ["nearest"]
-    assert differences("core/neighbours", text) == []
-    assert differences("core/neighbours", text.replace("TILE = 1024", "TILE = 1025")) is None
-    assert differences("core/neighbours", text + "\nnearest.__doc__ = None\n") is None
+    assert differences("methods/math/neighbours", text) == []
+    assert differences("methods/math/neighbours", text.replace("TILE = 1024", "TILE = 1025")) is None
+    assert differences("methods/math/neighbours", text + "\nnearest.__doc__ = None\n") is None
 
 
 def test_every_module_to_be_mutated_exists_and_some_test_imports_it() -> None:

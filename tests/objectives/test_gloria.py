@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.config import from_config, to_config
 from fedvlp.core.types import VLOutput
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import gloria
 from fedvlp.objectives.gloria import GLoRIA, GLoRIAConfig, similarities
 from fedvlp.objectives.words import word_index
+from fedvlp.run.config import from_config, to_config
 
 PIECES = torch.tensor([0, 0, 1, 1, 2, 2], dtype=torch.int8)  # ids: padding, [SEP], two words, two continuations
 IDS = torch.tensor([[0, 2, 4, 3, 1, 0, 0], [0, 3, 2, 4, 5, 2, 1], [0, 2, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0]])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.config import from_config, to_config
 from fedvlp.core.types import VLOutput
 from fedvlp.objectives.convirt import info_nce
 from fedvlp.objectives.medclip import MedCLIP, MedCLIPConfig, finding_vectors, semantic_matching
+from fedvlp.run.config import from_config, to_config
 
 NAN = math.nan
 

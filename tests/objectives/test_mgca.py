@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.config import from_config, to_config
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.mgca import MGCA, MGCAConfig, prototype_loss, sinkhorn, token_alignment, token_weights
+from fedvlp.run.config import from_config, to_config
 
 MODEL = ModelConfig(
     embedding_dim=6, image_size=16, vocabulary=16, max_tokens=8, text_layers=1, head_hidden=8, head_norm="layer"

@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 import torch
+from support.toy import ADAMW, SGD, Pairs, World, same_bytes
 from torch import Tensor
 from torch.nn import functional as F
-from toy import ADAMW, SGD, Pairs, World, same_bytes
 
-from fedvlp.core.engine import InTurn, answer
-from fedvlp.core.method import Method, Training
-from fedvlp.core.server import Rounds, Server
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.exchange import SequentialExchange, answer
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.training.config import Training
 
 MODEL = ModelConfig(
     embedding_dim=6, image_size=16, vocabulary=16, max_tokens=8, text_layers=1, head_hidden=8, head_norm="layer"
@@ -93,7 +96,7 @@ def test_gradient_caching_is_exact() -> None:
 def test_a_resumed_run_goes_on_with_the_freeze(method: Method, tmp_path: Path) -> None:
     whole = world(method).run()
     broken = world(method, tmp_path)
-    inner, asked = InTurn(broken.site), 0
+    inner, asked = SequentialExchange(broken.site), 0
 
     def stops(messages: Any) -> Any:
         nonlocal asked

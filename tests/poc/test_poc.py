@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from provisioned import BIN, free_port, processes
+from support.provisioned import BIN, free_port, processes
 
-from fedvlp.runs import RunFolder
+from fedvlp.run.folder import RunFolder
 
 pytestmark = pytest.mark.slow(seconds=60)
 

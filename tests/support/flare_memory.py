@@ -2,7 +2,7 @@
 
 FLARE's own: scheduling of tasks, fetching, resending, submissions, time limits, dead sites, contexts, events. Faked:
 the engine (who the sites are, where their folders lie), the network (a ``Fate`` for every task that a site fetches) and
-the time. A site is fedvlp's own executor over the toys of tests/toy.py.
+the time. A site is fedvlp's own executor over the toys of tests/support/toy.py.
 
 Whatever waits (the controller for replies, FLARE's monitor between two passes) lets the clock run, and what falls due
 meanwhile happens then: a site asks, trains, answers, dies, comes back. So a run of hours takes milliseconds, and the
@@ -40,21 +40,22 @@ from nvflare.apis.signal import Signal
 from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.fuel.utils import fobs
 from torch import nn
-from toy import SGD, Toy, World, clone
 
 from fedvlp.core.checkpoint import save_json, save_tensors
-from fedvlp.core.engine import answer
 from fedvlp.core.method import Method
-from fedvlp.core.server import Federation, Rounds, Server
-from fedvlp.core.site import Site
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply
-from fedvlp.experiment import Experiment
+from fedvlp.federation.exchange import answer
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.site import Site
 from fedvlp.flare import controller as controller_module
-from fedvlp.flare import door, wire
+from fedvlp.flare import messages, task_handler
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.executor import SiteExecutor
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.runs import RunFolder
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from support.toy import SGD, Toy, World, clone
 
 ASK_AGAIN = 0.5
 """Seconds after which a site that got no task asks again."""
@@ -209,9 +210,9 @@ def on_toys(monkeypatch: pytest.MonkeyPatch, data: Mapping[str, Any]) -> None:
     def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> ToyAssembly:
         return ToyAssembly(experiment, folder, data)
 
-    for module in (controller_module, door):
+    for module in (controller_module, task_handler):
         monkeypatch.setattr(module, "Assembly", assembly)
-    monkeypatch.setattr("fedvlp.config.ROOT", "")
+    monkeypatch.setattr("fedvlp.run.config.ROOT", "")
 
 
 # --- the engine --------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def told(**header: Any) -> Callable[[Shareable], Shareable]:
 
     def change(reply: Shareable) -> Shareable:
         dxo = from_shareable(reply)
-        dxo.meta[wire.KEY] |= header
+        dxo.meta[messages.KEY] |= header
         return dxo.update_shareable(reply)
 
     return change
@@ -352,7 +353,7 @@ class MemorySite:
         if not name:
             self._soon(ASK_AGAIN, self._ask)
             return
-        header = from_shareable(data).get_meta_prop(wire.KEY)
+        header = from_shareable(data).get_meta_prop(messages.KEY)
         key = (self.name, header["round"], header["phase"])
         task = Task(*key, attempt=self.flare.fetched[key], job=job.number)
         self.flare.fetched[key] += 1
@@ -372,11 +373,11 @@ class MemorySite:
         with self.engine.new_context() as context:
             reply = self.executor.execute(task.phase, data, context, self.abort)
         self.flare.at_a_site = False
-        if wire.failure(reply) is None:
+        if messages.failure(reply) is None:
             self.flare.trained.add(task.key)
-        whole = fate.change is unchanged and wire.failure(reply) is None
+        whole = fate.change is unchanged and messages.failure(reply) is None
         reply = self.flare.carry(reply)
-        if wire.failure(reply) is None:
+        if messages.failure(reply) is None:
             reply = fate.change(reply)
         if fate.up is None:
             self._soon(ASK_AGAIN_AFTER_LOSS, self._ask)

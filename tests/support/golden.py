@@ -44,16 +44,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp import presets
-from fedvlp.config import override
 from fedvlp.core.client import EXTRA, named_state
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
-from fedvlp.data.record import PUBLIC, SPLITS
+from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE
-from fedvlp.experiment import Assembly, Experiment, evaluation
 from fedvlp.flare.jobs import COMMITTED
-from fedvlp.runs import SERVER, Record, RunFolder, is_retrieval, simulate
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly, evaluation
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import SERVER, Record, is_retrieval
+from fedvlp.run.simulate import simulate
 
 FOLDER = Path(__file__).parents[1] / "golden"
 RELATIVE = 5e-4  # of a continuous figure

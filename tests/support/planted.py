@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from fedvlp.data.synthetic import SyntheticCohort
-from fedvlp.data.synthetic_files import write
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 
 CANARIES = ("zyxferreira", "qq0048392175", "zanzibar quagmire", "19470231", "kumquatweg", "acqx20481733")
 """A name, a record number, words of a report, a date of birth, an address, an accession number."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedvlp.runs import RunFolder
+from fedvlp.run.folder import RunFolder
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
 PORT_TAKEN = "Communication error with client"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.choices import Setting, configured
+from fedvlp.cli.overrides import Setting, configured
 
 app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
 
@@ -19,8 +19,8 @@ def jobs_build(
     check: Annotated[bool, typer.Option("--check", help="Only tell whether they are up to date.")] = False,
 ) -> None:
     """Writes the committed job folders from the presets."""
-    from fedvlp import presets
     from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
+    from fedvlp.run import presets
 
     stale = []
     for name in COMMITTED:
@@ -82,10 +82,10 @@ def jobs_resubmit(
     abort: Annotated[bool, typer.Option("--abort", help="End it first if it runs, e.g. to take back a site.")] = False,
 ) -> None:
     """Goes on with a job: says what became of it and submits it again; it resumes after its last complete phase."""
-    from fedvlp.flare import resubmit
+    from fedvlp.flare import job_status
 
-    with resubmit.session(kit) as opened:
-        verdict, new = resubmit.resubmit(opened, job_id, folder, abort=abort)
+    with job_status.session(kit) as opened:
+        verdict, new = job_status.resubmit(opened, job_id, folder, abort=abort)
     print(f"{verdict.finding}\nsubmitted again as {new}\nfollow it: nvflare job monitor {new}")
 
 
@@ -98,7 +98,7 @@ def jobs_keep(
     patience: Annotated[float, typer.Option(min=0, help="Seconds that a finding must last.")] = 60.0,
 ) -> None:
     """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
-    from fedvlp.flare.keep import keep
+    from fedvlp.flare.job_supervisor import keep
 
     verdict = keep(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)
     print(verdict.finding)
@@ -109,7 +109,7 @@ def jobs_keep(
 @app.command("status")
 def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
     """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
-    from fedvlp.flare.resubmit import STATUS_FILE, read_status
+    from fedvlp.flare.job_status import STATUS_FILE, read_status
 
     status = read_status(folder)
     if not status:

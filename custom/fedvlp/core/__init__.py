@@ -1,0 +1,1 @@
+"""The contract: messages, methods, clients, the server's state, aggregation, privacy and checkpoints."""

@@ -6,13 +6,15 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from fedvlp.core.split import Split
 from fedvlp.core.types import Batch, State, group
+
+if TYPE_CHECKING:
+    from fedvlp.training.grad_cache import Split
 
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."

@@ -1,34 +1,25 @@
-"""A federated method, both halves, and the one training loop. The base class is FedAvg (McMahan et al., 2017).
+"""A federated method: the hooks of both halves. The base class is FedAvg (McMahan et al., 2017).
 
-A method is a frozen dataclass whose fields are its hyper-parameters; it overrides hooks and never copies the loop.
-What it remembers between tasks is tensors: ``server.memory`` and ``client.memory``.
+A method is a frozen dataclass whose fields are its hyper-parameters; it overrides hooks and never copies the
+loop (training/loop.py). What it remembers between tasks is tensors: ``server.memory`` and ``client.memory``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Generator, Tensor
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
-from fedvlp.core.seeds import seed
-from fedvlp.core.step import Stepper
-from fedvlp.core.training import Training, require
 from fedvlp.core.types import Batch, Broadcast, State, Update
-from fedvlp.core.unfinished import Unfinished
+from fedvlp.core.validate import require
 
 if TYPE_CHECKING:
-    from fedvlp.core.server import Server
-
-
-class Aborted(Exception):  # noqa: N818
-    """The run was asked to stop; nothing of this task is kept."""
+    from fedvlp.core.server_state import Server
+    from fedvlp.training.config import Training
 
 
 @dataclass(frozen=True)
@@ -133,66 +124,3 @@ class Method:
     def upload(self, client: Client, message: Broadcast) -> State:
         """What travels back: the live tensors, not copies (they are read before the next task begins)."""
         return {name: t for name, t in client.state().items() if self.shares(name, message.phase)}
-
-
-def train(
-    method: Method,
-    client: Client,
-    message: Broadcast,
-    training: Training,
-    should_stop: Callable[[], bool],
-    unfinished: Unfinished | None = None,
-    optimizer: State | None = None,
-) -> dict[str, float]:
-    """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
-
-    ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
-    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
-    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
-    optimiser's tensors of an earlier phase that trained the same parameters, replaced by those of this one.
-    """
-    client.set_trainable(lambda name: method.trains(name, message.phase))
-    phases = method.phases(message.round)
-    part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
-    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
-    step = Stepper(client, training, message.scalars, seed(client.seed, client.name, message.round, part, "ranks"))
-    if optimizer:
-        step.go_on(optimizer)
-    batches = method.batches(client, message, training, generator)
-
-    def losses(batch: Batch) -> dict[str, Tensor]:
-        return method.losses(client, method.complete(client, batch, message), message)
-
-    history: list[dict[str, Tensor]] = []
-    if unfinished and unfinished.steps:
-        deque(islice(batches, unfinished.steps), maxlen=0)
-        history = unfinished.restore(client, step)
-    with step.running():
-        for batch in batches:
-            if should_stop():
-                raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
-            history.append(step(batch, losses))
-            method.after_step(client, message)
-            if unfinished:
-                unfinished.save(client, step, history)
-    step.end(history)
-    if optimizer is not None:
-        optimizer.clear()
-        optimizer |= {name: tensor.cpu().clone() for name, tensor in step.tensors().items()}
-    return mean_terms(history, client.name, message)
-
-
-def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) -> dict[str, float]:
-    """Mean of each loss term over the steps; a non-finite one is an error that names its step."""
-    means = {}
-    for name in dict.fromkeys(name for terms in history for name in terms):
-        values = torch.stack([terms[name] for terms in history if name in terms])
-        finite = torch.isfinite(values)
-        if not bool(finite.all()):
-            step = int((~finite).nonzero()[0, 0])
-            raise FloatingPointError(
-                f"{site}: loss term {name!r} is {values[step].item()} at step {step} of round {message.round} phase "
-                f"{message.phase}. Lower training.lr or look at this site's data; the server drops this update."
-            )
-        means[name] = float(values.mean())
-    return means

@@ -116,3 +116,10 @@ def modality(name: str) -> str:
 def is_statistic(name: str) -> bool:
     """Whether a tensor is a running statistic of batch normalisation, and no weight."""
     return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
+
+
+EVALUATE = "evaluate"
+"""A phase that only measures; and a scalar: 1 measures the received model on the val split, 2 on test as well."""
+
+PUBLIC = "public"
+"""A scalar: the ``public_id`` of the server's public set, where the method uses one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,49 +18,7 @@ from typing import Any
 
 import numpy as np
 
-FORMAT = "fedvlp-image-cache-2"
-SHARD_BYTES = 2**30
-Decode = Callable[[Any], "np.ndarray | str"]
-"""One item to uint8 [S, S], or to the reason (a str) why it has no readable image. Picklable, for other processes."""
-
-
-@dataclass(frozen=True)
-class Building:
-    """How a cache is built."""
-
-    workers: int = 1  # processes that decode
-    progress: Callable[[int, int], None] | None = None  # told (rows ready, rows) as the build goes on
-
-
-SERIAL = Building()
-
-
-class Shards:
-    """The array files of a cache, read row by row."""
-
-    def __init__(self, folder: Path, n: int, size: int, per: int) -> None:
-        """Raises OSError or ValueError where a file is not uint8 [its rows, size, size]."""
-        self._size, self._per = size, per
-        self._files, self._offsets = [], []
-        for number, first in enumerate(range(0, n, per)):
-            file = folder / f"images-{number:05d}.npy"
-            images = np.load(file, mmap_mode="r", allow_pickle=False)
-            shape = (min(per, n - first), size, size)
-            if images.shape != shape or images.dtype != np.uint8 or not images.flags.c_contiguous:
-                raise ValueError(f"images are {images.dtype} {list(images.shape)}, expected uint8 {list(shape)}")
-            self._files.append(file.open("rb", buffering=0))
-            self._offsets.append(images.offset)
-
-    def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, S, S] of rows [n], read in the order of the file: a page fault per page would cost more."""
-        out = np.empty((len(rows), self._size, self._size), dtype=np.uint8)
-        length = self._size * self._size
-        for place in np.argsort(rows, kind="stable").tolist():
-            shard, within = divmod(int(rows[place]), self._per)
-            start = self._offsets[shard] + within * length
-            if os.preadv(self._files[shard].fileno(), [out[place]], start) != length:
-                raise OSError("an array file has become shorter")
-        return out
+from fedvlp.data.cache_format import FORMAT, SERIAL, Building, Decode, Shards
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from fedvlp.data.cache import FORMAT, SHARD_BYTES, Building, Decode, Shards
+from fedvlp.data.cache_format import FORMAT, SHARD_BYTES, Building, Decode, Shards
 
 CHUNK = 256  # images that are decoded, written and counted together
 Decoded = tuple[np.ndarray, list[int], dict[int, str]]

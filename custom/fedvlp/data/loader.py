@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.types import Batch
-from fedvlp.data.record import Cohort, NoRecordsError, digest
+from fedvlp.data.cohort import Cohort, NoRecordsError, digest
 from fedvlp.data.transforms import eval_batch, train_batch
 
 logger = logging.getLogger(__name__)

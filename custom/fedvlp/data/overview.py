@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvlp.data.record import SPLITS, Cohort
+from fedvlp.data.cohort import SPLITS, Cohort
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 TILE = 160  # side of a sample on the sheet, pixels

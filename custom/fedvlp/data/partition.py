@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvlp.data.record import digest
+from fedvlp.data.cohort import digest
 
 FORMAT = 1
 

@@ -1,0 +1,1 @@
+"""What is measured of a model: retrieval, zero-shot, classification, and what re-training costs."""

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, Training
-from fedvlp.core.site import Site, SiteMemory
+from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, State, group
-from fedvlp.evaluation.held_out import Retrieval
-from fedvlp.evaluation.tables import new_figure, write_csv, write_png
+from fedvlp.evaluation.output import new_figure, write_csv, write_png
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.training.config import Training
 
 MEAN = "mean"
 _LAYER = re.compile(r"^(\w+)_encoder\.(?:.*?\.)?(?:blocks|layers?|stages)\.?(\d+)\.")

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from fedvlp.core.client import Client
 from fedvlp.core.types import State
 from fedvlp.evaluation.classification import auc
+from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.tables import new_figure, write_csv, write_png
 
 GLOBAL, SELECTED, MEAN, TEST = "global", "selected", "mean", "test"
 ENSEMBLES = ("mean", "max")

@@ -18,19 +18,23 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedvlp import __version__
-from fedvlp.config import fingerprint
 from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
-from fedvlp.core.method import Aborted, Method
-from fedvlp.core.server import Federation, QuorumLostError, Server
-from fedvlp.core.site import reason
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State
-from fedvlp.experiment import Assembly, Experiment
-from fedvlp.flare import wire
-from fedvlp.flare.places import runs_root
-from fedvlp.flare.spool import PieceDecomposer
+from fedvlp.federation.loop import Federation, QuorumLostError
+from fedvlp.federation.site import reason
+from fedvlp.flare import messages
+from fedvlp.flare.paths import runs_root
+from fedvlp.flare.tensor_stream import PieceDecomposer
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer
-from fedvlp.runs import Record, RunFolder, by_site, overall
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.training.loop import Aborted
 
 
 class SiteUnavailableError(RuntimeError):
@@ -77,7 +81,7 @@ class FederatedController(Controller):
         self._tensors = PieceDecomposer()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
-        wire.register(self._tensors)
+        messages.register(self._tensors)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         self.cancel_all_tasks()
@@ -236,7 +240,7 @@ class FederatedController(Controller):
                 arrived.put((site, SiteUnavailableError(f"task ended as {task.completion_status}")))
 
         task = Task(
-            name=message.phase, data=wire.send_broadcast(message, self._run), timeout=self.task_timeout,
+            name=message.phase, data=messages.send_broadcast(message, self._run), timeout=self.task_timeout,
             result_received_cb=received, task_done_cb=done,
         )  # fmt: skip
         task.client_tasks = SentOnce()
@@ -244,11 +248,11 @@ class FederatedController(Controller):
 
     @staticmethod
     def _reply(result: Shareable, site: str) -> Reply:
-        reason = wire.failure(result)
+        reason = messages.failure(result)
         if reason is not None:
             return SiteUnavailableError(reason)
         try:
-            return wire.receive_update(result, site)
+            return messages.receive_update(result, site)
         except Exception as error:  # garbage may be wrong in any way, and FLARE swallows what a callback raises
             return SiteUnavailableError(
                 f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"

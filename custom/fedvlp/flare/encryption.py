@@ -22,16 +22,17 @@ from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
 from fedvlp.core.checkpoint import save_json, save_tensors
-from fedvlp.core.method import Method, require
+from fedvlp.core.method import Method
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.server import Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Broadcast, State, Update
-from fedvlp.flare import wire
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Broadcast, State, Update
+from fedvlp.core.validate import require
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
-from fedvlp.flare.filters import UpdateFilter
-from fedvlp.flare.places import runs_root, under
-from fedvlp.runs import Record, RunFolder, summary
+from fedvlp.flare.paths import runs_root, under
+from fedvlp.flare.privacy_filters import UpdateFilter
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import Record, summary
 
 CIPHERTEXT = "ciphertext"
 WEIGHT = "encrypted_weight"
@@ -205,7 +206,7 @@ class Decrypt(Filter):
         self.context = context
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        message, run = wire.receive_broadcast(shareable)
+        message, run = messages.receive_broadcast(shareable)
         if CIPHERTEXT not in message.aux:
             return shareable
         cipher = Cipher.load(self.context, fl_ctx)
@@ -216,7 +217,7 @@ class Decrypt(Filter):
             save_tensors(folder / "trained.safetensors", state)
         scalars = {name: value for name, value in message.scalars.items() if name != WEIGHT}
         plain = replace(message, state=state, aux={}, scalars=scalars)
-        return from_shareable(wire.send_broadcast(plain, run)).update_shareable(shareable)
+        return from_shareable(messages.send_broadcast(plain, run)).update_shareable(shareable)
 
 
 class EncryptedController(FederatedController):

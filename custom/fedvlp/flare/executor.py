@@ -1,6 +1,6 @@
 """A site's doors to FLARE: a task is answered in the job's own process, or in a child that may die without harm.
 
-Both call flare/door.py. No line here knows a method's name.
+Both call flare/task_handler.py. No line here knows a method's name.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
-from fedvlp.core.method import Aborted
-from fedvlp.core.site import reason
-from fedvlp.experiment import Experiment
-from fedvlp.flare import handover, wire
-from fedvlp.flare.door import Door
-from fedvlp.flare.places import Place
-from fedvlp.site_config import processes_at
+from fedvlp.deploy.site_config import processes_at
+from fedvlp.federation.site import reason
+from fedvlp.flare import child_protocol, messages
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.run.experiment import Experiment
+from fedvlp.training.loop import Aborted
 
 
 class SiteExecutor(Executor):
@@ -34,26 +34,26 @@ class SiteExecutor(Executor):
     def __init__(self, **experiment: Any) -> None:
         """``experiment`` are the fields of ``presets.Experiment``, the same as the controller's."""
         super().__init__()
-        wire.register()  # before the first task is fetched
+        messages.register()  # before the first task is fetched
         self.experiment = Experiment(**experiment)
-        self._door: Door | None = None
+        self._handler: TaskHandler | None = None
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         try:
-            message, run = wire.receive_broadcast(shareable)
-            self._door = self._door or Door(self.experiment, Place.of(fl_ctx))
-            update = self._door.answer(message, run, should_stop=lambda: abort_signal.triggered)
+            message, run = messages.receive_broadcast(shareable)
+            self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
+            update = self._handler.answer(message, run, should_stop=lambda: abort_signal.triggered)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
-            return wire.send_failure(error)
-        return wire.send_update(update)
+            return messages.send_failure(error)
+        return messages.send_update(update)
 
 
 def command(processes: int) -> list[str]:
     """How the training child is started: alone, or as so many processes by torchrun."""
-    module = ["-m", "fedvlp.flare.trainer"]
+    module = ["-m", "fedvlp.flare.child"]
     if processes == 1:
         return [sys.executable, "-u", *module]
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -65,7 +65,7 @@ class ChildLostError(RuntimeError):
 
 
 class ChildExecutor(ClientAPIExecutor):
-    """Trains every task in a fresh child process (flare/trainer.py), so that a crash costs a task and not the job.
+    """Trains every task in a fresh child process (flare/child.py), so that a crash costs a task and not the job.
 
     FLARE fails a whole job when a site's job process dies; a child that is killed (out of memory), crashes in native
     code or hangs is an error reply of one site. FLARE would let the child fetch and serve tensors past the job's
@@ -92,11 +92,11 @@ class ChildExecutor(ClientAPIExecutor):
             params_exchange_format=ExchangeFormat.PYTORCH,
             server_expected_format=ExchangeFormat.PYTORCH,
         )
-        wire.register()
+        messages.register()
         self.experiment = Experiment(**experiment)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.START_RUN and (own := processes_at(Path(Place.of(fl_ctx).local))):
+        if event_type == EventType.START_RUN and (own := processes_at(Path(SitePaths.of(fl_ctx).local))):
             self._command = command(own)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
@@ -108,20 +108,20 @@ class ChildExecutor(ClientAPIExecutor):
         return True
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        task = handover.to_child(shareable, self.experiment, Place.of(fl_ctx))
+        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx))
         reply = super().execute(task_name, task, fl_ctx, abort_signal)
         code = reply.get_return_code(ReturnCode.OK)
         if code == ReturnCode.TASK_ABORTED:
             return reply
         if code != ReturnCode.OK:
-            return wire.send_failure(
+            return messages.send_failure(
                 ChildLostError(
                     "the training process ended or fell silent before it answered (killed for lack of memory, crashed "
                     "or hung); this site's log has its last lines. A smaller training.batch_size needs less memory"
                 )
             )
-        update = handover.from_child(reply, fl_ctx.get_identity_name())
+        update = child_protocol.from_child(reply, fl_ctx.get_identity_name())
         if isinstance(update, str):
             self.log_error(fl_ctx, f"{task_name} failed: {update}")
-            return wire.send_failure(update)
-        return wire.send_update(update)
+            return messages.send_failure(update)
+        return messages.send_update(update)

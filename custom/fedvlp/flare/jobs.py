@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import fedvlp
-from fedvlp.config import to_config
 from fedvlp.core.checkpoint import save_text
-from fedvlp.core.site import EVALUATE
-from fedvlp.experiment import Assembly, Experiment
+from fedvlp.core.types import EVALUATE
 from fedvlp.flare.timeouts import Timeouts
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import to_config
+from fedvlp.run.experiment import Experiment
 
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "creamfl", "pms-fm", "car-mfl")
 """The presets whose job folders are committed under jobs/."""
 
-CONTROLLER = "fedvlp.flare.controller.FederatedController"
-ENCRYPTED_CONTROLLER = "fedvlp.flare.encryption.EncryptedController"
-EXECUTOR = "fedvlp.flare.executor.SiteExecutor"
-CHILD_EXECUTOR = "fedvlp.flare.executor.ChildExecutor"
+CONTROLLER = "fedvlp.flare.FederatedController"
+ENCRYPTED_CONTROLLER = "fedvlp.flare.EncryptedController"
+EXECUTOR = "fedvlp.flare.SiteExecutor"
+CHILD_EXECUTOR = "fedvlp.flare.ChildExecutor"
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
 load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take a
@@ -79,14 +80,14 @@ def _server(
         "server": {"task_request_interval": 0.1},
         "workflows": [{"id": "federation", **controller}],
         "components": [
-            {"id": "tensorboard", "path": "fedvlp.flare.tracking.TensorBoardReceiver", "args": {}},
+            {"id": "tensorboard", "path": "fedvlp.flare.TensorBoardReceiver", "args": {}},
             {
                 "id": "metrics",
                 "path": "nvflare.app_common.widgets.metrics_artifact_writer.MetricsArtifactWriter",
                 "args": {},
             },
             *([_mlflow(experiment, mlflow)] if mlflow else []),
-            {"id": "results", "path": "fedvlp.flare.results.ResultsInJob", "args": {}},
+            {"id": "results", "path": "fedvlp.flare.ResultsInJob", "args": {}},
         ],
         "task_data_filters": [],
         "task_result_filters": [],
@@ -100,7 +101,7 @@ def _client(experiment: Experiment, executor: dict[str, Any], timeouts: Timeouts
         **(timeouts.of_site() if timeouts else {}),
         "executors": [{"tasks": phases, "executor": executor}],
         "components": [
-            {"id": "curves", "path": "fedvlp.flare.tracking.SiteCurves", "args": {}},
+            {"id": "curves", "path": "fedvlp.flare.SiteCurves", "args": {}},
             {
                 "id": "to_server",
                 "path": "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
@@ -115,14 +116,14 @@ def _client(experiment: Experiment, executor: dict[str, Any], timeouts: Timeouts
 
 def _wire_end(parts: dict[str, Any]) -> dict[str, Any]:
     args = {name: parts[name] for name in ("wire", "method")}
-    return {"id": "wire", "path": "fedvlp.flare.codec_filters.WireEnd", "args": args}
+    return {"id": "wire", "path": "fedvlp.flare.WireEnd", "args": args}
 
 
 def _filters(experiment: Experiment, tasks: list[str], kind: str) -> list[dict[str, Any]]:
     """The filter of the site's end of the wire, for every task by its name: FLARE would never match ``"*"``."""
     if experiment.wire.plain:
         return []
-    return [{"tasks": tasks, "filters": [{"path": f"fedvlp.flare.codec_filters.{kind}", "args": {}}]}]
+    return [{"tasks": tasks, "filters": [{"path": f"fedvlp.flare.{kind}", "args": {}}]}]
 
 
 def _mlflow(experiment: Experiment, uri: str) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
-from fedvlp import presets
-from fedvlp.config import override
-from fedvlp.experiment import Experiment
 from fedvlp.flare.jobs import write_job
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 
 
 class _PresetConfig(FedJobConfig):

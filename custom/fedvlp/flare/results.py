@@ -9,7 +9,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
-from fedvlp.flare.places import SIMULATED
+from fedvlp.flare.paths import SIMULATED
 from fedvlp.flare.tracking import RUN_FOLDER
 
 HOME = "fedvlp"

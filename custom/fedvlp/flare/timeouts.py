@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from fedvlp.core.client import named_state
-from fedvlp.core.method import require
-from fedvlp.experiment import Experiment
+from fedvlp.core.validate import require
+from fedvlp.run.experiment import Experiment
 
 MARGIN = 3.0  # a link is slower at times than its owner believes
 LEAST = 300.0  # seconds; FLARE's own default (communication_timeout, set by each site), below which nothing is gained

@@ -17,8 +17,8 @@ from nvflare.app_common.widgets.streaming import create_analytic_dxo, send_analy
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
 from fedvlp.core.types import Update
-from fedvlp.flare import wire
-from fedvlp.runs import SERVER, Record, overall, scalars, suffix
+from fedvlp.flare import messages
+from fedvlp.run.metrics import SERVER, Record, overall, scalars, suffix
 
 RUN_FOLDER = "fedvlp_run_folder"
 """Sticky context property: the folder of the run, set by the controller."""
@@ -61,8 +61,8 @@ class SiteCurves(FLComponent):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.AFTER_TASK_RESULT_FILTER:
             reply = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-            if wire.failure(reply) is None:
-                Announcer(self, fl_ctx).update(wire.receive_update(reply, fl_ctx.get_identity_name()))
+            if messages.failure(reply) is None:
+                Announcer(self, fl_ctx).update(messages.receive_update(reply, fl_ctx.get_identity_name()))
 
 
 class TensorBoardReceiver(TBAnalyticsReceiver):

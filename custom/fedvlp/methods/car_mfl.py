@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client, Data
-from fedvlp.core.method import require
-from fedvlp.core.neighbours import most_alike, nearest
-from fedvlp.core.public import only
-from fedvlp.core.server import Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import MODALITIES, Batch, Broadcast, Update
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, MODALITIES, Batch, Broadcast, Update
+from fedvlp.core.validate import require
+from fedvlp.methods.math.contrast import only
+from fedvlp.methods.math.neighbours import most_alike, nearest
 from fedvlp.methods.mfedavg import MFedAvg
 
 LABELS = "labels"

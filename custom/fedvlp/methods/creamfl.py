@@ -10,12 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import require
-from fedvlp.core.public import contrast_scores, inter_contrast, intra_contrast, opposite, representations
-from fedvlp.core.server import Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.validate import require
 from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PublicEnsemble, host, one_pass, public_pass
+from fedvlp.methods.math.contrast import contrast_scores, inter_contrast, intra_contrast, opposite, representations
 
 AGGREGATIONS = ("gca", "mean", "avg", "iot")
 

@@ -10,19 +10,22 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.host import Host
-from fedvlp.core.method import Method, Training, require
-from fedvlp.core.public import Ensemble, only, representations
+from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.server import Server
-from fedvlp.core.site import EVALUATE
-from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.validate import require
+from fedvlp.methods.math.contrast import Ensemble, only, representations
+
+if TYPE_CHECKING:
+    from fedvlp.federation.server_trainer import ServerTrainer
+    from fedvlp.training.config import Training
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
@@ -184,7 +187,7 @@ class PublicEnsemble(Method):
         return reps
 
 
-def host(server: Server) -> Host:
+def host(server: Server) -> ServerTrainer:
     """The server as a trainee; Assembly has given it one."""
     assert server.host is not None
     return server.host

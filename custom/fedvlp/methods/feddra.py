@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import require
 from fedvlp.core.types import Batch, Broadcast, group
+from fedvlp.core.validate import require
 from fedvlp.methods.guidance import guidance
 from fedvlp.methods.robust import RobustWeights
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Update
 from fedvlp.methods.ensemble import PublicEnsemble
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import EXTRA, Client
-from fedvlp.core.method import Method, require
+from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.validate import require
 
 
 @dataclass(frozen=True)

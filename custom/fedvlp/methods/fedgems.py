@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.core.public import best_is_own, opposite
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, Update
 from fedvlp.methods.ensemble import GLOBAL, host
 from fedvlp.methods.fedmd import FedMD
+from fedvlp.methods.math.contrast import best_is_own, opposite
 
 
 @dataclass(frozen=True)

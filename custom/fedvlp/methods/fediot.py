@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, Training, require
-from fedvlp.core.server import Server
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, State, Update, modality
+from fedvlp.core.validate import require
+
+if TYPE_CHECKING:
+    from fedvlp.training.config import Training
 
 SHARED = ""  # what belongs to no modality, e.g. the objective
 

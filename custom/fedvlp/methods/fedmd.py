@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import require
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, VLOutput
+from fedvlp.core.validate import require
 from fedvlp.methods.ensemble import PublicEnsemble
 
 CONSENSUS = "consensus/"

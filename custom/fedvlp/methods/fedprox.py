@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, require
+from fedvlp.core.method import Method
 from fedvlp.core.types import Batch, Broadcast
+from fedvlp.core.validate import require
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, require
-from fedvlp.core.server import Server
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Broadcast, State, Update, modality
+from fedvlp.core.validate import require
 
 VIRTUAL = "public"
 """The phase in which the server trains on the public set, as one more client."""

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method, require
+from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.server import Server
-from fedvlp.core.simplex import dro_weights, step_multiplier
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.validate import require
+from fedvlp.methods.math.dro import dro_weights, step_multiplier
 
 WEIGHTS, LOSSES = "dro_weights", "dro_losses"
 ACTIONS = ("lr", "loss", "aggregate")

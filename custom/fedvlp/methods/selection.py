@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import EXTRA, Client
-from fedvlp.core.method import require
 from fedvlp.core.optimizers import Adam
-from fedvlp.core.server import Server
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.validate import require
 from fedvlp.methods.softpull import SoftPull
 
 GRADIENT = "gradient/"

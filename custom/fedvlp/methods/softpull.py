@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedvlp.core.client import EXTRA
-from fedvlp.core.method import Method, require
-from fedvlp.core.server import Server
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.validate import require
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,22 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.seeds import seeded
-from fedvlp.core.split import INPUTS, Deferred, Split
 from fedvlp.core.types import Batch, VLOutput, group
+from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
-from fedvlp.models.saved import read_config, read_weights
+from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
+from fedvlp.models.serialization import read_config, read_weights
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
-from fedvlp.models.towers import alignment_block, image_tower, text_tower
+
+if TYPE_CHECKING:
+    from fedvlp.training.grad_cache import Split
 
 FORMAT = 1  # of the folder written by DualEncoder.save
 POOLINGS = ("summary", "mean")
@@ -97,7 +100,9 @@ class DualEncoder(nn.Module):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     attention: bool = False
-    split: Split | None = None  # how the towers see a batch in parts, while gradients are cached (core/split.py)
+    split: Split | None = (
+        None  # how the towers see a batch in parts, while gradients are cached (training/grad_cache.py)
+    )
 
     def __init__(self, config: ModelConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
         """``saved``: what a saved model's config.json describes, to rebuild its towers without their sources."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.seeds import seeded
-from fedvlp.core.split import Deferred
 from fedvlp.core.types import VLOutput
+from fedvlp.models.deferred import Deferred
 from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig
 
 

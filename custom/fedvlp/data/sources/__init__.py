@@ -1,0 +1,1 @@
+"""Data sets as published, each read by one file."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvlp.data.sources.listing import Listing, Published
+from fedvlp.data.sources.published import Listing, Published
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 

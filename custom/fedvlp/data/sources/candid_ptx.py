@@ -10,8 +10,8 @@ import numpy as np
 
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import by_name, names_of
-from fedvlp.data.reports import clean_report
-from fedvlp.data.sources.listing import Listing, Published, read_rows
+from fedvlp.data.report_text import clean_report
+from fedvlp.data.sources.published import Listing, Published, read_rows
 
 SUFFIXES = ("", ".dcm", ".png", ".jpg")
 ABSENT = "-1"  # in place of a run-length encoded outline

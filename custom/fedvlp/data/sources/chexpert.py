@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
-from fedvlp.data.sources.listing import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, read_rows
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedvlp.data.record import Cohort, digest
+from fedvlp.data.cohort import Cohort, digest
 
 SIDE = 32
 RECORD = 2 + 3 * SIDE * SIDE  # coarse label, fine label, red, green and blue planes

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvlp.data.sources.listing import Listing, Published
+from fedvlp.data.sources.published import Listing, Published
 
 SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.partition import dirichlet_partition
-from fedvlp.data.record import PUBLIC, Cohort
 
 
 class Source(Protocol):

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
-from fedvlp.data.reports import clean_report, sections
-from fedvlp.data.sources.listing import Listing, Published, read_rows
+from fedvlp.data.report_text import clean_report, sections
+from fedvlp.data.sources.published import Listing, Published, read_rows
 
 TABLES = {  # what is appended to mimic-cxr-2.0.0-, and the columns that are needed
     "metadata": ("dicom_id", "subject_id", "study_id", "ViewPosition"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
-from fedvlp.data.sources.listing import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, read_rows
 
 
 @dataclass(frozen=True)

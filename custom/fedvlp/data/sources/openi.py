@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
-from fedvlp.data.reports import clean_report
-from fedvlp.data.sources.listing import Listing, Published
+from fedvlp.data.report_text import clean_report
+from fedvlp.data.sources.published import Listing, Published
 
 UNINDEXED = "no indexing"
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data.labels import by_name, names_of
-from fedvlp.data.sources.listing import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, read_rows
 
 CLASSES = {  # of the detailed class info -> (No Finding, Lung Opacity)
     "Normal": (1.0, 0.0),

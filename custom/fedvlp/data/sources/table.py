@@ -13,11 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedvlp.data import reports
-from fedvlp.data.cache import SERIAL, Building, ImageCache
+from fedvlp.data import report_text
+from fedvlp.data.cache import ImageCache
+from fedvlp.data.cache_format import SERIAL, Building
+from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
-from fedvlp.data.films import films
-from fedvlp.data.record import Cohort, digest
+from fedvlp.data.images import films
 
 log = logging.getLogger(__name__)
 
@@ -136,9 +137,11 @@ class TableSource:
                 reason = "duplicate image"
             if not reason and self.report_column:
                 cell = row[self.report_column]
-                row[_TEXT] = "" if reports.is_missing(cell) else reports.clean_report(cell, self.min_report_words)
+                row[_TEXT] = (
+                    "" if report_text.is_missing(cell) else report_text.clean_report(cell, self.min_report_words)
+                )
                 if not row[_TEXT] and self.min_report_words > 0:
-                    reason = "empty report" if reports.is_missing(cell) else "report too short"
+                    reason = "empty report" if report_text.is_missing(cell) else "report too short"
             if not reason and self.split_column in present and row[self.split_column].lower() not in _SPLITS:
                 reason = "unknown split"
             if not reason and self.site_column in present and not row[self.site_column]:
@@ -239,7 +242,7 @@ def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
 
 def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
     """The image file, or the reason why there is none. Both separators are understood."""
-    if reports.is_missing(name):
+    if report_text.is_missing(name):
         return None, "no image name"
     relative = PureWindowsPath(name)
     if relative.anchor or ".." in relative.parts:
@@ -267,18 +270,18 @@ def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) 
 
 
 def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    names = values or tuple(sorted({word for word in words if not reports.is_missing(word)}))
+    names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
     if len(names) > _MAX_CLASSES:
         raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}")
     labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
-    labels[[reports.is_missing(word) for word in words]] = np.nan
+    labels[[report_text.is_missing(word) for word in words]] = np.nan
     return labels, names
 
 
 def _number(cell: str) -> float | None:
     """The number in a cell, nan for an empty one, None for a word."""
     try:
-        return np.nan if reports.is_missing(cell) else float(cell)
+        return np.nan if report_text.is_missing(cell) else float(cell)
     except ValueError:
         return None
 

@@ -1,0 +1,47 @@
+"""What every command that names an experiment lets one choose of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fedvlp.run.experiment import Experiment
+
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
+]
+
+
+def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
+    """The preset with the command line's choices. Raises ValueError."""
+    from dataclasses import replace
+
+    from fedvlp.data.sources.table import TableSource
+    from fedvlp.deploy.site_config import NamedData
+    from fedvlp.run import presets
+    from fedvlp.run.config import override
+
+    experiment = presets.get(preset)
+    kind, _, rest = (data or "synthetic").partition(":")
+    margin = experiment.model.image_size * 9 // 8
+    if kind == "table" and rest:
+        experiment = replace(experiment, data=TableSource(path=str(Path(rest).absolute()), image_size=margin))
+    elif kind == "named" and rest:
+        experiment = replace(experiment, data=NamedData(rest, margin))
+    elif data not in (None, "synthetic"):
+        raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv (a job: named:NAME too)")
+    if sites is not None:
+        experiment = override(experiment, "partition.sites", str(sites))
+        if kind == "synthetic":
+            experiment = override(experiment, "data.sites", str(sites))
+        if hasattr(experiment.extra, "sites"):
+            experiment = override(experiment, "extra.sites", str(sites))
+    for setting in settings or []:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
+        experiment = override(experiment, key, value)
+    return experiment

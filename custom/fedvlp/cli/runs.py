@@ -1,0 +1,100 @@
+"""`fedvlp simulate`, `report` and `evaluate`: runs on this machine, and what is made of their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedvlp.cli.overrides import Setting, configured
+
+Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
+
+
+app = typer.Typer()
+
+
+@app.command()
+def simulate(
+    preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ...")],
+    data: Annotated[str | None, typer.Option(help="synthetic (default) or table:PATH.csv.")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
+    settings: Setting = None,
+    runs: Runs = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
+    accept_phi_risk: Annotated[
+        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
+    ] = False,
+) -> None:
+    """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
+    import os
+
+    from rich.console import Console
+
+    from fedvlp.cli.tables import progress_line, summary_tables
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.metrics import summary
+    from fedvlp.run.simulate import simulate as run
+
+    console = Console()
+    if resume is not None:
+        folder = RunFolder(resume)
+        experiment = folder.experiment()
+        if settings or data or sites:
+            raise ValueError("--resume goes on with the run's own configuration; leave --set, --data and --sites out")
+    else:
+        experiment = configured(preset, data, sites, settings)
+        folder = RunFolder.create(runs, experiment)
+    console.print(f"run {folder.path} ({experiment.name})", highlight=False)
+    count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
+    history = run(
+        experiment, folder, workers=count, accept_phi_risk=accept_phi_risk,
+        report=lambda record: print(progress_line(record), flush=True),
+    )  # fmt: skip
+    console.print(*summary_tables(experiment.name, summary(history)))
+    print(f"model {folder.model}\nreport {write_report(folder)}")
+
+
+def write_report(folder: Any) -> Path:
+    """The run's report page."""
+    from fedvlp.report.page import write
+
+    return write(folder)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Writes one page with the curves, the sites and the weights of a run."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import summary_tables
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.metrics import summary
+
+    folder = RunFolder(run)
+    experiment = folder.experiment()
+    Console().print(*summary_tables(experiment.name, summary(folder.history())))
+    print(f"report {write_report(folder)}")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    what: Annotated[
+        str, typer.Option(help="distortion, shallow, deep (re-training tables), similarity (curves), zero-shot.")
+    ],
+    steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
+    layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
+    own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
+) -> None:
+    """Measures more of a run than its summary has, and writes CSV and PNG into its folder."""
+    from fedvlp.run.config import nearest
+    from fedvlp.run.evaluate import WHAT, Choices
+    from fedvlp.run.folder import RunFolder
+
+    if what not in WHAT:
+        raise ValueError(f"--what is {what!r}{nearest(what, list(WHAT))}; there are: {', '.join(WHAT)}")
+    for file in WHAT[what](RunFolder(run), Choices(steps, layers, own)):
+        print(f"wrote {file}")

@@ -1,0 +1,61 @@
+"""`fedvlp prepare` and `doctor`: what a site needs before it joins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvlp.cli.overrides import Setting
+
+app = typer.Typer()
+
+
+@app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="table, candid_ptx, chexpert, mimic_cxr, nih_cxr14, openi, rsna.")],
+    root: Annotated[Path, typer.Option(help="Folder of the images.")],
+    out: Annotated[Path, typer.Option(help="Folder for the decoded images: the cache, in local/fedvlp.json.")],
+    path: Annotated[str | None, typer.Option(help="The table, below root; default: as published.")] = None,
+    image_size: Annotated[int, typer.Option(help="Side of the decoded squares; jobs must ask for the same.")] = 256,
+    settings: Setting = None,
+    workers: Annotated[int, typer.Option(help="Processes that decode; 0 = as many as cores.")] = 0,
+    samples: Annotated[int, typer.Option(help="Images on the contact sheet.")] = 24,
+) -> None:
+    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from fedvlp.cli.tables import prepared_tables
+    from fedvlp.data.overview import contact_sheet
+    from fedvlp.deploy.prepare import prepared, source_of
+
+    console = Console()
+    chosen = source_of(source, root, out, path, image_size, settings or [])
+    columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("decoding", total=None)
+        done = prepared(chosen, workers, lambda ready, rows: bar.update(task, completed=ready, total=rows))
+    console.print(*prepared_tables(done.cohort, done.summary, done.built))
+    if any(done.cohort.has_image()):
+        sheet = out / "contact-sheet.png"
+        print(f"{contact_sheet(done.cohort, sheet, samples)} samples in {sheet}: look at them")
+
+
+@app.command()
+def doctor(
+    site: Annotated[Path | None, typer.Option(help="Startup kit of a site, to check that as well.")] = None,
+) -> None:
+    """Checks that this machine can run fedvlp; with --site, that the site of a startup kit is ready for jobs."""
+    from itertools import chain
+
+    from fedvlp.deploy.machine import checks
+    from fedvlp.deploy.site_doctor import site_checks
+
+    failed = False
+    for check in chain(checks(), site_checks(site) if site else ()):
+        failed |= check.ok is False
+        print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,185 @@
+"""Public names: what job files, run configurations and hospital policies may name, and where each is defined.
+
+A public name is part of the file format: it stays when its module moves, and tests/core/test_names.py fails when one
+disappears. Files that were written before there were public names hold the paths of modules; ``BEFORE`` reads those.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PUBLIC = {
+    "fedvlp.Cohort": "fedvlp.data.cohort.Cohort",
+    "fedvlp.Experiment": "fedvlp.run.experiment.Experiment",
+    "fedvlp.Method": "fedvlp.core.method.Method",
+    "fedvlp.Partition": "fedvlp.run.experiment.Partition",
+    "fedvlp.Rounds": "fedvlp.federation.loop.Rounds",
+    "fedvlp.RunFolder": "fedvlp.run.folder.RunFolder",
+    "fedvlp.Training": "fedvlp.training.config.Training",
+    "fedvlp.Wire": "fedvlp.federation.codec.Wire",
+    "fedvlp.data.AGNewsSource": "fedvlp.data.sources.ag_news.AGNewsSource",
+    "fedvlp.data.CandidPTXSource": "fedvlp.data.sources.candid_ptx.CandidPTXSource",
+    "fedvlp.data.CheXpertSource": "fedvlp.data.sources.chexpert.CheXpertSource",
+    "fedvlp.data.Cifar100Source": "fedvlp.data.sources.cifar100.Cifar100Source",
+    "fedvlp.data.CocoCaptionsSource": "fedvlp.data.sources.coco_captions.CocoCaptionsSource",
+    "fedvlp.data.Flickr30kSource": "fedvlp.data.sources.flickr30k.Flickr30kSource",
+    "fedvlp.data.JoinedSource": "fedvlp.data.sources.joined.JoinedSource",
+    "fedvlp.data.MIMICSource": "fedvlp.data.sources.mimic_cxr.MIMICSource",
+    "fedvlp.data.NIHSource": "fedvlp.data.sources.nih_cxr14.NIHSource",
+    "fedvlp.data.OpenISource": "fedvlp.data.sources.openi.OpenISource",
+    "fedvlp.data.RSNASource": "fedvlp.data.sources.rsna.RSNASource",
+    "fedvlp.data.SyntheticCohort": "fedvlp.data.synthetic.cohort.SyntheticCohort",
+    "fedvlp.data.TableSource": "fedvlp.data.sources.table.TableSource",
+    "fedvlp.deploy.NamedData": "fedvlp.deploy.site_config.NamedData",
+    "fedvlp.deploy.OwnData": "fedvlp.deploy.site_config.OwnData",
+    "fedvlp.flare.AllowMetrics": "fedvlp.flare.privacy_filters.AllowMetrics",
+    "fedvlp.flare.ChildExecutor": "fedvlp.flare.executor.ChildExecutor",
+    "fedvlp.flare.ClipAndNoise": "fedvlp.flare.privacy_filters.ClipAndNoise",
+    "fedvlp.flare.DecodeTask": "fedvlp.flare.wire_filters.DecodeTask",
+    "fedvlp.flare.Decrypt": "fedvlp.flare.encryption.Decrypt",
+    "fedvlp.flare.EncodeResult": "fedvlp.flare.wire_filters.EncodeResult",
+    "fedvlp.flare.Encrypt": "fedvlp.flare.encryption.Encrypt",
+    "fedvlp.flare.EncryptedController": "fedvlp.flare.encryption.EncryptedController",
+    "fedvlp.flare.ExcludeVariables": "fedvlp.flare.privacy_filters.ExcludeVariables",
+    "fedvlp.flare.FedVLPRecipe": "fedvlp.flare.recipe.FedVLPRecipe",
+    "fedvlp.flare.FederatedController": "fedvlp.flare.controller.FederatedController",
+    "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
+    "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",
+    "fedvlp.flare.SiteCurves": "fedvlp.flare.tracking.SiteCurves",
+    "fedvlp.flare.SiteExecutor": "fedvlp.flare.executor.SiteExecutor",
+    "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",
+    "fedvlp.flare.WireEnd": "fedvlp.flare.wire_filters.WireEnd",
+    "fedvlp.load_model": "fedvlp.models.load.load_model",
+    "fedvlp.methods.CARMFL": "fedvlp.methods.car_mfl.CARMFL",
+    "fedvlp.methods.Centralized": "fedvlp.methods.centralized.Centralized",
+    "fedvlp.methods.CreamFL": "fedvlp.methods.creamfl.CreamFL",
+    "fedvlp.methods.FedAvg": "fedvlp.methods.fedavg.FedAvg",
+    "fedvlp.methods.FedDRA": "fedvlp.methods.feddra.FedDRA",
+    "fedvlp.methods.FedET": "fedvlp.methods.fedet.FedET",
+    "fedvlp.methods.FedFed": "fedvlp.methods.fedfed.FedFed",
+    "fedvlp.methods.FedGEMS": "fedvlp.methods.fedgems.FedGEMS",
+    "fedvlp.methods.FedIoT": "fedvlp.methods.fediot.FedIoT",
+    "fedvlp.methods.FedMD": "fedvlp.methods.fedmd.FedMD",
+    "fedvlp.methods.FedProx": "fedvlp.methods.fedprox.FedProx",
+    "fedvlp.methods.FedRGB": "fedvlp.methods.fedrgb.FedRGB",
+    "fedvlp.methods.FedSM": "fedvlp.methods.fedsm.FedSM",
+    "fedvlp.methods.Local": "fedvlp.methods.local.Local",
+    "fedvlp.methods.MFedAvg": "fedvlp.methods.mfedavg.MFedAvg",
+    "fedvlp.methods.PMSFM": "fedvlp.methods.pms_fm.PMSFM",
+    "fedvlp.models.DistillerConfig": "fedvlp.models.vae.DistillerConfig",
+    "fedvlp.models.DualEncoder": "fedvlp.models.dual_encoder.DualEncoder",
+    "fedvlp.models.ModelConfig": "fedvlp.models.dual_encoder.ModelConfig",
+    "fedvlp.models.MultimodalClassifier": "fedvlp.models.multimodal.MultimodalClassifier",
+    "fedvlp.models.MultimodalConfig": "fedvlp.models.multimodal.MultimodalConfig",
+    "fedvlp.models.SelectorConfig": "fedvlp.models.selector.SelectorConfig",
+    "fedvlp.objectives.BCEConfig": "fedvlp.objectives.bce.BCEConfig",
+    "fedvlp.objectives.ConVIRTConfig": "fedvlp.objectives.convirt.ConVIRTConfig",
+    "fedvlp.objectives.CreamFLTaskConfig": "fedvlp.objectives.creamfl.CreamFLTaskConfig",
+    "fedvlp.objectives.GLoRIAConfig": "fedvlp.objectives.gloria.GLoRIAConfig",
+    "fedvlp.objectives.MGCAConfig": "fedvlp.objectives.mgca.MGCAConfig",
+    "fedvlp.objectives.MedCLIPConfig": "fedvlp.objectives.medclip.MedCLIPConfig",
+    "fedvlp.presets": "fedvlp.run.presets",
+    "fedvlp.simulate": "fedvlp.run.simulate.simulate",
+}
+"""Public name: where it is defined."""
+
+BEFORE = {
+    "fedvlp.core.codec.Wire": "fedvlp.Wire",
+    "fedvlp.core.server.Rounds": "fedvlp.Rounds",
+    "fedvlp.core.training.Training": "fedvlp.Training",
+    "fedvlp.data.record.Cohort": "fedvlp.Cohort",
+    "fedvlp.experiment.Experiment": "fedvlp.Experiment",
+    "fedvlp.experiment.Partition": "fedvlp.Partition",
+    "fedvlp.flare.codec_filters.DecodeTask": "fedvlp.flare.DecodeTask",
+    "fedvlp.flare.codec_filters.EncodeResult": "fedvlp.flare.EncodeResult",
+    "fedvlp.flare.codec_filters.WireEnd": "fedvlp.flare.WireEnd",
+    "fedvlp.flare.filters.AllowMetrics": "fedvlp.flare.AllowMetrics",
+    "fedvlp.flare.filters.ClipAndNoise": "fedvlp.flare.ClipAndNoise",
+    "fedvlp.flare.filters.ExcludeVariables": "fedvlp.flare.ExcludeVariables",
+    "fedvlp.flare.filters.RememberReceived": "fedvlp.flare.RememberReceived",
+    "fedvlp.models.fusion.SelectorConfig": "fedvlp.models.SelectorConfig",
+    "fedvlp.runs.RunFolder": "fedvlp.RunFolder",
+    "fedvlp.site_config.NamedData": "fedvlp.deploy.NamedData",
+    "fedvlp.site_config.OwnData": "fedvlp.deploy.OwnData",
+}
+"""Path that was written before there were public names: its public name."""
+
+
+@cache
+def _public_names() -> dict[str, str]:
+    return {path: name for name, path in PUBLIC.items()}
+
+
+def name_of(kind: type) -> str:
+    """The public name of a class, or its module and name where it has none (a class of somebody else's)."""
+    path = f"{kind.__module__}.{kind.__qualname__}"
+    return _public_names().get(path, path)
+
+
+def load(name: str) -> Any:
+    """What a public name stands for. Raises KeyError for a name that is none."""
+    path = PUBLIC[name]
+    module, _, attribute = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError:  # a module of a package, such as presets
+        return importlib.import_module(path)
+
+
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package (PEP 562): a public name is imported when it is first asked for."""
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        try:
+            return load(f"{package}.{name}")
+        except KeyError:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+
+    def __dir__() -> list[str]:  # noqa: N807
+        return sorted({*vars(sys.modules[package]), *exported(package)})
+
+    return __getattr__, __dir__
+
+
+def exported(package: str) -> list[str]:
+    """The public names of a package, without it."""
+    return [name.rpartition(".")[2] for name in PUBLIC if name.rpartition(".")[0] == package]
+
+
+class _FormerModules(MetaPathFinder, Loader):
+    """Finds the modules that ``BEFORE`` names. FLARE imports a component's module, so an old job needs one to import.
+
+    Such a module holds nothing but the public classes that it had. It is asked last, when no file was found.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname.startswith("fedvlp.") and fullname in _former() else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def __getattr__(name: str) -> Any:  # noqa: N807
+            try:
+                return load(BEFORE[f"{module.__name__}.{name}"])
+            except KeyError:
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+
+        module.__getattr__ = __getattr__  # type: ignore[method-assign]
+
+
+@cache
+def _former() -> frozenset[str]:
+    return frozenset(path.rpartition(".")[0] for path in BEFORE)
+
+
+def read_former_paths() -> None:
+    """Lets ``import`` find the modules of former paths, from now on and in this process."""
+    if not any(type(finder).__name__ == _FormerModules.__name__ for finder in sys.meta_path):
+        sys.meta_path.append(_FormerModules())

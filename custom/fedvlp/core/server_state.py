@@ -1,0 +1,70 @@
+"""What the server knows: the model, the method's memory and the records of the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedvlp.core.aggregation import EXACT_NUMEL
+from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.types import State
+
+if TYPE_CHECKING:
+    from fedvlp.federation.server_trainer import ServerTrainer
+
+
+@dataclass
+class Server:
+    """What the server knows. ``memory`` is the method's. All is in every checkpoint but ``host`` and ``modalities``,
+
+    which follow from the experiment (``Assembly.equip``), and ``metrics``, which is in the history.
+    """
+
+    sites: tuple[str, ...]  # sorted by name
+    state: State  # the global model
+    memory: State = field(default_factory=dict)
+    round: int = 0
+    phase: str = ""
+    samples: dict[str, int] = field(default_factory=dict)  # training samples by site, as last reported
+    missed: dict[str, int] = field(default_factory=dict)  # phases missed in a row
+    history: list[dict[str, Any]] = field(default_factory=list)  # one record per phase
+    spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
+    metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
+    modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
+    host: ServerTrainer | None = None  # trains and measures the server's model on the public set, if there is one
+
+    def replace(self, tensors: State) -> None:
+        """Commits new values for some tensors of the model; an empty dict keeps the model.
+
+        Tensors of a large model that are replaced are lent to the next mean as its accumulator, so nobody may keep
+        a reference to ``state`` across two aggregations.
+        """
+        if sum(tensor.numel() for tensor in tensors.values()) > EXACT_NUMEL:
+            self.spare = self.spare | {name: self.state[name] for name in tensors}
+        self.state = self.state | tensors
+
+    def save(self, path: Path, next_phase: int) -> None:
+        """Checkpoints everything; ``next_phase`` is the index of the phase of ``round`` that comes next."""
+        tensors = {f"state/{n}": t for n, t in self.state.items()} | {f"memory/{n}": t for n, t in self.memory.items()}
+        header = {
+            "sites": list(self.sites), "round": self.round, "next_phase": next_phase,
+            "samples": self.samples, "missed": self.missed, "history": self.history,
+        }  # fmt: skip
+        save_tensors(path, tensors, header)
+
+    @staticmethod
+    def load(path: Path) -> tuple[Server, int]:
+        """The server as :meth:`save` left it, and the index of the next phase."""
+        tensors, header = load_tensors(path)
+        if "next_phase" not in header:
+            raise CheckpointError(f"{path.name} in {path.parent} is no server checkpoint; give one that a run wrote")
+        part: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition("/")
+            part[kind][rest] = tensor
+        server = Server(tuple(header["sites"]), part["state"], part["memory"], header["round"])
+        server.samples, server.missed, server.history = header["samples"], header["missed"], header["history"]
+        return server, header["next_phase"]

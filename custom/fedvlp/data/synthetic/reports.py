@@ -1,0 +1,208 @@
+"""Words the report of each synthetic case: what the film shows with side, zone and severity, what it denies, and habit.
+
+A finding is named if and only if its label is not blank: stated (1), hedged (-1) or denied (0). Sites differ in section
+layout, in preferred synonyms and in how they put a negation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedvlp.data.synthetic.cases import (
+    CONSOLIDATION,
+    DEVICES,
+    EDEMA,
+    EFFUSION,
+    FINDINGS,
+    PNEUMONIA,
+    PNEUMOTHORAX,
+    SIDES,
+    ZONES,
+    Cases,
+)
+
+TERMS = {  # how a report may name each finding; the last word of each is the test of a mention
+    EDEMA: ("pulmonary edema", "interstitial edema", "edema"),
+    EFFUSION: ("pleural effusion", "effusion", "pleural effusion"),
+    CONSOLIDATION: ("consolidation", "focal consolidation", "airspace consolidation"),
+    PNEUMOTHORAX: ("pneumothorax", "pneumothorax", "pneumothorax"),
+    PNEUMONIA: ("pneumonia", "pneumonia", "infectious pneumonia"),
+}
+SIZES = {  # mild, moderate, severe
+    EDEMA: ("mild", "moderate", "severe"),
+    EFFUSION: ("small", "moderate", "large"),
+    CONSOLIDATION: ("mild", "moderate", "extensive"),
+    PNEUMOTHORAX: ("small", "moderate", "large"),
+    PNEUMONIA: ("mild", "moderate", "severe"),
+}
+STATED = {
+    EDEMA: (
+        "{size} {side} {zone} pulmonary edema",
+        "there is {size} interstitial edema, {side} and {zone}",
+        "{side} {zone} haze compatible with {size} edema",
+    ),
+    EFFUSION: (
+        "{size} {side} pleural effusion{s}",
+        "{a} {size} {side} pleural effusion{s} {is_are} present",
+        "{side} effusion{s}, {size} in size, with a meniscus",
+    ),
+    CONSOLIDATION: (
+        "{size} consolidation in {where}",
+        "there is {size} airspace consolidation in {where}",
+        "dense opacity with air bronchograms in {where}, {size} consolidation",
+    ),
+    PNEUMOTHORAX: (
+        "{size} {side} {zone} pneumothorax",
+        "{a} {size} {zone} pneumothorax is seen on {on}",
+        "visceral pleural line on {on}, {size} {zone} pneumothorax",
+    ),
+    PNEUMONIA: (
+        "{size} patchy opacities in {where}, consistent with pneumonia",
+        "there is {size} pneumonia in {where}",
+        "ill-defined patches in {where}, {size} pneumonia",
+    ),
+}
+HEDGED = ("possible {what}", "{what} cannot be excluded", "questionable {what}, correlate clinically")
+DENIED = ("no {list}", "there is no {list}", "no evidence of {list}")
+WHERE = (("the {side} {zone} zone", "both {zone} zones"), ("the {side} {zone} lung", "the {zone} lungs bilaterally"))
+HEART = (
+    ("the heart is normal in size", "cardiac silhouette within normal limits", "normal heart size"),
+    ("the heart is mildly enlarged", "mild cardiomegaly", "borderline to mild cardiac enlargement"),
+    ("the heart is markedly enlarged", "marked cardiomegaly", "severe cardiac enlargement"),
+)
+VOLUME = (
+    ("low lung volumes", "the lungs are underinflated"),
+    ("the lungs are well expanded", ""),
+    ("the lungs are hyperinflated", "flattened diaphragms with hyperinflation"),
+)
+DEVICE = (
+    ("{side} chest pacemaker with lead in the right ventricle", "{side} sided cardiac pacemaker in place"),
+    ("endotracheal tube in satisfactory position", "the tip of the endotracheal tube is above the carina"),
+    ("{side} internal jugular central line with tip in the superior vena cava", "{side} central line in place"),
+    ("nasogastric tube with tip in the stomach", "enteric tube courses below the diaphragm"),
+    ("median sternotomy wires are intact", "sternal wires"),
+)
+NORMAL = ("no acute bony abnormality", "the bony thorax is intact", "mediastinal contours are unremarkable", "")
+CLEAR = ("no acute cardiopulmonary abnormality", "no acute cardiopulmonary process", "no acute disease of the chest")
+SHORT = (("there is ", ""), ("right", "rt"), ("left", "lt"), ("bilateral", "bilat"), ("the ", ""))
+DEVICE_SAID = 0.75  # how often a device on the film is in the report
+HABIT = 0.65  # how often a site words things its own way rather than any way
+
+
+def write_reports(cases: Cases) -> tuple[str, ...]:
+    """The report of every row."""
+    return tuple(_Writer(cases, row).report() for row in range(len(cases)))
+
+
+class _Writer:
+    """Words one row; column k of the row's ``words`` decides choice k."""
+
+    def __init__(self, cases: Cases, row: int) -> None:
+        self.cases, self.row = cases, row
+        self.style = cases.styles[cases.site[row]]
+        self.words = cases.words[row].tolist()
+        self.labels = cases.labels[row].tolist()
+
+    def choose(self, options: Sequence[str], column: int) -> str:
+        draw = self.words[column]
+        if draw < HABIT:
+            return options[self.style.words % len(options)]
+        return options[int((draw - HABIT) / (1 - HABIT) * len(options))]
+
+    def findings(self) -> list[str]:
+        """A sentence for each finding that is visible."""
+        said = []
+        for finding in range(len(FINDINGS)):
+            if self.labels[finding] == 1:
+                said.append(self.fill(self.choose(STATED[finding], finding), finding))
+            elif self.labels[finding] == -1:
+                term = self.choose(TERMS[finding], finding)
+                what = self.fill("{side} {zone} " + term if finding != EFFUSION else "{side} " + term, finding)
+                said.append(self.choose(HEDGED, 5).format(what=what))
+        return said
+
+    def fill(self, template: str, finding: int) -> str:
+        cases, row = self.cases, self.row
+        side = SIDES[cases.side[row, finding]]
+        zone = ZONES[finding][cases.zone[row, finding]]
+        both = side == "bilateral"
+        where = WHERE[int(self.words[6] < 0.5)][both].format(side=side, zone=zone)
+        text = template.format(
+            size=SIZES[finding][cases.severity[row, finding]],
+            side=side,
+            zone=zone,
+            where=where,
+            on="both sides" if both else f"the {side}",
+            a="" if both and finding == EFFUSION else "a",
+            s="s" if both else "",
+            is_are="are" if both else "is",
+        )
+        return text.strip()
+
+    def denials(self) -> list[str]:
+        """What is explicitly absent, in one sentence or one each."""
+        names = [self.choose(TERMS[f], 7) for f in range(len(FINDINGS)) if self.labels[f] == 0]
+        if not names:
+            return []
+        if self.style.words % 2:
+            return [self.choose(DENIED, 8).format(list=name) for name in names]
+        joined = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return [self.choose(DENIED, 8).format(list=joined)]
+
+    def devices(self) -> list[str]:
+        cases, row = self.cases, self.row
+        side = [SIDES[index] for index in cases.device_side[row]]
+        carried = [d for d in range(len(DEVICES)) if cases.devices[row, d] and self.words[19 + d] < DEVICE_SAID]
+        return [self.choose(DEVICE[device], 9).format(side=side[device]) for device in carried]
+
+    def incidental(self) -> list[str]:
+        """Heart, lung volume, diaphragm, aorta, granuloma: visible all, and stated unless normal and left out."""
+        cases, row = self.cases, self.row
+        said = [self.choose(VOLUME[cases.volume[row]], 11)] if cases.volume[row] != 1 or self.words[17] < 0.3 else []
+        if cases.heart[row] or self.words[18] < 0.6:
+            said.insert(0, self.choose(HEART[cases.heart[row]], 10))
+        if cases.raised[row]:
+            said.append(f"elevated {SIDES[cases.raised[row] - 1]} hemidiaphragm")
+        if cases.aorta[row]:
+            said.append(self.choose(("calcified aortic knob", "aortic atherosclerosis with a prominent knob"), 12))
+        if cases.granuloma[row]:
+            side, zone = divmod(int(cases.granuloma[row]) - 1, 3)
+            spot = f"{SIDES[side]} {('upper', 'mid', 'lower')[zone]} zone"
+            said.append(self.choose((f"calcified granuloma in the {spot}", f"small calcified nodule, {spot}"), 13))
+        return said
+
+    def view(self) -> str:
+        bed = ("portable AP view of the chest", "AP bedside radiograph")
+        return self.choose(bed if self.cases.ap[self.row] else ("PA view of the chest", "upright PA radiograph"), 14)
+
+    def impression(self) -> str:
+        """The visible findings in short, worst first as the list goes, or that there are none."""
+        seen = [f for f in range(len(FINDINGS)) if self.labels[f] == 1]
+        if not seen:
+            return "as above"
+        return ", ".join(self.fill(f"{{side}} {TERMS[f][0]}", f) for f in seen)
+
+    def report(self) -> str:
+        found, denied, devices, other = self.findings(), self.denials(), self.devices(), self.incidental()
+        normal = self.choose(NORMAL, 15)
+        clear = [] if found else [self.choose(CLEAR, 16)]
+        if self.style.report == "sections":
+            body = _sentences([*found, *denied, *other, *devices, normal])
+            summary = _sentences(clear or [self.impression()])
+            return f"EXAM: {_sentences([self.view()])}\nFINDINGS: {body}\nIMPRESSION: {summary}"
+        if self.style.report == "list":
+            lines = _sentences([*devices, *found, *denied, *other, *clear], "\n").split("\n")
+            return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
+        if self.style.report == "impression":
+            return f"IMPRESSION: {_sentences([*found, *clear, *denied, *devices, *other])}"
+        if self.style.report == "terse":
+            text = "; ".join(filter(None, [*other, *found, *denied, *devices])).lower()
+            for long, short in SHORT:
+                text = text.replace(long, short)
+            return f"cxr {'ap' if self.cases.ap[self.row] else 'pa'}: {text}"
+        return _sentences([self.view(), *devices, *other, *found, *denied, *clear, normal])
+
+
+def _sentences(parts: Sequence[str], joint: str = " ") -> str:
+    """Capitalised sentences with a full stop each; empty parts are left out."""
+    return joint.join(part[0].upper() + part[1:] + "." for part in parts if part)

@@ -1,0 +1,65 @@
+"""Preparing a data set: its source by name and folder, its images decoded once, and how that went."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedvlp.data.cache_format import Building
+from fedvlp.data.cohort import Cohort
+from fedvlp.deploy.site_config import SOURCES, FileSource
+from fedvlp.run.config import nearest, override
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A data set that was read: ``summary`` counts rows by what became of them, ``built`` tells of its cache."""
+
+    cohort: Cohort
+    summary: dict[str, int]
+    built: dict[str, str]
+
+
+def source_of(
+    name: str, root: Path, out: Path, path: str | None, image_size: int, settings: Sequence[str]
+) -> FileSource:
+    """The source ``name`` over ``root`` with settings such as "labels=Edema". Raises ValueError for unknown ones."""
+    if name not in SOURCES:
+        raise ValueError(f"unknown source {name!r}{nearest(name, list(SOURCES))}; there are: {', '.join(SOURCES)}")
+    kind: Any = SOURCES[name]
+    if not root.is_dir():
+        raise ValueError("--root is not a folder")
+    if not (path or kind.table):
+        raise ValueError(f"source {name} has no usual table; give it with --path")
+    source: FileSource = kind(
+        path=str(root / (path or kind.table)), root=str(root), image_size=image_size, cache=str(out)
+    )
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting!r} has no '='; write --set labels=Edema")
+        source = override(source, key, value)
+    return source
+
+
+def prepared(source: FileSource, workers: int, progress: Callable[[int, int], None]) -> Prepared:
+    """Reads the data set and decodes what its cache lacks; 0 ``workers`` are as many as cores."""
+    ready: list[tuple[float, int]] = []
+
+    def tell(rows: int, total: int) -> None:
+        ready.append((time.monotonic(), rows))
+        progress(rows, total)
+
+    cohort, summary = source.prepare(building=Building(workers or os.cpu_count() or 1, tell))
+    built = {"size": f"{source.image_size} x {source.image_size} pixels"}
+    if not ready:
+        return Prepared(cohort, summary, built | {"decoded": "nothing, the cache was there"})
+    (began, before), (ended, after) = ready[0], ready[-1]
+    built["decoded"] = f"{after - before} now" + (f", {before} in an earlier run" if before else "")
+    built["speed"] = f"{(after - before) / max(ended - began, 1e-9):.1f} images per second"
+    built["cache"] = f"{after * source.image_size**2 / 1e9:.3f} GB"
+    return Prepared(cohort, summary, built)

@@ -1,0 +1,186 @@
+"""A site's own ``local/fedvlp.json``: which data sets it offers to jobs, under which names, and where they are.
+
+A job names a data set (``NamedData("pretrain")``) and never a path; the site says what "pretrain" is. The built-in
+cohort is offered everywhere as "synthetic".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath, PureWindowsPath
+from typing import Any
+
+from fedvlp.core.seeds import seed
+from fedvlp.core.validate import require
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.mimic_cxr import MIMICSource
+from fedvlp.data.sources.nih_cxr14 import NIHSource
+from fedvlp.data.sources.openi import OpenISource
+from fedvlp.data.sources.published import Published
+from fedvlp.data.sources.rsna import RSNASource
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.run.config import fields_of, from_config, nearest, refuse_misfit
+from fedvlp.run.experiment import Experiment, Source
+
+FILE = "fedvlp.json"
+SYNTHETIC = "synthetic"
+REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
+
+FileSource = TableSource | Published
+SOURCES: dict[str, type[FileSource]] = {
+    "table": TableSource, "candid_ptx": CandidPTXSource, "chexpert": CheXpertSource, "mimic_cxr": MIMICSource,
+    "nih_cxr14": NIHSource, "openi": OpenISource, "rsna": RSNASource,
+}  # fmt: skip
+"""What ``source`` may be in the file; the other keys of a data set are the fields of that class."""
+PATHS = ("path", "reports", "classes", "test_list")
+"""Those fields that are files or folders under a data set's root."""
+
+
+class SiteConfigError(ValueError):
+    """The site's file is missing or wrong, or lacks what a job asks for. Names no path, since the server reads it."""
+
+
+@dataclass(frozen=True)
+class NamedData:
+    """A data set that every site keeps and configures for itself; job and server know its name alone."""
+
+    name: str
+    image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides
+
+    def __post_init__(self) -> None:
+        require(self.image_size > 0, f"image_size is {self.image_size}; it must be positive")
+
+    def build(self) -> Cohort:
+        raise SiteConfigError(f"data set {self.name!r} is kept by the sites; export a job that names them, with --at")
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A source all of whose records belong to one site, whatever its table says of sites."""
+
+    source: Source
+    site: str
+
+    def build(self) -> Cohort:
+        cohort = self.source.build()
+        return cohort.with_sites([self.site] * len(cohort))
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """The file, checked: every path in it lies under ``root`` (a cache: under the kit)."""
+
+    root: str = "data"  # folder of all data sets; absolute, or relative to the kit
+    version: str = ""  # of fedvlp, as the consortium agreed; fedvlp doctor compares
+    accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
+    data: dict[str, FileSource] = field(default_factory=dict)
+    processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
+
+    def __post_init__(self) -> None:
+        require(self.processes >= 0, f"processes is {self.processes}; 0 = as the job says")
+
+    @staticmethod
+    def load(local: Path) -> SiteConfig:
+        """Reads ``local/fedvlp.json`` of the kit. Raises SiteConfigError for an unknown key, type, source or path."""
+        try:
+            return _checked(json.loads((local / FILE).read_text(encoding="utf-8")), local.resolve().parent)
+        except FileNotFoundError:
+            raise SiteConfigError(f"this site has no local/{FILE}; copy provisioning/site/{FILE} and edit it") from None
+        except json.JSONDecodeError as error:
+            raise SiteConfigError(f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}") from None
+        except ValueError as error:
+            raise SiteConfigError(f"local/{FILE}: {error}") from None
+
+
+def accepts_phi_risk(local: Path) -> bool:
+    """Whether the site's engineer has said so; a site without the file has not."""
+    return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
+
+
+def processes_at(local: Path) -> int:
+    """How many processes the site wants to train with; 0 = as the job says, also where its file cannot be read."""
+    try:
+        return SiteConfig.load(local).processes
+    except SiteConfigError:  # the task says what is wrong with it
+        return 0
+
+
+def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
+    """``experiment`` with the data set it names replaced by what ``site`` has under that name.
+
+    ``local`` is the site's folder of settings. A provisioned site refuses a job that brings a source with paths.
+    """
+    wanted = experiment.data
+    if isinstance(wanted, NamedData):
+        return replace(experiment, data=_own(wanted, site, local))
+    if not isinstance(wanted, SyntheticCohort) and (local.parent / "startup" / "fed_client.json").exists():
+        raise SiteConfigError(
+            f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
+        )
+    return experiment
+
+
+def _own(wanted: NamedData, site: str, local: Path) -> OwnData:
+    if wanted.name == SYNTHETIC:  # a rehearsal: every site draws patients of its own
+        drawn = SyntheticCohort(1, REHEARSAL_STUDIES, wanted.image_size, seed=seed(SYNTHETIC, site) >> 32)
+        return OwnData(drawn, site)
+    offered = SiteConfig.load(local).data
+    if wanted.name not in offered:
+        raise SiteConfigError(
+            f"site {site} offers no data set {wanted.name!r}{nearest(wanted.name, list(offered))}; "
+            f"its engineer adds one to local/{FILE}"
+        )
+    return OwnData(replace(offered[wanted.name], image_size=wanted.image_size), site)
+
+
+def _checked(content: Any, kit: Path) -> SiteConfig:
+    """The file's content as settings. Raises ValueError."""
+    require(isinstance(content, dict), "expected an object {...}")
+    for key, value in content.items():
+        _refuse_unknown(key, fields_of(SiteConfig), "setting")
+        refuse_misfit(SiteConfig, key, value)
+    entries = content.get("data", {})
+    require(isinstance(entries, dict), '"data" maps names to data sets')
+    require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
+    root = (kit / content.get("root", "data")).resolve()
+    return SiteConfig(**{**content, "data": {name: _source(entry, root, kit) for name, entry in entries.items()}})
+
+
+def _source(entry: Any, root: Path, kit: Path) -> FileSource:
+    """One data set of the file as a source, its paths resolved."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
+        raise ValueError('a data set is an object with "source", "root" and the fields of the source')
+    _refuse_unknown(entry["source"], list(SOURCES), "source")
+    kind = SOURCES[entry["source"]]
+    args = {key: value for key, value in entry.items() if key != "source"}
+    if "image_size" in args:
+        raise ValueError("image_size is the job's to say; remove it")
+    for key in args:
+        _refuse_unknown(key, fields_of(kind), "setting")
+        refuse_misfit(kind, key, tuple(args[key]) if isinstance(args[key], list) else args[key])
+    require(bool(args.get("path")), 'a data set needs "path", the table under its root')
+    args["root"] = str(_inside(root, args.get("root") or "."))
+    args |= {key: str(_inside(Path(args["root"]), args[key])) for key in PATHS if args.get(key)}
+    if args.get("cache"):
+        args["cache"] = str(_inside(kit, args["cache"]))
+    source: FileSource = from_config({"path": f"{kind.__module__}.{kind.__qualname__}", "args": args})
+    return source
+
+
+def _refuse_unknown(name: str, known: list[str], what: str) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+
+
+def _inside(root: Path, name: str) -> Path:
+    """``root/name``. ValueError, naming no path, where that leads out of ``root``, through a link as well."""
+    path = (root / name).resolve()
+    if PurePath(name).is_absolute() or PureWindowsPath(name).anchor or not path.is_relative_to(root.resolve()):
+        raise ValueError(
+            "a path leads out of the root it belongs under; give one relative to it, without '..' or links"
+        )
+    return path

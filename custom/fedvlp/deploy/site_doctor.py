@@ -1,0 +1,187 @@
+"""What ``fedvlp doctor --site KIT`` looks at: policies, data, keys, certificate and the way to the server.
+
+Reads the startup kit as FLARE wrote it. No finding names a patient, a report or a file of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedvlp import __version__
+from fedvlp.deploy.machine import FREE_GB, Check
+from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
+
+FLARE = "2.9."  # server and sites run one minor version
+PREFIXES = ("nvflare.", "fedvlp.")
+EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
+CLOCK_S = 60
+SAMPLE = 8  # images decoded of each data set
+TIMEOUT_S = 10
+
+
+def site_checks(kit: Path) -> Iterator[Check]:
+    """All findings about the site whose startup kit is ``kit``."""
+    try:
+        client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        yield Check("kit", False, "no readable startup/fed_client.json; give the folder that holds startup/ and local/")
+        return
+    name = client["client"]["fqsn"]
+    yield Check("site", True, name)
+    installed = version("nvflare")
+    yield Check("nvflare for this kit", installed.startswith(FLARE), f"{installed} (server and sites run {FLARE}x)")
+    yield from _policies(kit / "local")
+    yield from _data(kit / "local")
+    free = shutil.disk_usage(kit).free / 1e9
+    yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
+    yield _private_key(kit / "startup" / client["client"]["ssl_private_key"])
+    yield from _certificate(kit / "startup", client["client"], name)
+    yield from _server(kit / "startup", client)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A policy as FLARE takes it: ``x.json``, else the default that came with the kit."""
+    chosen = file if file.exists() else file.with_name(file.name + ".default")
+    content: dict[str, Any] = json.loads(chosen.read_text(encoding="utf-8"))
+    return content
+
+
+def _policies(local: Path) -> Iterator[Check]:
+    """The site's own rules: which classes a job may name, whether it may bring code, what leaves by the log."""
+    try:
+        resources = _read(local / "resources.json")
+        permissions = _read(local / "authorization.json")["permissions"]
+    except (OSError, ValueError, KeyError) as error:
+        yield Check("policies", False, f"local/ has no readable resources.json and authorization.json ({_kind(error)})")
+        return
+    allowed = resources.get("class_allow_list", [])
+    missing = [prefix for prefix in PREFIXES if prefix not in allowed]
+    yield Check("class allow-list", not missing, f"lacks {', '.join(missing)}" if missing else ", ".join(allowed))
+    enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
+    yield Check("class allow-list enforced", enforced, "yes" if enforced else "no: any class may run")
+    brings = sorted(role for role, rights in permissions.items() if _byoc(rights))
+    yield Check("jobs with their own code", not brings, f"allowed to {', '.join(brings)}" if brings else "refused")
+    streams = resources.get("allow_log_streaming", True)
+    yield Check("logs sent to the server", not streams, "yes; set allow_log_streaming to false" if streams else "no")
+    secure = os.environ.get("NVFLARE_SECURE_LOGGING", "").lower() in ("1", "true", "t", "y", "yes")
+    yield Check("secure logging", secure or None, "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set here")
+    yield _gpus(resources)
+
+
+def _byoc(rights: str | dict[str, Any]) -> bool:
+    """Whether a role may bring code; rights not named are denied by FLARE."""
+    return rights == "any" if isinstance(rights, str) else rights.get("byoc", "none") != "none"
+
+
+def _gpus(resources: dict[str, Any]) -> Check:
+    import torch
+
+    managers = [
+        part.get("args", {}) for part in resources.get("components", []) if part.get("id") == "resource_manager"
+    ]
+    offered, there = sum(args.get("num_of_gpus", 0) for args in managers), torch.cuda.device_count()
+    return Check("gpus offered to jobs", offered <= there, f"{offered} in resources.json, {there} in this machine")
+
+
+def _data(local: Path) -> Iterator[Check]:
+    """The file of data sets, and a sample of each."""
+    try:
+        config = SiteConfig.load(local)
+    except SiteConfigError as error:
+        yield Check("data sets", False, str(error))
+        return
+    if config.version:
+        same = config.version == __version__
+        yield Check("fedvlp of the consortium", same, f"{config.version} agreed, {__version__} installed")
+    if not config.data:
+        yield Check("data sets", None, "none but the built-in one; rehearsals only")
+    for name, source in sorted(config.data.items()):
+        try:
+            counts = replace(source, cache=None).prepare(SAMPLE)[1]
+        except ValueError as error:  # the sources' own: counts and hashed ids
+            yield Check(f"data set {name}", False, str(error))
+        except Exception as error:
+            yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")
+        else:
+            yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
+def _private_key(file: Path) -> Check:
+    if not file.exists():
+        return Check("private key", False, f"no {file.name} in startup/")
+    mode = file.stat().st_mode & 0o777
+    return Check(
+        "private key", not mode & 0o077, f"{file.name} has mode {mode:03o}" + " (chmod 600)" * bool(mode & 0o077)
+    )
+
+
+def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[Check]:
+    """The site's certificate: whose it is, who signed it, whether it fits the key, how long it holds."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        own = x509.load_pem_x509_certificate((startup / client["ssl_cert"]).read_bytes())
+        root = x509.load_pem_x509_certificate((startup / client["ssl_root_cert"]).read_bytes())
+        key = load_pem_private_key((startup / client["ssl_private_key"]).read_bytes(), None)
+        own.verify_directly_issued_by(root)
+    except Exception as error:
+        yield Check("certificate", False, f"{_kind(error)}: certificate, key and rootCA.pem are not one kit's")
+        return
+    holder = str(own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
+    fits = own.public_key() == key.public_key() and holder == name
+    yield Check("certificate", fits, f"issued to {holder}" + ("" if fits else f"; this kit is {name}'s"))
+    now = datetime.now(timezone.utc)
+    days = (own.not_valid_after_utc - now).days
+    valid = own.not_valid_before_utc <= now < own.not_valid_after_utc
+    until = f"until {own.not_valid_after_utc:%Y-%m-%d}, {days} days"
+    yield Check("certificate valid", valid and (days >= EXPIRES_DAYS or None), until)
+
+
+def _server(startup: Path, client: dict[str, Any]) -> Iterator[Check]:
+    """The way to the server: its name, its port, its certificate, ours, and its clock if it tells the time."""
+    server = client["servers"][0]
+    host, _, port = server["service"]["target"].rpartition(":")
+    where = f"{host}:{port}"
+    context = ssl.create_default_context(cafile=str(startup / client["client"]["ssl_root_cert"]))
+    try:
+        context.load_cert_chain(startup / client["client"]["ssl_cert"], startup / client["client"]["ssl_private_key"])
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+            yield Check("server reached", True, where)
+            with context.wrap_socket(plain, server_hostname=server["identity"]) as secured:
+                secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                answer = secured.recv(4096).decode("latin-1")
+                yield Check("server is the consortium's", True, f"{server['identity']}, {secured.version()}")
+    except socket.gaierror:
+        yield Check("server reached", False, f"{host} has no address here: DNS or /etc/hosts")
+    except ssl.SSLError as error:
+        yield Check("server is the consortium's", False, f"TLS with {where} failed: {error.reason}")
+    except OSError as error:
+        yield Check("server reached", False, f"no connection to {where} ({_kind(error)}): is it up, is the port open?")
+    else:
+        yield from _clock(answer)
+
+
+def _clock(answer: str) -> Iterator[Check]:
+    dates = [line[5:].strip() for line in answer.splitlines() if line.lower().startswith("date:")]
+    if dates:
+        off = time.time() - parsedate_to_datetime(dates[0]).timestamp()
+        yield Check("clock", abs(off) <= CLOCK_S, f"{off:+.0f} s from the server's")
+    else:
+        yield Check("clock", None, "the server does not tell the time; compare by hand")
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

@@ -1,0 +1,241 @@
+"""The round loop that every way of running shares: broadcast, collect, check, aggregate, record.
+
+How messages reach the sites is an ``Exchange``: in this process, through forked workers
+(federation/exchange.py), or FLARE (flare/controller.py). Everything else (checks, quorum, checkpoints,
+metrics) is here, once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedvlp.core.aggregation import check, clipped, update_norm
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, MODALITIES, PUBLIC, Broadcast, Reply, State, Update
+from fedvlp.core.validate import require
+from fedvlp.federation.codec import PLAIN, Wire
+from fedvlp.federation.wire import Exchange, ServerEnd
+
+logger = logging.getLogger(__name__)
+
+
+class QuorumLostError(RuntimeError):
+    """Fewer valid updates than the quorum; nothing of the phase was kept and the run can be resumed."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How long a run is and what it tolerates."""
+
+    rounds: int = 10
+    quorum: int = 0  # valid updates that a phase needs; 0 = all sites but one (at least 1)
+    evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
+    seed: int = 0  # of everything
+    max_samples: int = 10_000_000  # a site that claims more training samples is refused
+    max_missed: int = 2  # a site that missed the phases of so many rounds in a row is left out, asked now and then
+    probe_every: int = 3  # rounds after which a site left out is asked again
+    clip_to_median: float = 0.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
+    max_empty: int = 10  # phases in a row without any training sample after which the run stops
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
+        require(self.quorum >= 0, f"quorum is {self.quorum}; it must not be negative")
+        require(self.evaluate_every >= 0, f"evaluate_every is {self.evaluate_every}; 0 = never")
+        require(
+            self.clip_to_median == 0 or 1 <= self.clip_to_median < math.inf,
+            f"clip_to_median is {self.clip_to_median}; it is 0 (never) or from 1 on",
+        )
+        require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
+        for name in ("max_missed", "probe_every", "max_empty"):
+            require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
+
+    def needed(self, sites: int) -> int:
+        """The quorum among ``sites`` sites."""
+        return min(self.quorum, sites) if self.quorum else max(1, sites - 1)
+
+
+class Federation:
+    """The round loop. ``report`` is called with each phase's record after it is checkpointed."""
+
+    def __init__(
+        self,
+        method: Method,
+        server: Server,
+        rounds: Rounds,
+        exchange: Exchange,
+        *,
+        wire: Wire = PLAIN,
+        checkpoint: Path | None = None,
+        report: Callable[[dict[str, Any]], None] = lambda record: None,
+    ) -> None:
+        require(list(server.sites) == sorted(set(server.sites)), "the sites of a run must be sorted and distinct")
+        require(bool(server.sites), "a run needs at least one site")
+        self.method = method
+        self.server = server
+        self.rounds = rounds
+        folder = checkpoint.parent if checkpoint else None
+        self.exchange = ServerEnd(wire, exchange, method.phases, folder)
+        self.spool = folder / "spool" if folder else None
+        self.checkpoint = checkpoint
+        self.report = report
+        self._empty = 0
+
+    def run(self, next_phase: int = 0) -> State:
+        """Runs to the end from the server's round and ``next_phase``; returns the trained model.
+
+        Raises QuorumLostError. The server is then as it was before the phase that failed.
+        """
+        server, first = self.server, next_phase
+        if server.round == 0 and next_phase == 0:
+            self.method.start(server)
+        while server.round < self.rounds.rounds:
+            phases = self.method.phases(server.round)
+            for index in range(first, len(phases)):
+                server.phase = phases[index]
+                self._phase(index)
+                last = index == len(phases) - 1
+                server.round += last
+                self._save(0 if last else index + 1)
+                self.report(server.history[-1])
+            first = 0
+        if self.rounds.evaluate_every and not (server.history and server.history[-1]["phase"] == EVALUATE):
+            server.phase = EVALUATE
+            self._phase(0)
+            self._save(0)
+            self.report(server.history[-1])
+        return self.method.finish(server)
+
+    def _phase(self, index: int) -> None:
+        """One phase: broadcast, collect, aggregate, record."""
+        server, began = self.server, time.perf_counter()
+        replies: dict[str, Update] = {}
+        dropped: dict[str, str] = {}
+        state, memory = server.state, dict(server.memory)
+        wanted = self._wanted(index)
+        server.metrics = server.host.measure(server.state, wanted) if server.host else {}
+        try:
+            if server.phase == EVALUATE:
+                for _ in self._collect(self._messages(wanted), replies, dropped):
+                    pass
+            else:
+                self.method.prepare(server)
+                self.method.aggregate(server, self._collect(self._messages(wanted), replies, dropped), server.phase)
+        except QuorumLostError:
+            server.state, server.memory = state, memory
+            raise
+        server.samples |= {site: update.num_samples for site, update in replies.items()}
+        record = {
+            "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
+            "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
+            "members": list(server.sites), "bytes": self.exchange.bytes,
+            "server": server.metrics,
+            "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if _by_site(n, t, len(server.sites))},
+        }  # fmt: skip
+        server.history.append(record)
+
+    def _wanted(self, index: int) -> int:
+        """How many held-out splits the model that this phase starts from is measured on: none, val, or test too."""
+        server, every = self.server, self.rounds.evaluate_every
+        ends = server.round == 0 or server.phase == EVALUATE
+        return 0 if not every or index else 2 if ends else int(server.round % every == 0)
+
+    def _asked(self) -> tuple[str, ...]:
+        server = self.server
+        return server.sites if server.phase == EVALUATE else self.method.asks(server)
+
+    def needed(self) -> int:
+        """The quorum of the phase that is under way; sites that are left out of it for now count as asked."""
+        return self.rounds.needed(len(self._asked()))
+
+    def _messages(self, wanted: int) -> dict[str, Broadcast]:
+        """One message per site that is asked this time."""
+        server = self.server
+        public = {PUBLIC: float(server.host.client.public_id)} if server.host else {}
+        messages = {}
+        for site in self._asked():
+            absent = server.missed.get(site, 0) >= self.rounds.max_missed * len(self.method.phases(server.round))
+            if absent and server.round % self.rounds.probe_every:
+                continue
+            message = self.method.broadcast(server, site)
+            messages[site] = replace(message, scalars={**message.scalars, **public, EVALUATE: float(wanted)})
+        return messages
+
+    def _collect(
+        self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
+    ) -> Iterator[Update]:
+        """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
+        server, asked, times = self.server, self._asked(), self.rounds.clip_to_median
+        valid = self._valid(messages, dropped)
+        for update in clipped(valid, server.state, times, self.spool) if times else valid:
+            replies[update.site] = replace(update, state={}, aux={})
+            yield update
+            del update  # one is resident at a time
+        for site in asked:
+            if site not in replies:
+                dropped.setdefault(site, "no reply" if site in messages else "left out after missed phases")
+        needed = self.rounds.needed(len(asked))
+        if len(replies) < needed:
+            raise QuorumLostError(
+                f"round {server.round} phase {server.phase}: {len(replies)} valid updates, {needed} needed. "
+                + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
+                + ". The model is as it was before this phase; mend the sites and resume."
+            )
+        for site in asked:
+            server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
+        self._refuse_emptiness(replies)
+
+    def _valid(self, messages: Mapping[str, Broadcast], dropped: dict[str, str]) -> Iterator[Update]:
+        """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
+        server = self.server
+        for site, reply in self.exchange(messages):
+            problem = self._problem(site, reply)
+            if problem or isinstance(reply, Exception):
+                dropped[site] = problem
+                continue
+            if any(name in server.state for name in reply.state):
+                server.metrics[f"update_norm/{site}"] = update_norm(reply.state, server.state)
+            yield reply
+            del reply
+
+    def _refuse_emptiness(self, replies: Mapping[str, Update]) -> None:
+        """Warns of a phase in which no site had a training sample; too many in a row end the run."""
+        self._empty = 0 if any(update.num_samples for update in replies.values()) else self._empty + 1
+        if self._empty == 1:
+            logger.warning("round %d: no site reported a training sample; the model stays as it is", self.server.round)
+        if self._empty >= self.rounds.max_empty:
+            raise QuorumLostError(
+                f"round {self.server.round}: no site reported a training sample for {self._empty} phases. "
+                "Look at the sites' data (num_samples in metrics.csv), then resume."
+            )
+
+    def _problem(self, site: str, reply: Reply) -> str:
+        if isinstance(reply, Exception):
+            return str(reply)
+        server = self.server
+        if server.host:
+            if reply.public_id != server.host.client.public_id:
+                return "it is about another list of public records: the hash of their ids is not the server's"
+            server.modalities[site] = tuple(name for name in MODALITIES if name in reply.modalities)
+        reference, aux = ({}, {}) if server.phase == EVALUATE else self.method.expects(server, site)
+        return check(
+            reply, site=site, round=server.round, phase=server.phase,
+            reference=reference, aux=aux, max_samples=self.rounds.max_samples,
+        ) or self.method.objection(server, reply) or ""  # fmt: skip
+
+    def _save(self, next_phase: int) -> None:
+        if self.checkpoint:
+            self.server.save(self.checkpoint, next_phase)
+
+
+def _by_site(name: str, tensor: Tensor, sites: int) -> bool:
+    """Whether a tensor of the memory holds one number per site; those of a model ("personal/<site>/...") do not."""
+    return "/" not in name and tensor.shape == (sites,)

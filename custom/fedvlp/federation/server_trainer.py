@@ -1,0 +1,94 @@
+"""The server as a trainee: its own model on the public set, for methods that train or measure it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Broadcast, State
+from fedvlp.federation.site import Evaluate
+from fedvlp.training.config import Training
+from fedvlp.training.loop import train
+
+if TYPE_CHECKING:
+    from fedvlp.core.server_state import Server
+
+OPTIMIZER = "optimizer/"
+
+
+@dataclass
+class ServerTrainer:
+    """``client`` is named "server" and its data are the public set. Every call starts from the state it is given."""
+
+    client: Client
+    training: Training
+    evaluate: Evaluate | None = None
+    should_stop: Callable[[], bool] = lambda: False
+
+    @contextmanager
+    def threads(self) -> Iterator[None]:
+        """A fixed number of threads, as another number gives other last bits; then those of before."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.training.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    @contextmanager
+    def session(self, state: Mapping[str, Tensor], *purpose: object) -> Iterator[Client]:
+        """The client with ``state`` loaded, in eval mode; random numbers are seeded by ``purpose``, then restored."""
+        with self.threads(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed(self.client.seed, self.client.name, *purpose))
+            self.client.load(state)
+            self.client.model.eval()
+            self.client.objective.eval()
+            try:
+                yield self.client
+            finally:
+                self.client.release()
+
+    def train(
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
+    ) -> None:
+        """Trains ``server.state`` by the one loop and commits it; see :meth:`trained`.
+
+        One optimiser serves all such phases of a run: its tensors are ``optimizer/...`` in ``server.memory``. A fresh
+        AdamW would make full-sized steps whatever the weight of a loss, and so undo the phase before.
+        """
+        kept = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
+        server.replace(self.trained(method, server, phase, aux, lr_scale, kept))
+        server.memory |= {OPTIMIZER + name: tensor for name, tensor in kept.items()}
+
+    def trained(
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0,
+        optimizer: State | None = None,
+    ) -> State:  # fmt: skip
+        """What ``server.state`` becomes by the one loop, as ``phase`` (a name that is none of the method's phases).
+
+        ``method.steps``, ``batches`` and ``losses`` see this client and a message of this phase with ``aux``.
+        The mean loss terms go to ``server.metrics`` as ``loss/<term>``.
+        """
+        here = self.client.here
+        message = Broadcast(server.round, phase, here(server.state), here(aux or {}), {"lr_scale": lr_scale})
+        with self.session(server.state, server.round, phase) as client:
+            terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
+            state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
+        server.metrics |= {f"loss/{phase}/{name}": value for name, value in terms.items()}
+        return state
+
+    @torch.no_grad()
+    def measure(self, state: State, splits: int) -> dict[str, float]:
+        """The held-out figures of ``state`` on the public set's first ``splits`` of val, test."""
+        if not splits or self.evaluate is None:
+            return {}
+        with self.session(state, "evaluate") as client:
+            return self.evaluate(client, ("val", "test")[:splits])

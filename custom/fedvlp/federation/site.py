@@ -1,0 +1,118 @@
+"""One site's side of a run: answers a broadcast with an update. The engine, FLARE and a child process all call this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import EVALUATE, PUBLIC, Broadcast, State, Update
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.training import distributed
+from fedvlp.training.config import Training
+from fedvlp.training.loop import train
+from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
+
+
+class PublicSetError(ValueError):
+    """Server and site do not hold the same public set."""
+
+
+def reason(error: Exception) -> str:
+    """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type.
+
+    The text of a foreign exception may hold a path or a report.
+    """
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
+    ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
+    return f"{type(error).__name__}: {error}" if ours else type(error).__name__
+
+
+class Evaluate(Protocol):
+    """Measures the client's current model on this site's held-out records (evaluation/, given by presets)."""
+
+    def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]: ...
+
+
+class Site:
+    """A site: its client, its method and its memory."""
+
+    def __init__(
+        self,
+        client: Client,
+        method: Method,
+        training: Training,
+        memory: SiteMemory,
+        evaluate: Evaluate | None = None,
+    ) -> None:
+        self.client = client
+        self.method = method
+        self.training = training
+        self.memory = memory
+        self.evaluate = evaluate
+
+    def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
+        """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
+        began = time.perf_counter()
+        client, method = self.client, self.method
+        self._refuse_other_public_set(message)
+        message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
+        phases = method.phases(message.round)
+        index = phases.index(message.phase) if message.phase in phases else len(phases)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed(client.seed, client.name, message.round, index))
+            client.memory = client.here(self.memory.before((message.round, index)))
+            unfinished = self._unfinished(message)
+            method.receive(client, message)
+            metrics = self._measure(message) if index == 0 or message.phase == EVALUATE else {}
+            state: State = {}
+            try:
+                if message.phase != EVALUATE:
+                    terms = train(method, client, message, self.training, should_stop, unfinished)
+                    metrics |= {f"loss/{name}": value for name, value in terms.items()}
+                    state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
+            finally:
+                client.release()
+            if client.memory and distributed.rank() == 0:
+                self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in client.memory.items()})
+            if unfinished:
+                unfinished.remove()
+        metrics["seconds"] = time.perf_counter() - began
+        return Update(
+            client.name, message.round, message.phase, client.data.num_train, state,
+            metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
+        )  # fmt: skip
+
+    def _unfinished(self, message: Broadcast) -> PhaseCheckpoint | None:
+        """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
+        every, folder = self.training.checkpoint_steps, self.memory.folder
+        if not every or folder is None or message.phase == EVALUATE:
+            return None
+        task = identity(message, self.client.memory, (self.method, self.training))
+        return PhaseCheckpoint(folder / "unfinished.safetensors", task, every)
+
+    def _refuse_other_public_set(self, message: Broadcast) -> None:
+        expected, mine = message.scalars.get(PUBLIC), self.client.public_id
+        if expected is not None and expected != mine:
+            raise PublicSetError(
+                f"{self.client.name}: the ids of this site's public set have the hash {mine:012x}, the server's "
+                f"{int(expected):012x}; both must hold the same records in the same order"
+            )
+
+    def _measure(self, message: Broadcast) -> dict[str, float]:
+        """The probe of the method and, where asked for, the evaluation: both of the received model, in eval mode."""
+        wanted = int(message.scalars.get(EVALUATE, 0))
+        self.client.model.eval()
+        self.client.objective.eval()
+        with torch.no_grad():
+            metrics = {f"probe/{name}": v for name, v in self.method.probe(self.client, message).items()}
+            if wanted and self.evaluate is not None:
+                metrics |= self.evaluate(self.client, ("val", "test")[:wanted])
+        return metrics

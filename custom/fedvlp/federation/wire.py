@@ -1,0 +1,276 @@
+"""The two ends of the wire: what goes down and up is encoded, what a site holds is left out, the bytes are counted.
+
+Results do not depend on what was left out: a site that holds nothing (it is new, or lost its copy) is sent every tensor
+and decodes the same bits. What the ends remember is versioned by task, so a repeated task sends the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.aggregation import in_site_order, payload
+from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.federation import codec
+from fedvlp.federation.codec import SCALE, CodecError, Wire
+from fedvlp.federation.site_memory import SiteMemory
+
+ON, LABEL = "wire/on", "wire/label"
+"""Scalars of a broadcast: the label of the copy that it changes (0: it holds everything), and of the result."""
+
+HELD, MISSED, DIGEST = "held/", "missed/", "digest/"
+"""Prefixes in an end's memory: the copy, what 8-bit codes left out, hashes of the model that was encoded."""
+
+Phases = Callable[[int], tuple[str, ...]]
+
+
+class Exchange(Protocol):
+    """Sends ``messages`` and yields (site, reply), in the order of ``messages``, each site at most once."""
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]: ...
+
+
+class Answers(Protocol):
+    """A site (federation/site.py)."""
+
+    def handle(self, message: Broadcast, should_stop: Callable[[], bool] = ...) -> Update: ...
+
+
+class NotHeldError(RuntimeError):
+    """The site does not hold the copy that a broadcast changes; the server then sends everything."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What a site holds: a label, and the hash of every tensor of the model that it was made from."""
+
+    label: float
+    digests: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A model on its way down. ``base`` is what sites decode; ``codes`` are 8-bit changes to the copy ``on``."""
+
+    base: State
+    copy: Copy
+    codes: State | None = None
+    on: float = 0.0
+
+    def to(self, held: Copy | None) -> tuple[float, State]:
+        """The label of the copy to change, and the tensors to send to a site that holds ``held``."""
+        if held is None or (self.codes is not None and held.label != self.on):
+            return 0.0, self.base
+        changed = [name for name, value in self.copy.digests.items() if held.digests.get(name) != value]
+        source = self.base if self.codes is None else self.codes
+        return held.label, {key: source[key] for n in changed for key in (n, n + SCALE) if key in source}
+
+
+class ServerEnd:
+    """An exchange of models over an exchange of encoded messages. ``bytes`` are those of the last phase's tensors."""
+
+    def __init__(self, wire: Wire, exchange: Exchange, phases: Phases, folder: Path | None = None) -> None:
+        self.wire = wire
+        self.bytes: dict[str, int] = {}
+        self._exchange = exchange
+        self._phases = phases
+        self._memory = SiteMemory(folder / "sent" if folder else None)  # of 8-bit changes
+        self._spool = folder / "spool" if folder else None
+        self._held: dict[str, Copy] = {}  # by site, as its last valid reply left it; after a restart all is sent again
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+        replies = self._replies(messages)
+        return in_site_order(replies, list(messages), self._spool) if self.wire.skip_unchanged else replies
+
+    def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        sent = self._prepare(messages)
+        lost: list[str] = []
+        for site, reply in self._exchange(self._outgoing(messages, sent)):
+            if not isinstance(reply, Exception):
+                reply = self._incoming(site, reply, sent[site], detach=bool(lost))
+            elif self._held.pop(site, None) and str(reply).startswith(NotHeldError.__name__):
+                lost.append(site)
+                continue
+            yield site, reply
+            del reply  # one update is resident at a time
+        if lost:
+            again = {site: messages[site] for site in lost}
+            for site, reply in self._exchange(self._outgoing(again, sent)):
+                yield site, reply if isinstance(reply, Exception) else self._incoming(site, reply, sent[site])
+
+    def _prepare(self, messages: Mapping[str, Broadcast]) -> dict[str, Sent]:
+        """What each site is to hold after this phase; sites that are sent one state share it."""
+        states = {id(message.state): message for message in messages.values()}
+        if self.wire.down == "int8" and len(states) > 1:
+            raise ValueError("wire.down=int8 needs a method that sends all sites one model; choose bfloat16")
+        made = {key: self._sent(message) for key, message in states.items()}
+        return {site: made[id(message.state)] for site, message in messages.items()}
+
+    def _sent(self, message: Broadcast) -> Sent:
+        wire, state = self.wire, message.state
+        if not wire.plain and any(tensor.dtype in codec.HALVES for tensor in state.values()):
+            raise ValueError("the options of wire are for models in float32; this one has half precision tensors")
+        if wire.down == "int8":
+            return self._changes(message)
+        base = state if wire.down == "float32" else {n: codec.cast(n, tensor, wire.down) for n, tensor in state.items()}
+        digests = {name: digest(tensor) for name, tensor in state.items()} if wire.skip_unchanged else {}
+        return Sent(base, Copy(label(digests), digests))
+
+    def _changes(self, message: Broadcast) -> Sent:
+        """8-bit changes to what was sent last; the first time, everything in bfloat16."""
+        now, state = task(self._phases, message), message.state
+        memory = own(self._memory, now)
+        base, before = part(memory, HELD), {n: bytes(t.tolist()) for n, t in part(memory, DIGEST).items()}
+        digests = {name: digest(tensor) for name, tensor in state.items()}
+        codes: State = {}
+        if not base:
+            base = {name: codec.cast(name, tensor, "bfloat16") for name, tensor in state.items()}
+        for name, tensor in state.items():
+            if before.get(name, digests[name]) == digests[name]:
+                continue
+            if codec.coded(tensor):
+                base[name] = codec.widen(base[name])
+                codes[name], codes[name + SCALE] = codec.quantise(tensor, base[name])
+            else:
+                base[name] = codes[name] = tensor
+        on = float(memory[LABEL]) if memory else 0.0
+        copy = Copy(label(digests), digests)
+        hashes = {name: torch.tensor(list(value), dtype=torch.uint8) for name, value in digests.items()}
+        self._memory.after(now, prefixed(HELD, base) | prefixed(DIGEST, hashes) | {LABEL: number(copy.label)})
+        return Sent(base, copy, codes, on)
+
+    def _outgoing(self, messages: Mapping[str, Broadcast], sent: Mapping[str, Sent]) -> dict[str, Broadcast]:
+        encoded: dict[str, Broadcast] = {}
+        shared: dict[tuple[int, float], State] = {}  # sites that hold the same are sent the same tensors
+        for site, message in messages.items():
+            on, state = sent[site].to(self._held.get(site))
+            state = shared.setdefault((id(sent[site]), on), state)
+            scalars = {**message.scalars, ON: on, LABEL: sent[site].copy.label} if self.wire.skip_unchanged else None
+            encoded[site] = replace(message, state=state, scalars=scalars or message.scalars)
+            self.bytes["bytes_down"] += payload(encoded[site])
+        return encoded
+
+    def _incoming(self, site: str, update: Update, sent: Sent, detach: bool = False) -> Reply:
+        """The decoded update; ``detach`` copies it, as it must wait for a site that is asked again."""
+        self.bytes["bytes_up"] += payload(update)
+        try:
+            state = update.state if self.wire.plain else codec.decode(update.state, sent.base, self.wire)
+        except CodecError as error:
+            self._held.pop(site, None)
+            return error
+        if self.wire.skip_unchanged:
+            self._held[site] = sent.copy
+        if detach and isinstance(state, dict):  # not a view of the disk
+            state = {name: t.clone() for name, t in state.items()}
+        return replace(update, state=state)
+
+
+@dataclass
+class _Task:
+    """What a site keeps from the broadcast until its update: what it received, and what it will remember."""
+
+    key: tuple[int, int]
+    base: State
+    missed: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+
+
+class SiteEnd:
+    """Decodes a site's broadcasts and encodes its updates; ``memory`` is apart from the method's."""
+
+    def __init__(self, wire: Wire, phases: Phases, memory: SiteMemory) -> None:
+        self.wire = wire
+        self._phases = phases
+        self._memory = memory
+        self._task: _Task | None = None
+
+    def decode(self, message: Broadcast) -> Broadcast:
+        """The broadcast as the method knows it. Raises NotHeldError, CodecError."""
+        key = task(self._phases, message)
+        wire, scalars = self.wire, dict(message.scalars)
+        on, label = scalars.pop(ON, 0.0), scalars.pop(LABEL, 0.0)
+        memory = own(self._memory, key) if wire.skip_unchanged or wire.up == "int8" else {}
+        held = part(memory, HELD) if on else {}
+        if on and float(memory.get(LABEL, torch.zeros(()))) != on:
+            raise NotHeldError("this site's copy of the model is not the one that the server knows of")
+        came = message.state
+        for name, tensor in came.items():
+            if name + SCALE in came and name in held:
+                held[name] = codec.changed(name, tensor, came[name + SCALE], codec.widen(held[name]))
+            elif not (name.endswith(SCALE) and name.removesuffix(SCALE) in held):
+                held[name] = tensor
+        state = {name: codec.widen(tensor) for name, tensor in held.items()}
+        keep = prefixed(HELD, held) | {LABEL: number(label)} if wire.skip_unchanged else {}
+        self._task = _Task(key, state, part(memory, MISSED), keep)
+        return replace(message, state=state, scalars=scalars)
+
+    def encode(self, update: Update) -> Update:
+        """The update for the way up; what the next task needs is kept from now on."""
+        task_, self._task = self._task, None
+        if task_ is None or task_.key != task(self._phases, update):
+            raise CodecError("the update belongs to no broadcast that was received")
+        state = codec.encode(update.state, task_.base, self.wire, task_.missed)
+        memory = task_.memory | prefixed(MISSED, task_.missed)
+        if memory:
+            self._memory.after(task_.key, memory)
+        return replace(update, state=state)
+
+
+class EncodedSite:
+    """A site behind its end of the wire: answers encoded broadcasts with encoded updates."""
+
+    def __init__(self, site: Answers, end: SiteEnd) -> None:
+        self.site = site
+        self.end = end
+
+    def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
+        return self.end.encode(self.site.handle(self.end.decode(message), should_stop))
+
+
+def site_memory(folder: Path | None) -> SiteMemory:
+    """Where a site whose own folder is ``folder`` keeps what the wire needs."""
+    return SiteMemory(folder / "wire" if folder else None)
+
+
+def task(phases: Phases, message: Broadcast | Update) -> tuple[int, int]:
+    """(round, phase index) of a message; a phase that only measures comes last."""
+    names = phases(message.round)
+    return message.round, names.index(message.phase) if message.phase in names else len(names)
+
+
+def own(memory: SiteMemory, key: tuple[int, int]) -> State:
+    """The memory before a task, to be changed in place."""
+    before = memory.before(key)
+    return before if memory.folder else {name: tensor.clone() for name, tensor in before.items()}
+
+
+def part(tensors: State, prefix: str) -> State:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors under names that begin with ``prefix``."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def digest(tensor: Tensor) -> bytes:
+    """A hash of a tensor's bytes."""
+    return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
+
+
+def label(digests: Mapping[str, bytes]) -> float:
+    """A name for a copy, from the tensors that it was made of: a whole number from 1 to 2^48."""
+    whole = hashlib.sha256(repr(sorted(digests.items())).encode()).digest()
+    return float(1 + int.from_bytes(whole[:6], "big"))

@@ -1,0 +1,76 @@
+"""The training child of a site: ``python -m fedvlp.flare.child``, started by flare/executor.py for every task.
+
+It receives one task, answers it and ends. What a site remembers is on disk (federation/site.py), so nothing is lost
+with it. Under torchrun it is several processes, one per GPU, that train together: rank 0 alone talks to FLARE.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import nvflare.client as flare
+
+from fedvlp.core.types import Update
+from fedvlp.flare import child_protocol, messages
+from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.training import distributed
+
+LAST_WORDS = 5.0
+"""Seconds that rank 0 is given to tell the site of an error, before torchrun ends it because another rank did."""
+
+
+def main() -> None:
+    """Answers tasks until FLARE says that there are no more."""
+    messages.register()
+    distributed.join()
+    if distributed.together():
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if distributed.rank() != 0:
+        _follow()
+        return
+    flare.init()
+    failed = False
+    while flare.is_running() and not failed:
+        reply = _reply()
+        flare.send(child_protocol.answer(reply))
+        failed = isinstance(reply, Exception)
+    if distributed.together() and not failed:
+        child_protocol.to_ranks(None)
+
+
+def _reply() -> Update | Exception:
+    try:
+        task = child_protocol.in_child(flare.receive())
+        if distributed.together():
+            child_protocol.to_ranks(task)
+        return _answer(task)
+    except Exception as error:
+        return error
+
+
+def _answer(task: child_protocol.Task) -> Update:
+    message, run, experiment, place = task
+    return TaskHandler(experiment, place).answer(message, run, should_stop=lambda: False)  # an abort ends this process
+
+
+def _follow() -> None:
+    """The same work as rank 0's, unsaid. An error here ends all ranks, which costs the task."""
+    try:
+        while task := child_protocol.to_ranks(None):
+            _answer(task)
+    except Exception:
+        time.sleep(LAST_WORDS)
+        raise
+
+
+def _end_with(torchrun: int) -> None:
+    """A rank is in a session of its own: when torchrun is killed, nobody else would end it."""
+    while os.getppid() == torchrun:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Tasks between a site's job process and its training child: FLARE's FLModel there, flare/messages.py's messages here.
+
+FLModel keeps the tensors as ``params`` and the DXO's meta as ``meta``, so a message survives as it is. On its way to
+the child it also carries what the child has no other way to know: the experiment of this site's job, and the place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.federation.site import reason
+from fedvlp.flare import messages
+from fedvlp.flare.paths import SitePaths
+from fedvlp.run.config import from_config, to_config
+from fedvlp.run.experiment import Experiment
+from fedvlp.training import distributed
+
+SITE = "fedvlp_site"
+FAILURE = "fedvlp_failure"
+Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths]
+"""What a training process is given."""
+
+
+def to_child(task: Shareable, experiment: Experiment, place: SitePaths) -> Shareable:
+    """The server's task, with the site's own part; the task's headers are kept."""
+    dxo = from_shareable(task)
+    meta = {**dxo.meta, SITE: {"experiment": _parts(experiment), "place": asdict(place)}}
+    return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
+
+
+def in_child(model: FLModel) -> Task:
+    """What :func:`to_child` put together: the message, the server's run, the experiment and the place."""
+    own: dict[str, Any] = model.meta[SITE]
+    message, run = messages.receive_broadcast(FLModelUtils.to_shareable(model))
+    return message, run, _experiment(own["experiment"]), SitePaths(**own["place"])
+
+
+def to_ranks(task: Task | None) -> Task | None:
+    """Rank 0's task (None: there are no more) at every process of the site (training/distributed.py)."""
+    content, tensors = None, {}
+    if task is not None:
+        message, run, experiment, place = task
+        content = {
+            "message": {"round": message.round, "phase": message.phase, "scalars": message.scalars},
+            "run": run, "place": asdict(place), "experiment": _parts(experiment),
+        }  # fmt: skip
+        tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
+    content, tensors = distributed.tell(content, tensors)
+    if content is None:
+        return None
+    apart: dict[str, State] = {"state": {}, "aux": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition("/")
+        apart[kind][rest] = tensor
+    message = Broadcast(**content["message"], state=apart["state"], aux=apart["aux"])
+    return message, content["run"], _experiment(content["experiment"]), SitePaths(**content["place"])
+
+
+def _parts(experiment: Experiment) -> dict[str, Any]:
+    return {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
+
+
+def _experiment(parts: dict[str, Any]) -> Experiment:
+    return Experiment(**{name: from_config(value) for name, value in parts.items()})
+
+
+def answer(reply: Update | Exception) -> FLModel:
+    """What the child sends back."""
+    if isinstance(reply, Exception):
+        return FLModel(metrics={}, meta={FAILURE: reason(reply)})
+    return FLModelUtils.from_shareable(messages.send_update(reply))
+
+
+def from_child(reply: Shareable, site: str) -> Update | str:
+    """The child's update, or why there is none."""
+    dxo = from_shareable(reply)
+    failed = dxo.get_meta_prop(FAILURE)
+    return str(failed) if dxo.data_kind == DataKind.METRICS and failed else messages.receive_update(reply, site)

@@ -1,0 +1,172 @@
+"""A hospital's own filters, for its ``local/privacy.json``: FLARE applies them whatever the job says, before the job's.
+
+Whatever is not an update of fedvlp is refused, and what leaves is put together anew from its checked parts. A refusal
+is an error reply that says why. ``RememberReceived`` must be among the ``components`` of the same file: the site's
+filters come before the job's, so only the task that reaches the executor is sure to be the decoded one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nvflare.apis.dxo import DataKind, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from torch import Tensor
+
+from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
+from fedvlp.core.types import MODALITIES, State, Update
+from fedvlp.core.validate import require
+from fedvlp.federation.site import reason
+from fedvlp.flare import messages
+from fedvlp.flare.privacy_budget import Ledger
+
+RECEIVED = "fedvlp_received"
+
+
+class RememberReceived(FLComponent):
+    """Keeps a copy of the state that a task brings until the reply has left (in the task's own context)."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.BEFORE_TASK_EXECUTION:
+            message, _ = messages.receive_broadcast(fl_ctx.get_prop(FLContextKey.TASK_DATA))
+            copy = {name: tensor.detach().clone() for name, tensor in message.state.items()}
+            fl_ctx.set_prop(RECEIVED, copy, private=True, sticky=False)
+
+
+def received(fl_ctx: FLContext) -> State:
+    """The state that this task brought. Raises PrivacyError where nobody remembers it."""
+    state = fl_ctx.get_prop(RECEIVED)
+    if not isinstance(state, dict):
+        raise PrivacyError(
+            'this site\'s privacy.json lacks the component "fedvlp.flare.RememberReceived", or the task held '
+            "no state; nothing is sent"
+        )
+    return state
+
+
+class UpdateFilter(Filter):
+    """A task_result filter over updates. Any error, foreseen or not, is a refusal."""
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        code = shareable.get_return_code(ReturnCode.OK)
+        if code != ReturnCode.OK:
+            return _bare_failure(code, shareable)
+        try:
+            update = _checked(shareable, fl_ctx.get_identity_name())
+            return messages.send_update(self.filtered(update, fl_ctx))
+        except Exception as error:
+            self.log_error(fl_ctx, f"not sent: {reason(error)}")
+            return messages.send_failure(error)
+
+    @abstractmethod
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        """What may leave. Raises PrivacyError when nothing may."""
+
+
+def _bare_failure(code: str, shareable: Shareable) -> Shareable:
+    """The error reply without anything else that rides on it."""
+    reply = make_reply(str(code))
+    said = shareable.get_header(messages.REASON)
+    if isinstance(said, str):
+        reply.set_header(messages.REASON, said)
+    return reply
+
+
+def _checked(shareable: Shareable, site: str) -> Update:
+    """The update in a reply. Raises PrivacyError for any other content."""
+    try:
+        kind = from_shareable(shareable).data_kind
+        update = messages.receive_update(shareable, site)
+    except Exception:
+        raise PrivacyError("the reply is not an update of fedvlp") from None
+    numbers = all(type(value) is int for value in (update.round, update.num_samples, update.public_id))
+    words = type(update.phase) is str and set(update.modalities) <= set(MODALITIES)
+    tensors = all(isinstance(t, Tensor) for t in (*update.state.values(), *update.aux.values()))
+    if not (kind == DataKind.WEIGHTS and numbers and words and tensors and type(update.metrics) is dict):
+        raise PrivacyError("the reply is not an update of fedvlp: a part has another type")
+    return update
+
+
+class ClipAndNoise(UpdateFilter):
+    """Differential privacy for a site's tensors: clips what training changed, adds noise, and keeps to a budget.
+
+    ``clip``: largest L2 norm of the change. ``noise_multiplier``: the noise's standard deviation in units of ``clip``.
+    ``epsilon``, ``delta``: the budget of ``dataset`` over all rounds, restarts and jobs, kept in ``ledger`` (default:
+    ``privacy/ledger.json`` in the site's kit). The protected unit is the site's whole data set; numbers beside the
+    tensors (metrics, num_samples) are not covered. Updates with ``aux`` tensors are refused.
+    """
+
+    def __init__(
+        self, clip: float, noise_multiplier: float, epsilon: float, delta: float, dataset: str, ledger: str = ""
+    ) -> None:
+        super().__init__()
+        for name, value in {"clip": clip, "noise_multiplier": noise_multiplier, "epsilon": epsilon}.items():
+            require(0 < value < math.inf, f"ClipAndNoise: {name} is {value}; it must be positive and finite")
+        require(0 < delta < 1, f"ClipAndNoise: delta is {delta}; it must be in (0, 1)")
+        require(bool(dataset), "ClipAndNoise: dataset names what the budget belongs to")
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
+        self.epsilon = epsilon
+        self.delta = delta
+        self.dataset = dataset
+        self.ledger = ledger
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        if update.aux:
+            raise PrivacyError("the method sends tensors beside the model, which noise does not cover here")
+        if not update.state:
+            return update
+        released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)
+        kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+        ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"))
+        count, spent = ledger.spend(self.dataset, self.noise_multiplier, self.epsilon, self.delta)
+        self.log_info(
+            fl_ctx,
+            f"privacy of {self.dataset!r}: release {count}, epsilon {spent:.3f} of {self.epsilon:g} "
+            f"at delta {self.delta:g}",
+        )
+        metrics = {**update.metrics, "privacy/epsilon": spent}  # follows from the settings and the count alone
+        return replace(update, state=released, metrics=metrics)
+
+
+class ExcludeVariables(UpdateFilter):
+    """Refuses an update that holds a tensor named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``).
+
+    It is not dropped silently: the server refuses an update without it, so what stays at home is for the job to say
+    (its method's ``shares``). A name that matches nothing of the model is refused too.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        require(bool(names) and not isinstance(names, str), "ExcludeVariables: names is a list of tensor names")
+        self.names = list(names)
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        if update.state or update.aux:
+            refuse_named({**update.state, **update.aux}, received(fl_ctx), self.names)
+        return update
+
+
+class AllowMetrics(UpdateFilter):
+    """Lets go only the numbers whose names match ``names``; with ``drop`` the others stay, else the update is refused.
+
+    List it last: it then sees the metrics that other filters add.
+    """
+
+    def __init__(self, names: Sequence[str], drop: bool = False) -> None:
+        super().__init__()
+        require(not isinstance(names, str), "AllowMetrics: names is a list of metric names")
+        self.names = list(names)
+        self.drop = drop
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        return replace(update, metrics=allowed_metrics(update.metrics, self.names, self.drop))

@@ -1,0 +1,179 @@
+"""Tensors on FLARE's wire: in pieces, so that no process holds more of a transfer than it must; large ones on disk.
+
+FLARE moves a tensor as one block, copied several times at both ends and once more for every site, and fetches all of a
+reply's tensors into memory before anybody may look at it. Here large tensors travel in pieces, and the updates of large
+models wait on the server's disk and are read one tensor at a time. Both ends need it (flare/messages.py registers it).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
+from nvflare.app_opt.pt.tensor_downloader import TensorDownloadable, download_tensors_to_disk
+from nvflare.fuel.f3.streaming.download_service import Downloadable
+from nvflare.fuel.utils.memory_utils import cleanup_memory
+from safetensors import safe_open
+from torch import Tensor
+
+from fedvlp.core.types import LazyState, State
+
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
+PIECE = 8 << 20
+MAPPED_BYTES = 1 << 18
+"""Blocks of this size and more are mapped one by one, and unmapped when they are freed."""
+
+
+class PieceDecomposer(TensorDecomposer):
+    """FLARE's decomposer of tensors, in pieces; what comes is put into the folder ``root`` once there is one."""
+
+    root: Path | None = None
+    _collect_at = 0.0
+
+    def spool_to(self, root: Path) -> None:
+        """From now on what comes waits in ``root``, which is emptied, and what is freed goes back to the system."""
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        self.root = root
+        gc.freeze()  # so that collecting takes no time over what stays anyway
+        return_freed_memory()
+
+    def tidy(self) -> None:
+        """To be called again and again while a large model is under way.
+
+        FLARE's transfers leave cycles that hold their bytes, and Python collects by number of objects, not by size.
+        """
+        if self.root and time.monotonic() > self._collect_at:
+            gc.collect()
+            self._collect_at = time.monotonic() + 1.0
+
+    def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
+        return TensorDownloadable(in_pieces(items), max_chunk_size)
+
+    def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
+        if self.root is None:
+            error, pieces = super().download(*args, fobs_ctx=fobs_ctx, **options)
+            return error, {key: joined(map(pieces.pop, names), names) for key, names in grouped(pieces).items()}
+        error, on_disk = download_tensors_to_disk(*args, root_dir=str(self.root), **options)
+        return error, OnDisk(on_disk)
+
+
+def in_pieces(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of more than ``PIECE`` bytes as slices of themselves, named ``<name>|<number>|<shape>``; no copy."""
+    pieces: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        count = -(-tensor.numel() * tensor.element_size() // PIECE)
+        if count <= 1:
+            pieces[name] = tensor
+            continue
+        shape = "x".join(map(str, tensor.shape))
+        for index, piece in enumerate(tensor.detach().contiguous().reshape(-1).tensor_split(count)):
+            pieces[f"{name}|{index}|{shape}"] = piece
+    return pieces
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of pieces by the tensor they belong to, in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("|")[0], []).append(name)
+    return {key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
+            for key, group in groups.items()}  # fmt: skip
+
+
+def shape_of(name: str) -> list[int] | None:
+    """The shape of the tensor that a piece belongs to; None for a whole tensor."""
+    parts = name.split("|")
+    return [int(length) for length in parts[2].split("x")] if len(parts) == 3 else None
+
+
+def joined(pieces: Iterable[Tensor], names: Sequence[str]) -> Tensor:
+    """The tensor that :func:`in_pieces` cut, its pieces taken one by one. Raises RuntimeError when some are missing."""
+    pieces, shape = iter(pieces), shape_of(names[0])
+    first = next(pieces)
+    if shape is None:
+        return first
+    rest = torch.empty(math.prod(shape), dtype=first.dtype)
+    whole = rest.view(shape)
+    for piece in chain((first,), pieces):
+        rest[: piece.numel()] = piece
+        rest = rest[piece.numel() :]
+    if rest.numel():
+        raise RuntimeError(f"{rest.numel()} values are missing of a tensor of {whole.numel()}")
+    return whole
+
+
+def _numel(reference: Any) -> int:
+    with safe_open(reference.file_path, framework="pt") as file:
+        return math.prod(file.get_slice(reference.key).get_shape())
+
+
+class OnDisk:
+    """What was downloaded to disk, by tensor: the form in which FLARE asks for it."""
+
+    def __init__(self, pieces: LazyTensorDict) -> None:
+        self._pieces = pieces
+        self._groups = grouped(pieces.keys())
+        for key, names in self._groups.items():  # here, where an error costs a reply; later it would cost the round
+            sizes = [_numel(pieces.make_lazy_ref(name)) for name in names]
+            if shape_of(names[0]) is not None and sum(sizes) != math.prod(shape_of(names[0]) or ()):
+                raise ValueError(f"{key} came with pieces missing or too many")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def make_lazy_ref(self, key: str) -> PiecesOnDisk:
+        names = self._groups[key]
+        return PiecesOnDisk([self._pieces.make_lazy_ref(name) for name in names], names)
+
+
+class PiecesOnDisk:
+    """One tensor on disk; its files go with the last reference to any tensor of the same message."""
+
+    def __init__(self, pieces: Sequence[Any], names: Sequence[str]) -> None:
+        self._pieces = pieces
+        self._names = names
+
+    def materialize(self) -> Tensor:
+        """The tensor, read anew."""
+        return joined((piece.materialize() for piece in self._pieces), self._names)
+
+
+class Spooled(LazyState):
+    """Named tensors, each read from disk whenever it is asked for; the files go with the last reference."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Tensor:
+        value = self._values[name]
+        tensor: Tensor = value.materialize() if hasattr(value, "materialize") else value
+        return tensor
+
+
+def return_freed_memory() -> None:
+    """glibc would keep freed tensors for reuse, in an arena for every thread: models of it with many sites."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    cleanup_memory()
+
+
+def loaded(data: State) -> State:
+    """``data`` as it is, or, where some of it is on disk, a view of the disk (not a dict, but to be read as one)."""
+    on_disk = any(hasattr(value, "materialize") for value in data.values())
+    return cast("State", Spooled(data)) if on_disk else data

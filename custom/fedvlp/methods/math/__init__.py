@@ -1,0 +1,1 @@
+"""The mathematics that methods share, as pure functions of arrays and tensors."""

@@ -1,0 +1,36 @@
+"""Towers that run when a model aligns their outputs, while gradients are cached (training/grad_cache.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedvlp.core.types import Batch, VLOutput
+
+if TYPE_CHECKING:
+    from fedvlp.training.grad_cache import Split
+
+INPUTS = ("image", "text", "text_mask")
+"""What of a batch the towers read."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """Stands for ``encoder.towers(batch)`` until a model aligns it: what is kept is smaller after than before that."""
+
+    encoder: Any  # a DualEncoder
+    batch: Batch
+    split: Split
+    gradient: bool = field(default_factory=torch.is_grad_enabled)  # where it was made
+
+    def aligned(self, model: Any) -> VLOutput:
+        """``model.align`` of the towers' outputs."""
+
+        def towers(batch: Batch) -> VLOutput:
+            with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
+                encoded = self.encoder.towers(batch)
+            return model.align(encoded)
+
+        return self.split.map(towers, self.batch)

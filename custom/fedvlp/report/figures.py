@@ -1,0 +1,174 @@
+"""Figures of a report page, each with a table of its values, as HTML.
+
+A figure is SVG inside the page, drawn through matplotlib's object interface.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedvlp.report.html import number, table, text
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, without yellow and black
+MARKERS, DASHES = "os^DvPX", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+SHADES = ("#3E4C66", "#A3B1C9", "#6F809E", "#D4DBE7")  # parts of a bar that are not sites
+BEFORE = "#C9CED6"
+AVERAGE = {"color": "black", "lw": 2.2, "zorder": 5}
+WORST = {"color": "#555555", "lw": 1.8, "ls": "--", "zorder": 4}
+RC = {
+    "font.size": 8.5, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
+    "axes.axisbelow": True, "axes.edgecolor": "#888888", "lines.markersize": 3.5, "legend.frameon": False,
+    "text.parse_math": False, "svg.hashsalt": "fedvlp", "svg.fonttype": "path",
+}  # fmt: skip
+Points = dict[int, float]
+Curve = tuple[str, Points, dict[str, Any]]
+"""Name, value by round, and how the line looks."""
+
+
+def look(index: int) -> dict[str, Any]:
+    """The line of the site with this index: colour, marker and, beyond six sites, dashes."""
+    return {"color": COLOURS[index % 6], "marker": MARKERS[index % 7], "ls": DASHES[index // 6 % 4], "lw": 1.0}
+
+
+def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] | None = None) -> str:
+    """Curves over rounds with an optional dashed level (its name and value)."""
+    curves = [(name, {k: v for k, v in points.items() if math.isfinite(v)}, style) for name, points, style in curves]
+    curves = [curve for curve in curves if curve[1]]
+    if not curves:
+        return ""
+    figure, axes = _axes(title, 2.4, below=0.5 + 0.18 * math.ceil((len(curves) + bool(level)) / 4))
+    handles = [axes.plot(*zip(*sorted(points.items()), strict=True), **style)[0] for _, points, style in curves]
+    if max(len(points) for _, points, _ in curves) > 12:
+        for handle in handles:
+            handle.set_markersize(2)
+    names = [name for name, _, _ in curves]
+    if level:
+        handles.append(axes.axhline(level[1], color="black", ls=(0, (3, 2)), lw=1.1))
+        names.append(f"{level[0]} {level[1]:.5g}")
+    axes.set_xlabel(x)
+    _whole(axes, {k for _, points, _ in curves for k in points})
+    figure.legend(handles, names, loc="lower center", ncols=4, fontsize=8)
+    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
+    return _figure(figure, said, x, {name: points for name, points, _ in curves})
+
+
+def stack(title: str, parts: Mapping[str, Points]) -> str:
+    """One bar a round, divided into ``parts``."""
+    figure, axes = _axes(title, 2.2, below=0.65)
+    base: Points = {}
+    for index, (name, points) in enumerate(parts.items()):
+        below = [base.get(k, 0.0) for k in points]
+        axes.bar(list(points), list(points.values()), 0.7, bottom=below, color=SHADES[index % 4], label=name)
+        base |= {k: base.get(k, 0.0) + v for k, v in points.items()}
+    axes.set_xlabel("round")
+    axes.grid(axis="x", visible=False)
+    _whole(axes, base)
+    figure.legend(loc="lower center", ncols=4, fontsize=8)
+    return _figure(figure, title, "round", parts)
+
+
+def bars(
+    title: str,
+    groups: Mapping[str, Mapping[str, float]],
+    colours: Mapping[str, str],
+    level: tuple[str, float] | None = None,
+) -> str:
+    """For every site (a key of ``colours``) one bar of each group; the last group in the site's colour, others grey."""
+    names = [site if len(site) <= 24 else f"{site[:23]}\N{HORIZONTAL ELLIPSIS}" for site in colours]
+    size = (0.12 + 0.2 * len(groups)) * len(colours)
+    figure, axes = _axes(title, size, below=0.5, left=0.25 + 0.08 * max(map(len, names)), pad=16 if level else 6)
+    last = list(groups)[-1]
+    height = 0.8 / len(groups)
+    for row, (site, colour) in enumerate(colours.items()):
+        for index, (name, values) in enumerate(groups.items()):
+            if site not in values:
+                continue
+            place = row + height * (index - (len(groups) - 1) / 2)
+            axes.barh(place, values[site], 0.92 * height, color=colour if name == last else BEFORE)
+            axes.annotate(
+                number(values[site]), (values[site], place), (3, 0),
+                textcoords="offset points", va="center", fontsize=7.5,
+                bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85},
+            )  # fmt: skip
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(colours) - 0.45, -0.55)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12)
+    if level:
+        axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
+        said = f"{level[0]} {level[1]:.5g}"
+        axes.annotate(said, (level[1], 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
+                      ha="center", fontsize=8)  # fmt: skip
+    axes.set_xlabel(f"grey: {', '.join(list(groups)[:-1])}; coloured: {last}" if len(groups) > 1 else last)
+    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
+    return _figure(figure, said, "site", groups, list(colours))
+
+
+def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Points of the plane, one cloud for every site; the table has each cloud's centre."""
+    figure, axes = _axes(title, 3.6, below=0.5 + 0.18 * math.ceil(len(groups) / 4))
+    handles = []
+    for index, points in enumerate(groups.values()):
+        style = {key: look(index)[key] for key in ("color", "marker")}
+        handles.append(axes.scatter(*zip(*points, strict=True), s=9, alpha=0.7, **style))
+    axes.set_xlabel("first component")
+    axes.set_ylabel("second component")
+    figure.legend(handles, list(groups), loc="lower center", ncols=4, fontsize=8)
+    centres = [{name: sum(p[i] for p in points) / len(points) for name, points in groups.items()} for i in (0, 1)]
+    return _figure(figure, title, "site", {"centre, first": centres[0], "second": centres[1]}, list(groups))
+
+
+def films(
+    title: str, images: Sequence[Any], captions: Sequence[str], numbers: Mapping[str, Mapping[Any, float]]
+) -> str:
+    """Grey images [S, S] uint8 side by side with a caption each; the table has ``numbers``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((5.2, 1.75))
+    figure.suptitle(title, x=0.02, ha="left", fontsize=9.5, fontweight="bold")
+    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        axes = figure.add_axes((place / len(images) + 0.005, 0.0, 1 / len(images) - 0.01, 0.7))
+        axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axes.set_axis_off()
+        axes.set_title(caption, fontsize=6.5, fontweight="normal", loc="center", pad=3)
+    return _figure(figure, title, "round", numbers)
+
+
+def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float = 6) -> tuple[Any, Any]:
+    """A drawing ``size`` inches high plus its margins; laid out by hand, as matplotlib's solver doubles the time."""
+    from matplotlib.figure import Figure
+
+    width, above = 5.2, 0.24 + pad / 72
+    height = size + below + above
+    figure = Figure((width, height))
+    axes = figure.add_axes((left / width, below / height, 1 - (left + 0.15) / width, size / height))
+    axes.set_title(title, pad=pad)
+    return figure, axes
+
+
+def _whole(axes: Any, rounds: Iterable[int]) -> None:
+    """Ticks at whole rounds only, however few there are."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
+
+
+def _figure(
+    figure: Any, said: str, key: str, columns: Mapping[str, Mapping[Any, float]], keys: Sequence[Any] | None = None
+) -> str:
+    """The drawing, what it shows in words, and its values in a table."""
+    drawing = io.BytesIO()
+    figure.savefig(drawing, format="svg", metadata={"Date": None})
+    data = base64.b64encode(drawing.getvalue()).decode("ascii")
+    listed = keys if keys is not None else sorted({k for points in columns.values() for k in points})
+    rows = [[k, *(number(points.get(k)) for points in columns.values())] for k in listed]
+    return (
+        f'<figure><img alt="{text(said)}" src="data:image/svg+xml;base64,{data}">'
+        f"<details><summary>Values</summary>{table([key, *columns], rows)}</details></figure>\n"
+    )

@@ -1,0 +1,40 @@
+"""The report's first section: the status of the run and, in short, what was run."""
+
+from __future__ import annotations
+
+from fedvlp.report import html
+from fedvlp.report.html import ABSENT, text
+from fedvlp.report.run import Run
+from fedvlp.run.metrics import Record
+
+
+def section(run: Run) -> str:
+    """Status and, in short, what was run."""
+    last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
+    done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
+    where = done[-1] if done else "not trained yet"
+    where += f" ({run.setting('rounds.rounds')} rounds planned, counted from 0)" if run.config else ""
+    older = "round" in run.status and (run.status["round"], run.status.get("phase")) != (last["round"], last["phase"])
+    status = run.status.get("status")
+    if run.folder.model.exists():
+        status = "finished"
+    elif status is None or older:
+        status = "in progress or interrupted"
+    out = f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
+    if run.status.get("reason"):
+        out += f"<p>{'An earlier attempt ended with: ' if older else ''}{text(run.status['reason'])}</p>"
+    if not run.config:
+        return out + "<p>The folder has no config.json, so what was run is not known.</p>"
+    image, words, size = (run.setting(f"model.{key}") for key in ("image_tower", "text_tower", "embedding_dim"))
+    method = run.setting("method") or {}
+    facts = {
+        "method": html.kind(method),
+        "hyper-parameters": ", ".join(f"{k} = {html.shown(v)}" for k, v in method.get("args", {}).items()) or ABSENT,
+        "objective": html.kind(run.setting("objective")),
+        "model": f"image tower {image}, text tower {words}, {size} dimensions",
+        "data": html.kind(run.setting("data")),
+        "sites": ", ".join(site for site in run.sites if site in last["members"]) or "not known yet",
+        "seed": run.setting("rounds.seed"),
+        "fingerprint": run.environment.get("fingerprint", "not recorded"),
+    }
+    return out + html.pairs(facts)

@@ -1,0 +1,85 @@
+"""The parts of a report page that are not drawn: escaped text, tables and the page itself."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath, PureWindowsPath
+from typing import Any
+
+ABSENT = "\N{EN DASH}"
+CSS = """
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;margin:0 auto;padding:1rem;max-width:1120px}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid #d8dce2}
+h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overflow-wrap:anywhere}
+.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1.2rem 1.8rem}
+.cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,230px),1fr))}
+figure{margin:0;min-width:0}
+img{width:100%;max-width:560px;height:auto;display:block}.scroll{overflow:auto;max-height:26rem}
+details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
+table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
+th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
+th{background:#f5f6f8;font-weight:600;vertical-align:bottom}.text td,.text th{text-align:left}
+td:first-child,th:first-child{text-align:left;white-space:nowrap}
+.text td{white-space:nowrap}.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
+.scroll+.grid{margin-top:1.2rem}
+dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
+dd{margin:0;overflow-wrap:anywhere}.status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
+"""
+
+
+def page(title: str, body: str) -> str:
+    """A page that loads nothing and runs nothing."""
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{text(title)}</title><style>{CSS}</style></head>\n<body><h1>{text(title)}</h1>\n{body}</body></html>\n"
+    )
+
+
+def text(value: object) -> str:
+    """``value`` as HTML text that is nothing but text."""
+    return html.escape(str(value).encode("utf-8", "replace").decode("utf-8"))
+
+
+def number(value: float | None) -> str:
+    """Four significant digits; a dash for what is not there."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
+
+
+def pairs(items: Mapping[str, object]) -> str:
+    """Names and values, one pair a line."""
+    return f"<dl>{''.join(f'<dt>{text(name)}</dt><dd>{text(value)}</dd>' for name, value in items.items())}</dl>"
+
+
+def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
+    """Figures side by side where there is room; a sentence where there are none."""
+    return f'<div class="grid {kind}">{figures}</div>' if figures else f"<p>{text(otherwise)}</p>"
+
+
+def kind(config: Any) -> str:
+    """The class of a ``{"path", "args"}`` of the configuration."""
+    path = config.get("path", ABSENT) if isinstance(config, dict) else ABSENT
+    return str(path).rpartition(".")[2].removesuffix("Config")
+
+
+def shown(value: Any) -> str:
+    """A setting as text; of a path on somebody's machine only the last part."""
+    if isinstance(value, dict):
+        return f"{kind(value)}({', '.join(f'{k}={shown(v)}' for k, v in value.get('args', {}).items())})"
+    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
+        return PureWindowsPath(value).name
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], kind: str = "") -> str:
+    """A table that scrolls inside of itself where the screen is narrow."""
+    top = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    body = "\n".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,0 +1,48 @@
+"""The report of a run in progress, stopped or finished: one HTML page; what the folder lacks is left out and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedvlp.core.checkpoint import save_text
+from fedvlp.report import (
+    classifier,
+    costs,
+    figures,
+    head,
+    html,
+    loss,
+    public_set,
+    retrieval,
+    settings,
+    sites,
+    updates,
+    weights,
+)
+from fedvlp.report.run import Run
+from fedvlp.run.folder import RunFolder
+
+
+def write(folder: RunFolder) -> Path:
+    """Writes ``report.html`` into the run's folder and returns its path."""
+    import matplotlib
+
+    run = Run.read(folder)
+    sections = {
+        "": head.section,
+        "Retrieval": retrieval.section,
+        "Sites": sites.section,
+        "Loss": loss.section,
+        "Site weights": weights.section,
+        "Classifier": lambda run: classifier.section(run.folder, run.history),
+        "Public set": lambda run: public_set.section(run.history, run.memory),
+        "Bytes and seconds": costs.section,
+        "Changes that sites sent": lambda run: updates.changes(run.history, run.sites, run.style),
+        "Dropped updates": lambda run: updates.dropped(run.history),
+        "All settings and versions": settings.section,
+    }
+    with matplotlib.rc_context(figures.RC):
+        parts = [(f"<h2>{title}</h2>\n" if title else "") + section(run) + "\n" for title, section in sections.items()]
+    path = folder.path / "report.html"
+    save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", "".join(parts)))
+    return path

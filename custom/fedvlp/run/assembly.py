@@ -1,0 +1,238 @@
+"""Puts an experiment together in a process: cohort, models, sites and the server."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvlp.core.client import Client, OnDevice, named_state
+from fedvlp.core.server_state import Server
+from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
+from fedvlp.data.deid import refuse_phi
+from fedvlp.data.loader import SiteData
+from fedvlp.data.partition import dirichlet_partition
+from fedvlp.data.report_imputation import retrieve_reports
+from fedvlp.evaluation.classification import Classification
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.federation.server_trainer import ServerTrainer
+from fedvlp.federation.site import Evaluate, Site
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods import Centralized
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.experiment import POOLED, Experiment
+
+
+class Assembly:
+    """Puts an experiment together in one process; the model and the cohort are built once and shared by its sites."""
+
+    def __init__(self, experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> None:
+        self.experiment = experiment
+        self.folder = folder  # of the run; None keeps site memories in this process
+        self.accept_phi_risk = accept_phi_risk  # train on reports in which identifiers were found
+        self._cohort: Cohort | None = None
+        self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
+        self._public: dict[ModelConfig, SiteData] = {}
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all records train at one place."""
+        return isinstance(self.experiment.method, Centralized)
+
+    @property
+    def cohort(self) -> Cohort:
+        """The records, each with its site."""
+        if self._cohort is None:
+            cohort = self.experiment.data.build()
+            if cohort.sites is None:
+                cohort = cohort.with_sites(self._deal(cohort))
+            split = self.experiment.partition
+            if split.public:
+                chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
+                cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
+            cohort = drop_modalities(cohort, split.image_only, split.text_only)
+            self._cohort = retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
+            refuse_other_labels(self.experiment.model, cohort)
+        return self._cohort
+
+    def _deal(self, cohort: Cohort) -> list[str]:
+        split = self.experiment.partition
+        if split.sites < 1:
+            raise ValueError(f"partition.sites is {split.sites}; a run needs at least one site")
+        groups = np.asarray(cohort.studies)
+        owner = dirichlet_partition(
+            cohort.labels, groups, split.sites, split.beta, self.experiment.rounds.seed, label_code=split.label_code
+        )
+        return [f"site-{index + 1}" for index in owner]
+
+    def data_sites(self) -> tuple[str, ...]:
+        """The sites that hold records, sorted by name."""
+        return tuple(sorted(set(self.cohort.sites or ()) - {PUBLIC}))
+
+    def sites(self) -> tuple[str, ...]:
+        """The sites that train, sorted by name."""
+        return (POOLED,) if self.pooled else self.data_sites()
+
+    def config(self, site: str | None = None) -> ModelConfig:
+        """The model of a site, or the server's."""
+        return dict(self.experiment.site_models).get(site or "", self.experiment.model)
+
+    def modules(self, site: str | None = None) -> tuple[Any, Any]:
+        """A site's (the server's) model, with its initial weights, and objective; one pair for every architecture."""
+        config = self.config(site)
+        if config not in self._modules:
+            self._modules[config] = self._build(config)
+        return self._modules[config]
+
+    def _build(self, config: ModelConfig) -> tuple[Any, Any]:
+        """A model and an objective with their initial weights."""
+        seed, extra = self.experiment.rounds.seed, self.experiment.extra
+        model = config.build(seed)
+        objective: Any = self.experiment.objective.build(model, seed)
+        model.attention = "attention" in objective.needs
+        if extra is not None:
+            objective.add_module("extra", extra.build(config, seed))
+        return model, objective
+
+    def server(self, sites: tuple[str, ...]) -> Server:
+        """A server with the initial weights, before round 0."""
+        state = named_state(*self.modules())
+        return self.equip(Server(sites, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}))
+
+    def equip(self, server: Server) -> Server:
+        """Gives a server, new or restored, what follows from the experiment, where the method uses the public set."""
+        if not self.experiment.method.uses_public:
+            return server  # a server needs no data
+        server.modalities = {site: self.data(site).modalities for site in self.data_sites()}
+        if not self.has_public:
+            raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
+        training = self.experiment.server_training or self.experiment.training
+        server.host = ServerTrainer(
+            self.client("server", self.public(None)), training, evaluation(self.config(), public=True)
+        )
+        return server
+
+    @property
+    def has_public(self) -> bool:
+        """Whether there is a public set."""
+        return PUBLIC in (self.cohort.sites or ())
+
+    def data(self, site: str | None) -> SiteData:
+        """The records of one site, or of all sites."""
+        rows = {split: self.cohort.rows(split, site) for split in SPLITS}
+        if site is None:
+            public = np.asarray(self.cohort.sites) == PUBLIC
+            rows = {split: chosen[~public[chosen]] for split, chosen in rows.items()}
+        return self._served(rows, site)
+
+    def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
+        """Batches as the model of ``site`` reads them, on the device that trains."""
+        data = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
+        device = self.experiment.training.place()
+        return data if device.type == "cpu" else OnDevice(data, device)
+
+    def public(self, site: str | None) -> SiteData:
+        """The public set as the model of ``site`` (the server) reads it; sites with one architecture share it."""
+        config = self.config(site)
+        if config not in self._public:
+            rows = {split: self.cohort.rows(split, PUBLIC) for split in SPLITS}
+            self._public[config] = self._served(rows, site)
+        return self._public[config]
+
+    def gate(self) -> None:
+        """Raises PHIError for reports that seem to identify people, unless the risk is accepted."""
+        if not self.accept_phi_risk:
+            refuse_phi(self.cohort.phi, len(self.cohort))
+
+    def client(self, name: str, data: Any, site: str | None = None) -> Client:
+        """A trainee with the model of ``site`` (None: the server's), on the device that trains."""
+        model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
+        seed = self.experiment.rounds.seed
+        client = Client(name, seed, model, objective, data)
+        client.initial = lambda: named_state(*self._build(self.config(site)))
+        if self.has_public:
+            client.public, client.public_id = self.public(site), public_id(self.cohort)
+        return client
+
+    def site(self, name: str) -> Site:
+        """The site ``name``, ready to answer broadcasts. Raises PHIError for reports that seem to identify people."""
+        self.gate()
+        if name not in self.sites():
+            known = ", ".join(self.sites())
+            raise NoRecordsError(f"site {name!r} has no records in this experiment; there are: {known}")
+        if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+            raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
+        site = None if self.pooled else name
+        client = self.client(name, self.data(site), site)
+        memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
+        evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
+        return Site(client, self.experiment.method, self.experiment.training, memory, evaluate)
+
+
+def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
+    """[N] bool: the records of a ``share`` of the patients of every split, of those whose records are all paired."""
+    patients, splits = np.asarray(cohort.patients), np.asarray(cohort.splits)
+    unpaired = set(patients[~(cohort.has_image() & cohort.has_report())].tolist())
+    rng = np.random.default_rng([seed, 1])  # not the stream that deals records to sites
+    chosen: set[str] = set()
+    for split in SPLITS:
+        members = sorted(set(patients[splits == split].tolist()) - unpaired)
+        chosen |= set(rng.permutation(members)[: round(share * len(members))].tolist())
+    return np.isin(patients, sorted(chosen))
+
+
+def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
+    """The cohort with the reports of the ``image_only`` sites before the last ``text_only``, and their images, gone."""
+    if not image_only and not text_only:
+        return cohort
+    sites = np.asarray(cohort.sites)
+    order = sorted(set(sites.tolist()) - {PUBLIC}, key=lambda name: (len(name), name))  # site-2 before site-10
+    paired = len(order) - image_only - text_only
+    if paired < 0:
+        raise ValueError(
+            f"partition: image_only {image_only} and text_only {text_only} are more than the {len(order)} sites"
+        )
+    without_report, without_image = order[paired : paired + image_only], order[paired + image_only :]
+    return cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+
+
+def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:
+    """Raises ValueError unless a classifier's findings are the data's, in their order."""
+    if isinstance(model, MultimodalConfig) and model.labels != cohort.label_names:
+        raise ValueError(
+            f"model.labels are {', '.join(model.labels)}; the data's are {', '.join(cohort.label_names) or 'none'}. "
+            "Give both the same names in one order"
+        )
+
+
+def public_id(cohort: Cohort) -> int:
+    """A hash, below 2^48, of the public set's ids in their order."""
+    ids = (cohort.ids[row] for split in SPLITS for row in cohort.rows(split, PUBLIC))
+    return int(digest(*ids)[:12], 16)
+
+
+def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
+    """What is measured of a model on held-out records, of a site or of the public set."""
+    if isinstance(model, MultimodalConfig):
+        return Classification()
+    return Retrieval(captions=True, folds=5) if public else Retrieval()
+
+
+class EverySite:
+    """Evaluates a pooled model on each site's held-out records; metric names are ``<site>:<metric>``."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._data = {site: assembly.data(site) for site in assembly.data_sites()}
+        self._evaluate = evaluation(assembly.config())
+
+    def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]:
+        one = replace(client)
+        metrics: dict[str, float] = {}
+        for site, data in self._data.items():
+            one.data = data
+            metrics |= {f"{site}:{name}": value for name, value in self._evaluate(one, splits).items()}
+        return metrics

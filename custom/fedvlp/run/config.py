@@ -1,0 +1,134 @@
+"""Experiments as JSON: nested ``{"path": class, "args": {...}}``, the form that FLARE's component builder reads too."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib
+import json
+import types
+import typing
+from typing import Any
+
+from fedvlp.core.names import name_of
+
+ROOT = "fedvlp."
+
+
+def to_config(value: Any) -> Any:
+    """A dataclass as ``{"path", "args"}`` with every field (defaults included), other values as JSON has them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        args = {f.name: to_config(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {"path": name_of(kind), "args": args}
+    if isinstance(value, (list, tuple)):
+        return [to_config(item) for item in value]
+    return value
+
+
+def from_config(config: Any) -> Any:
+    """The object that :func:`to_config` described. Only dataclasses of fedvlp are built; anything else is refused."""
+    if isinstance(config, list):
+        return tuple(from_config(item) for item in config)
+    if not isinstance(config, dict):
+        return config
+    path = config.get("path", "")
+    module, _, name = path.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name, None) if path.startswith(ROOT) else None
+    except ImportError:
+        kind = None
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"config names {path!r}; expected a configuration class of fedvlp")
+    args = {key: from_config(value) for key, value in config.get("args", {}).items()}
+    known = fields_of(kind)
+    for key in args:
+        if key not in known:
+            raise ValueError(f"{path} has no {key!r}{nearest(key, known)}")
+        refuse_misfit(kind, key, args[key])
+    return kind(**args)
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of the configuration: equal at the server and at the sites of one run."""
+    return hashlib.blake2b(json.dumps(to_config(value), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def override(value: Any, key: str, text: str) -> Any:
+    """``value`` with the field ``key`` ("method.rho") set to ``text``, read as JSON or else as a string.
+
+    Raises ValueError naming the nearest field when there is no such one, or what the field holds when it does not fit.
+    """
+    head, _, rest = key.partition(".")
+    names = fields_of(value)
+    if head not in names:
+        raise ValueError(f"unknown setting {head!r}{nearest(head, names)}; there are: {', '.join(sorted(names))}")
+    old = getattr(value, head)
+    if rest:
+        if not dataclasses.is_dataclass(old):
+            raise ValueError(f"{head!r} is a plain value and has no setting {rest!r}")
+        return dataclasses.replace(value, **{head: override(old, rest, text)})
+    if dataclasses.is_dataclass(old):
+        return dataclasses.replace(value, **{head: _chosen(value, head, old, text)})
+    return dataclasses.replace(value, **{head: _read(text, value, head)})
+
+
+def _chosen(owner: Any, name: str, old: Any, text: str) -> Any:
+    """The group of settings that ``text`` names among the field's "choices" (metadata), with its defaults."""
+    field = next(f for f in dataclasses.fields(owner) if f.name == name)
+    choices = field.metadata.get("choices", {})
+    if text in choices:
+        return choices[text]()
+    known = f"choose one of {', '.join(choices)}, or " if choices else ""
+    raise ValueError(f"{name!r} is a group of settings; {known}set one of them, e.g. {name}.{fields_of(old)[0]}")
+
+
+def _read(text: str, owner: Any, name: str) -> Any:
+    """``text`` as the type of the field ``name``: JSON where that fits, else the text itself."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    if isinstance(value, list):
+        value = tuple(value)
+    if not fits(value, type_of(type(owner), name)):
+        value = text
+    refuse_misfit(type(owner), name, value)
+    return float(value) if isinstance(getattr(owner, name), float) and isinstance(value, int) else value
+
+
+def type_of(kind: type, name: str) -> Any:
+    """The declared type of a field."""
+    return typing.get_type_hints(kind)[name]
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value has the declared type (a whole number is a float, too); groups check themselves."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(fits(value, part) for part in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if kind is types.NoneType:
+        return value is None
+    if kind in (int, float):
+        return isinstance(value, (int, kind)) and not isinstance(value, bool)
+    return kind not in (str, bool, tuple) or isinstance(value, kind)
+
+
+def refuse_misfit(kind: type, name: str, value: Any) -> None:
+    """Raises ValueError unless the value has the type of the field."""
+    hint = type_of(kind, name)
+    if not fits(value, hint):
+        wanted = getattr(hint, "__name__", str(hint))
+        raise ValueError(f"{name} is {value!r}; {kind.__name__}.{name} takes {wanted}")
+
+
+def fields_of(value: Any) -> list[str]:
+    """Names of the settings of a dataclass."""
+    return [f.name for f in dataclasses.fields(value)]
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

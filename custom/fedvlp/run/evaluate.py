@@ -1,0 +1,153 @@
+"""What can be measured of a finished (or stopped) run: the table behind ``fedvlp evaluate --what``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import MODALITIES, State
+from fedvlp.evaluation import distortion
+from fedvlp.evaluation import zero_shot as zero
+from fedvlp.evaluation.prompts import PROMPTS
+from fedvlp.methods.softpull import SoftPull
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import POOLED
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import by_site
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Options of an evaluation; None is what its protocol says."""
+
+    steps: int | None = None  # of re-training
+    layers: int | None = None  # encoder layers that are re-trained
+    own: bool = False  # re-train with the run's own method instead of plain pre-training
+
+
+def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
+    """The server's model re-trained on each site; of sites that never shared one, their own models on the union."""
+    starts = _kept_at_sites(assembly, state)
+    if starts:
+        union = assembly.client(POOLED, assembly.data(None))
+        return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
+    return [distortion.Trial(site, state, assembly.client(site, data)) for site, data in _paired(assembly).items()]
+
+
+def _paired(assembly: Assembly) -> dict[str, Any]:
+    """The data of the sites that hold pairs, which alone can be trained on, and judged by, retrieval."""
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    paired = {site: records for site, records in data.items() if records.modalities == MODALITIES}
+    if not paired:
+        raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
+    return paired
+
+
+def _kept_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
+    """The models that sites keep in their memories (Local)."""
+    memories = {site: assembly.site(site).memory.newest() for site in assembly.sites()}
+    return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
+
+
+def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: bool | None) -> list[Path]:
+    """A distortion table of the run's current model; ``deep`` None re-trains everything, else some encoder layers."""
+    import torch
+
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
+    server = _server(folder)
+    state = experiment.method.finish(server)
+    steps = steps if choices.steps is None else choices.steps
+    if deep is not None and choices.own:
+        raise ValueError(f"{name} re-trains encoder layers by plain pre-training; leave --own out")
+    only = None if deep is None else distortion.encoder_layers(state, choices.layers, deep=deep)
+    plain = distortion.Retraining(local_steps=steps, only=only)
+    method = replace(experiment.method, local_steps=steps) if choices.own else plain
+    assembly = Assembly(experiment, folder.path)
+    trials = _trials(assembly, folder, state)
+    entries = distortion.cross_table(trials, _paired(assembly), method, experiment.training, round=server.round)
+    how = "its own local training" if choices.own else "plain pre-training"
+    title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
+    return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
+
+
+def _server(folder: RunFolder) -> Server:
+    if not folder.checkpoint.exists():
+        raise ValueError(f"{folder.path} has no checkpoint yet: nothing was trained there")
+    return Server.load(folder.checkpoint)[0]
+
+
+def _target(folder: RunFolder, name: str) -> Path:
+    return folder.path / "evaluation" / name
+
+
+def distort(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.7: one round's steps on each site."""
+    return _retrain(folder, choices, "distortion", folder.experiment().method.local_steps, None)
+
+
+def shallow(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.8: the first encoder layers only, 500 steps."""
+    return _retrain(folder, choices, "shallow", 500, False)
+
+
+def deep(folder: RunFolder, choices: Choices) -> list[Path]:
+    """The last encoder layers only, 500 steps."""
+    return _retrain(folder, choices, "deep", 500, True)
+
+
+def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.8: paired cosine of the server's model on each site's validation records, by round."""
+    curves: dict[str, dict[int, float]] = {}
+    for record in folder.history():
+        for site, metrics in by_site(record).items():
+            if "val/similarity" in metrics:
+                curves.setdefault(site, {})[record["round"]] = metrics["val/similarity"]
+    if not curves:
+        raise ValueError(
+            f"{folder.path} has no evaluations with a paired cosine: it ran with evaluate_every=0, or its model is a "
+            "classifier"
+        )
+    title = f"{folder.experiment().name}: paired cosine of the model a round starts from"
+    return distortion.write_curves(curves, _target(folder, "similarity"), title)
+
+
+def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Spec 10.4: prompt ensembles on each site's test records; the global, each site's own and the selected model."""
+    import torch
+
+    experiment = folder.experiment()
+    torch.set_num_threads(experiment.training.threads)
+    assembly, server = Assembly(experiment, folder.path), _server(folder)
+    names = assembly.cohort.label_names
+    protocol = zero.ZeroShot(
+        tuple(name for name in names if name in PROMPTS), getattr(experiment.method, "threshold", 2.0)
+    )
+    state = experiment.method.finish(server)
+    states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    data = {site: records for site, records in data.items() if "image" in records.modalities}
+    results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names)
+    title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
+    return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
+
+
+def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
+    """The sites' own models, if the method has such: at the server (PMS-FM, FedSM), or in their memories (Local)."""
+    method = assembly.experiment.method
+    if isinstance(method, SoftPull):
+        return {site: {**state, **method.personal(server, site)} for site in server.sites}
+    return _kept_at_sites(assembly, state)
+
+
+WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
+    "distortion": distort,
+    "shallow": shallow,
+    "deep": deep,
+    "similarity": similarity,
+    "zero-shot": zero_shot,
+}
+"""What can be evaluated; each writes files under the run's ``evaluation/`` and returns their paths."""

@@ -1,0 +1,83 @@
+"""Runs an experiment on this machine, without FLARE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+
+from fedvlp.core.checkpoint import save_text
+from fedvlp.core.server_state import Server
+from fedvlp.data.partition import write_assignment
+from fedvlp.data.report_imputation import provenance
+from fedvlp.federation.exchange import SequentialExchange, WorkerPool
+from fedvlp.federation.loop import Federation
+from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import Record, TensorBoard
+
+
+def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
+    """Writes which record went to which site, with the seed and a hash."""
+    cohort = assembly.cohort
+    sites = sorted(set(cohort.sites or ()))  # and the public set
+    place = {site: index for index, site in enumerate(sites)}
+    owner = np.asarray([place[site] for site in cohort.sites or ()])
+    seed = assembly.experiment.rounds.seed
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_assignment(folder.path / "partition.json", owner, cohort.ids, seed, sites=",".join(sites))
+    if cohort.report_from is not None:
+        rows = [("record", "report_of", "match"), *provenance(cohort)]
+        save_text(folder.path / "retrieved_reports.csv", "".join(f"{','.join(row)}\n" for row in rows))
+
+
+def simulate(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    workers: int = 1,
+    accept_phi_risk: bool = False,
+    report: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
+
+    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError.
+    """
+    import torch
+
+    assembly = Assembly(experiment, folder.path, accept_phi_risk)
+    assembly.gate()
+    sites = assembly.sites()
+
+    def site(name: str) -> EncodedSite:
+        torch.set_num_threads(experiment.training.threads)
+        end = SiteEnd(experiment.wire, experiment.method.phases, site_memory(folder.path / "sites" / name))
+        return EncodedSite(assembly.site(name), end)
+
+    _note_partition(assembly, folder)
+    torch.set_num_threads(1)  # a process that has run several threads must not be forked
+    assembly.modules()  # before the fork, so that workers need not build them
+    exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
+    if folder.checkpoint.exists():
+        server, next_phase = Server.load(folder.checkpoint)
+        assembly.equip(server)
+    else:
+        server, next_phase = assembly.server(sites), 0
+    with closing(exchange), closing(TensorBoard(folder.path / "tb")) as board:
+
+        def noted(record: Record) -> None:
+            folder.note(server.history)
+            board(record)
+            report(record)
+
+        federation = Federation(
+            experiment.method, server, experiment.rounds, exchange,
+            wire=experiment.wire, checkpoint=folder.checkpoint, report=noted,
+        )  # fmt: skip
+        state = federation.run(next_phase)
+    folder.note(server.history)
+    folder.finish(experiment, state, server.history)
+    return server.history

@@ -1,0 +1,1 @@
+"""How a site trains: the settings, the one loop, its steps, several processes, and batches larger than memory."""

@@ -1,0 +1,75 @@
+"""Which precision and form of attention train fastest here: measured, since neither follows from the machine's name."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedvlp.training import distributed
+
+BATCH, TOKENS, WIDTH, HEADS = 8, 197, 384, 6  # of the block that is timed: ViT-S/16 at 224 pixels
+BUDGET = 1.0  # seconds for all variants together
+VARIANTS = [(precision, attention) for precision in ("float32", "bfloat16") for attention in ("sdpa", "explicit")]
+
+
+def choose(precision: str, attention: str, device: torch.device) -> tuple[str, str]:
+    """The two settings with every ``auto`` replaced by what the probe finds fastest; rank 0's finding holds for all."""
+    if "auto" not in (precision, attention):
+        return precision, attention
+    seconds = measured(device, torch.get_num_threads())
+    allowed = {v: s for v, s in seconds.items() if precision in (v[0], "auto") and attention in (v[1], "auto")}
+    if not allowed:  # float16 is not timed: it needs a GPU, where the fused kernels are the fast ones
+        return precision, "sdpa"
+    best = min(allowed, key=lambda variant: allowed[variant])
+    if distributed.together():
+        best = tuple(distributed.tell(list(best), {})[0])
+    return best
+
+
+@cache
+def measured(device: torch.device, threads: int) -> dict[tuple[str, str], float]:
+    """Seconds of a transformer block, forward and backward, in each variant: the least of a few interleaved runs."""
+    seconds = dict.fromkeys(VARIANTS, float("inf"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tokens = torch.randn(BATCH, TOKENS, WIDTH).to(device)
+        shapes = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
+        weights = [(0.02 * torch.randn(shape)).to(device).requires_grad_() for shape in shapes]
+    end = time.perf_counter() + BUDGET
+    for repetition in range(8):
+        for variant in VARIANTS:
+            taken = _time(tokens, weights, *variant)
+            if repetition:  # the first run of each also sets kernels up
+                seconds[variant] = min(seconds[variant], taken)
+        if repetition and time.perf_counter() > end:
+            break
+    found = ", ".join(f"{' '.join(variant)} {1000 * taken:.1f} ms" for variant, taken in seconds.items())
+    print(f"a transformer block on {device}, {threads} threads: {found}; training.precision, .attention overrule it")
+    return seconds
+
+
+def _time(tokens: Tensor, weights: list[Tensor], precision: str, attention: str) -> float:
+    synchronize = torch.cuda.synchronize if tokens.is_cuda else lambda: None
+    synchronize()
+    began = time.perf_counter()
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        loss = _block(tokens, weights, attention).square().mean()
+    torch.autograd.grad(loss, weights)
+    synchronize()
+    return time.perf_counter() - began
+
+
+def _block(tokens: Tensor, weights: list[Tensor], attention: str) -> Tensor:
+    qkv, out, expand, contract = weights
+    split = (BATCH, TOKENS, 3, HEADS, WIDTH // HEADS)
+    q, k, v = F.linear(tokens, qkv).view(split).permute(2, 0, 3, 1, 4)  # [B, H, T, W/H]
+    if attention == "sdpa":
+        mixed = F.scaled_dot_product_attention(q, k, v)
+    else:
+        mixed = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(dim=-1) @ v
+    tokens = tokens + F.linear(mixed.transpose(1, 2).reshape(BATCH, TOKENS, WIDTH), out)
+    return tokens + F.linear(F.gelu(F.linear(F.layer_norm(tokens, (WIDTH,)), expand)), contract)

@@ -1,0 +1,96 @@
+"""How a site trains, whatever the method: optimiser, precision, batches larger than memory, device."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedvlp.core.optimizers import SGD, AdamW
+from fedvlp.core.validate import require
+
+CHOICES = {
+    "optimizer": ("adamw", "sgd"),
+    "precision": ("float32", "bfloat16", "float16", "auto"),
+    "attention": ("sdpa", "explicit", "auto"),
+    "accumulation": ("cached", "plain"),
+    "device": ("cpu", "cuda", "auto"),
+}
+
+
+class DeviceError(RuntimeError):
+    """The device that the settings ask for is not there."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule, a fresh optimiser in every phase).
+
+    ``auto`` takes what a probe of about a second finds fastest on the machine (training/autotune.py), or its GPU if it
+    has one: two machines may then differ in more than the last bits. Everything else gives the same bytes everywhere.
+    """
+
+    batch_size: int = 32  # of a site's optimiser step, over all of its processes
+    optimizer: str = "adamw"  # adamw | sgd
+    lr: float = 2e-5
+    weight_decay: float = 0.05  # decoupled under adamw
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.0  # sgd only
+    warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every
+    #                        coordinate, which undoes an average of models that are still close to random
+    threads: int = 1  # CPU threads per process; fixed, because another number gives other last bits
+    precision: str = "float32"  # float32 | bfloat16 | float16 (autocast; weights and losses stay float32) | auto
+    attention: str = "sdpa"  # sdpa (fused) | explicit (matrix products: faster in bfloat16 on CPUs) | auto
+    compile: bool = False  # torch.compile of both towers, where the machine has a compiler
+    channels_last: bool = False  # memory format of images and convolutions
+    clip_norm: float = 0.0  # largest norm of the gradient of all trained parameters together; 0 = any
+    micro_batch: int = 0  # rows that go through the towers at a time, for batches larger than memory; 0 = all
+    accumulation: str = "cached"  # of micro-batches: cached (gradient caching: loss and negatives of the whole batch,
+    #                               exactly, for a second forward pass) | plain (each has its own loss and negatives)
+    gather_negatives: bool = False  # over several processes: False: each has its own loss and negatives, as in the
+    #                                 papers' code; True: those of the whole batch, exactly
+    device: str = "cpu"  # cpu | cuda | auto
+    checkpoint_steps: int = 0  # a site killed in a phase goes on from the last multiple of so many steps; 0 = from 0
+
+    def __post_init__(self) -> None:
+        require(self.batch_size >= 2, f"training.batch_size is {self.batch_size}; a contrastive batch needs at least 2")
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            require(value in known, f"training.{name} is {value!r}; choose {' or '.join(known)}")
+        require(0 <= self.lr < math.inf, f"training.lr is {self.lr}; a finite number that is not negative")
+        require(self.weight_decay >= 0, f"training.weight_decay is {self.weight_decay}; it must not be negative")
+        for name in ("beta1", "beta2", "momentum"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"training.{name} is {value}; it must be in [0, 1)")
+        require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
+        require(0 <= self.clip_norm < math.inf, f"training.clip_norm is {self.clip_norm}; 0 = no clipping")
+        for name in ("warmup_steps", "micro_batch", "checkpoint_steps"):
+            value = getattr(self, name)
+            require(value >= 0, f"training.{name} is {value}; 0 = none")
+
+    def warm_up(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        """The phase's learning-rate schedule: linear over ``warmup_steps``, then constant."""
+        steps = max(1, self.warmup_steps)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
+
+    def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
+        """A fresh optimiser with learning rate ``lr * scale``."""
+        if self.optimizer == "sgd":
+            return SGD(parameters, lr=self.lr * scale, momentum=self.momentum, weight_decay=self.weight_decay)
+        betas = (self.beta1, self.beta2)
+        return AdamW(parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True)
+
+    def place(self) -> torch.device:
+        """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""
+        if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or mend the "
+                "driver (nvidia-smi shows what it sees)"
+            )
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

@@ -1,0 +1,85 @@
+"""The one training loop, for every method: a phase's optimiser steps on a site's data."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Batch, Broadcast, State
+from fedvlp.training.config import Training
+from fedvlp.training.phase_checkpoint import PhaseCheckpoint
+from fedvlp.training.step import Stepper
+
+
+class Aborted(Exception):  # noqa: N818
+    """The run was asked to stop; nothing of this task is kept."""
+
+
+def train(
+    method: Method,
+    client: Client,
+    message: Broadcast,
+    training: Training,
+    should_stop: Callable[[], bool],
+    unfinished: PhaseCheckpoint | None = None,
+    optimizer: State | None = None,
+) -> dict[str, float]:
+    """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
+
+    ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
+    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
+    ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
+    optimiser's tensors of an earlier phase that trained the same parameters, replaced by those of this one.
+    """
+    client.set_trainable(lambda name: method.trains(name, message.phase))
+    phases = method.phases(message.round)
+    part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
+    step = Stepper(client, training, message.scalars, seed(client.seed, client.name, message.round, part, "ranks"))
+    if optimizer:
+        step.go_on(optimizer)
+    batches = method.batches(client, message, training, generator)
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        return method.losses(client, method.complete(client, batch, message), message)
+
+    history: list[dict[str, Tensor]] = []
+    if unfinished and unfinished.steps:
+        deque(islice(batches, unfinished.steps), maxlen=0)
+        history = unfinished.restore(client, step)
+    with step.running():
+        for batch in batches:
+            if should_stop():
+                raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
+            history.append(step(batch, losses))
+            method.after_step(client, message)
+            if unfinished:
+                unfinished.save(client, step, history)
+    step.end(history)
+    if optimizer is not None:
+        optimizer.clear()
+        optimizer |= {name: tensor.cpu().clone() for name, tensor in step.tensors().items()}
+    return mean_terms(history, client.name, message)
+
+
+def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) -> dict[str, float]:
+    """Mean of each loss term over the steps; a non-finite one is an error that names its step."""
+    means = {}
+    for name in dict.fromkeys(name for terms in history for name in terms):
+        values = torch.stack([terms[name] for terms in history if name in terms])
+        finite = torch.isfinite(values)
+        if not bool(finite.all()):
+            step = int((~finite).nonzero()[0, 0])
+            raise FloatingPointError(
+                f"{site}: loss term {name!r} is {values[step].item()} at step {step} of round {message.round} phase "
+                f"{message.phase}. Lower training.lr or look at this site's data; the server drops this update."
+            )
+        means[name] = float(values.mean())
+    return means

@@ -1,0 +1,179 @@
+"""One optimiser step, with what large models need: autocast, micro-batches, several processes, clipping."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Batch, State
+from fedvlp.training import distributed
+from fedvlp.training.autotune import choose
+from fedvlp.training.config import Training
+from fedvlp.training.grad_cache import LOCAL, Split, part
+
+logger = logging.getLogger(__name__)
+
+Losses = Callable[[Batch], dict[str, Tensor]]
+
+
+class Stepper:
+    """The optimiser steps of one phase on a client's trainable parameters."""
+
+    def __init__(self, client: Client, training: Training, scalars: dict[str, float], purpose: int) -> None:
+        """``scalars``: of the broadcast. ``purpose``: a seed that names the phase."""
+        self.client, self.training, self.purpose = client, training, purpose
+        self.parameters = [parameter for _, parameter in client.trainable()]
+        self.optimizer = training.build(self.parameters, scalars.get("lr_scale", 1.0))
+        self.schedule = training.warm_up(self.optimizer)
+        self.loss_scale = scalars.get("loss_scale", 1.0)
+        self.device = client.device
+        self.precision, attention = choose(training.precision, training.attention, self.device)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
+        self.done = 0
+        if hasattr(client.model, "set_attention"):
+            client.model.set_attention(attention)
+        if training.channels_last:
+            client.model.to(memory_format=torch.channels_last)
+        if training.compile:
+            compile_towers(client.model)
+        if "auto" in (training.precision, training.attention, training.device):
+            logger.info("%s: %s, %s attention, on %s", client.name, self.precision, attention, self.device)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While steps are made the model's towers see a batch in parts, where the settings ask for that."""
+        gather = self.training.gather_negatives and distributed.together()
+        if not gather and not (self.training.micro_batch and self.training.accumulation == "cached"):
+            yield
+            return
+        tokens = bool(LOCAL & set(getattr(self.client.objective, "needs", ())))
+        micro = self.training.micro_batch if self.training.accumulation == "cached" else 0
+        with self.client.divided(Split(micro, gather, tokens)):
+            yield
+
+    def __call__(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
+        """One step on ``batch``; the terms of the loss, detached."""
+        several, gather = distributed.together(), self.training.gather_negatives
+        if several:
+            torch.manual_seed(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
+        if several and not gather:
+            batch = part(batch, distributed.my_rows(_size(batch), 2))
+        self.optimizer.zero_grad(set_to_none=True)
+        terms = self._backward(batch, losses)
+        if several:
+            distributed.average(p.grad for p in self.parameters if p.grad is not None)
+        if self.training.clip_norm:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        self.client.stepped()
+        self.done += 1
+        return terms
+
+    def _backward(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
+        """Gradients of the batch's loss; of plain micro-batches, of the mean of theirs."""
+        total: dict[str, Tensor] = {}
+        # weights cast once for all micro-batches would have their gradients summed in low precision
+        autocast = {"enabled": self.precision != "float32", "cache_enabled": not self.training.micro_batch}
+        for piece in self._pieces(batch):
+            share = _size(piece) / _size(batch)
+            with torch.autocast(self.device.type, self._low_precision, **autocast):
+                terms = losses(piece)
+            if not terms:
+                raise ValueError(
+                    f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a "
+                    "modality is missing that this method does not complete; choose another method or objective for "
+                    "this site"
+                )
+            loss: Any = sum(terms.values())
+            factor = self.loss_scale * share
+            self.scaler.scale(loss if factor == 1.0 else loss * factor).backward()
+            for name, term in terms.items():
+                mine = term.detach() if share == 1.0 else term.detach() * share
+                total[name] = total[name] + mine if name in total else mine
+        return total
+
+    def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        if self.training.channels_last and "image" in batch:
+            batch = {**batch, "image": batch["image"].contiguous(memory_format=torch.channels_last)}
+        size, total = self.training.micro_batch, _size(batch)
+        if not size or size >= total or self.training.accumulation == "cached":
+            yield batch
+            return
+        for start in range(0, total, size):
+            yield part(batch, slice(start, start + size))
+
+    @property
+    def _low_precision(self) -> torch.dtype:
+        return torch.float16 if self.precision == "float16" else torch.bfloat16
+
+    def agree(self) -> None:
+        """Running statistics, of which every process may have its own, become their means."""
+        if distributed.together():
+            modules = (self.client.model, self.client.objective)
+            distributed.average(b for module in modules for b in module.buffers() if b.is_floating_point())
+
+    def end(self, history: list[dict[str, Tensor]]) -> None:
+        """Frees the gradients; several processes end with the same weights, statistics and loss terms."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.agree()
+        if distributed.together():
+            distributed.average(term for terms in history for term in terms.values())
+
+    def tensors(self) -> State:
+        """The optimiser's own, by parameter and name."""
+        states = self.optimizer.state_dict()["state"]
+        return {
+            f"{i}/{name}": tensor for i, own in states.items() for name, tensor in own.items() if tensor is not None
+        }
+
+    def numbers(self) -> dict[str, Any]:
+        """What else the next step depends on (JSON-able)."""
+        return {
+            "done": self.done, "schedule": self.schedule.state_dict(), "scaler": self.scaler.state_dict(),
+            "groups": self.optimizer.state_dict()["param_groups"],
+        }  # fmt: skip
+
+    def go_on(self, tensors: State) -> None:
+        """Takes over the optimiser's :meth:`tensors` of an earlier phase; with those it needs no warm-up."""
+        self._load(tensors, self.optimizer.state_dict()["param_groups"])
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+
+    def restore(self, tensors: State, numbers: dict[str, Any]) -> None:
+        """Goes on in the phase where :meth:`tensors` and :meth:`numbers` were taken."""
+        self._load(tensors, numbers["groups"])
+        self.schedule.load_state_dict(numbers["schedule"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(numbers["scaler"])
+        self.done = numbers["done"]
+
+    def _load(self, tensors: State, groups: Any) -> None:
+        states: dict[int, State] = {}
+        for key, tensor in tensors.items():
+            index, _, name = key.partition("/")
+            states.setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
+
+
+def compile_towers(model: Any) -> None:
+    """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.zeros(1, device=next(model.parameters()).device))
+    except Exception as error:
+        logger.warning("training.compile: no working compiler here (%s); the model runs as it is", type(error).__name__)
+        return
+    for tower in (model.image_encoder, model.text_encoder):
+        tower.compile()

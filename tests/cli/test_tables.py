@@ -1,0 +1,53 @@
+"""The tables that `fedvlp simulate` and `fedvlp report` print."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from fedvlp.cli.tables import progress_line, summary_tables
+
+RECALL = {f"test/mean/r{k}/{kind}": 10.0 * k + (kind == "worst") for k in (1, 5) for kind in ("average", "worst")}
+AREAS = {"server/val/auc/macro": 0.5, "server/test/auc/macro": 0.625, "server/test/auc/Edema": 0.75}
+
+
+def shown(figures: dict[str, dict[str, float]]) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(*summary_tables("mine", figures))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_a_run_that_measured_nothing_has_no_table() -> None:
+    assert summary_tables("mine", {}) == []
+
+
+def test_retrieval_of_sites_alone() -> None:
+    text = shown({"initial": RECALL, "trained": {**RECALL, "test/mean/r1/average": 33.333}})
+    assert "retrieval on the test split, in batches of 32" in " ".join(text.split())
+    assert next(line.split("│") for line in text.splitlines() if "│ mine" in line)[2].strip() == "33.33"
+    assert "ROC" not in text
+
+
+def test_a_classifier_has_areas_of_the_test_split_and_no_recall() -> None:
+    text = shown({"initial": {}, "trained": AREAS})
+    assert "area under the ROC curve on the public set's test split" in " ".join(text.split())  # the title is wrapped
+    assert "62.5" in text
+    assert "75.0" in text
+    assert "50.0" not in text
+    assert "n/a" in text  # of the initial model, which was not measured
+    assert "retrieval" not in text
+
+
+def test_a_line_of_progress_says_loss_recall_and_who_was_dropped() -> None:
+    record = {
+        "round": 2, "phase": "train", "seconds": 1.25, "dropped": {"site-9": "no reply"},
+        "sites": {"site-1": {"loss/itc": 2.0, "loss/prox": 0.5}, "site-2": {"loss/itc": 1.5}},
+        "server": {"val/all/mean/r1": 7.25},
+    }  # fmt: skip
+    line = progress_line(record)
+    assert "round   2 train" in line
+    assert "loss 2.000" in line  # (2.5 + 1.5) / 2
+    assert "val R@1 7.2" in line
+    assert "dropped: site-9: no reply" in line

@@ -1,0 +1,198 @@
+"""CheXpert, NIH ChestX-ray14 and Open-I as published: small fixtures, and the real tables where they are."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvlp.data.labels import CHEXPERT
+from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.nih_cxr14 import NIHSource
+from fedvlp.data.sources.openi import OpenISource, parse
+
+TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
+FIVE = ("Pneumonia", "No Finding", "Fracture", "Edema", "Pleural Effusion")
+nan = np.nan
+
+
+def real(name: str) -> str:
+    if not (TABLES / name).exists():
+        pytest.skip(f"the real table {name} is not on this machine (../shared/data/real-tables)")
+    return str(TABLES / name)
+
+
+def table(path: Path, rows: list[dict[str, str]]) -> str:
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def picture(path: Path, value: int) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((20, 20), value, dtype=np.uint8)
+    pixels[0, 0] = 255  # a constant image is refused
+    Image.fromarray(pixels).save(path)
+
+
+def chexpert_row(path: str, view: str = "Frontal", **labels: str) -> dict[str, str]:
+    return {"Path": path, "Frontal/Lateral": view, **dict.fromkeys(CHEXPERT, ""), **labels}
+
+
+def test_chexpert_keeps_the_published_values_by_name(tmp_path: Path) -> None:
+    """1, 0, -1 and blanks stay; laterals are left out; valid/ is val; one patient is in one split."""
+    rows = [
+        chexpert_row("C/train/patient00001/study1/view1_frontal.jpg", Pneumonia="1.0", Edema="-1.0", Fracture="0.0"),
+        chexpert_row("C/train/patient00001/study1/view2_lateral.jpg", view="Lateral"),
+        chexpert_row("C/valid/patient00002/study1/view1_frontal.jpg", **{"No Finding": "1.0"}),
+    ]
+    cohort = CheXpertSource(table(tmp_path / "train.csv", rows), labels=FIVE).build()
+    expected = np.array([[1, nan, 0, -1, nan], [nan, 1, nan, nan, nan]], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.label_names == FIVE
+    assert cohort.splits.tolist() == ["train", "val"]
+    assert not cohort.has_image().any()
+    assert not cohort.has_report().any()
+    assert len(CheXpertSource(table(tmp_path / "t.csv", rows), frontal=False).build()) == 3
+
+
+def test_chexpert_reads_images_and_survives_a_broken_one(tmp_path: Path) -> None:
+    names = [f"C/train/patient0000{i}/study1/view1_frontal.jpg" for i in range(3)]
+    for index, name in enumerate(names[:2]):
+        picture(tmp_path / name, 50 * index)
+    (tmp_path / names[2]).parent.mkdir(parents=True)
+    (tmp_path / names[2]).write_bytes(b"no image")
+    path = table(tmp_path / "train.csv", [chexpert_row(name, Edema="1.0") for name in names])
+    cohort = CheXpertSource(path, root=str(tmp_path), image_size=32).build()
+    assert len(cohort) == 2
+    assert cohort.has_image().all()
+    assert [int(image[16, 16]) for image in cohort.images(np.arange(2))] == [0, 50]
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(ValueError, match="1 of 3 images are not under root"):
+        CheXpertSource(path, root=str(tmp_path)).build()
+
+
+def test_nih_maps_names_and_takes_the_published_test_list(tmp_path: Path) -> None:
+    """Every film of a listed patient is tested on, so that no patient crosses splits."""
+    rows = [
+        {"Image Index": f"{patient}_{i}.png", "Finding Labels": found, "Patient ID": patient, "Follow-up #": str(i)}
+        for patient, i, found in [("7", 0, "Effusion|Mass"), ("7", 1, "No Finding"), ("8", 0, "Pneumonia")]
+    ]
+    listed = tmp_path / "test_list.txt"
+    listed.write_text("7_1.png\n")
+    for row in rows:
+        picture(tmp_path / "images_001" / "images" / row["Image Index"], 9)
+    path = table(tmp_path / "entries.csv.gz", rows)
+    fractions = {"val_fraction": 0.0, "test_fraction": 0.5}  # the published split is the split: none is drawn beside it
+    for seed in range(4):
+        cohort = NIHSource(path, str(tmp_path), str(listed), labels=FIVE, image_size=32, seed=seed, **fractions).build()
+        assert cohort.splits.tolist() == ["test", "test", "train"]
+    expected = np.array([[0, 0, nan, 0, 1], [0, 1, nan, 0, 0], [1, 0, nan, 0, 0]], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.splits.tolist() == ["test", "test", "train"]
+    (tmp_path / "images_001" / "images" / "8_0.png").unlink()
+    with pytest.raises(ValueError, match="1 of 3 images are not under root"):
+        NIHSource(path, str(tmp_path)).build()
+
+
+XML = """<eCitation><uId id="CXR{key}"/><MedlineCitation><Article><Abstract>
+<AbstractText Label="FINDINGS">{findings}</AbstractText><AbstractText Label="IMPRESSION">{impression}</AbstractText>
+</Abstract></Article></MedlineCitation><MeSH>{mesh}</MeSH><parentImage id="CXR{key}_IM-1"/></eCitation>"""
+
+
+def reports(folder: Path) -> Path:
+    """Three reports: a pneumonia with an effusion, one that nobody indexed, one without text."""
+    mesh = "<major>Pneumonia/lobe</major><major>Pleural Effusion/left</major>"
+    texts = [
+        XML.format(key=1, findings="Opacity in the left base.", impression="Left lower pneumonia.", mesh=mesh),
+        XML.format(key=2, findings="", impression="No acute disease seen.", mesh="<major>no indexing</major>"),
+        XML.format(key=3, findings="", impression="", mesh="<major>normal</major>"),
+    ]
+    folder.mkdir()
+    for index, text in enumerate(texts):
+        (folder / f"{index}.xml").write_text(text)
+    return folder
+
+
+def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
+    cohort = OpenISource(str(reports(tmp_path / "xml")), labels=FIVE).build()
+    assert cohort.reports[0] == "left lower pneumonia opacity in the left base"
+    expected = np.array([[1, 0, 0, 0, 1], [nan] * 5], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert not cohort.has_image().any()
+
+
+def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
+    folder = reports(tmp_path / "xml")
+    with tarfile.open(tmp_path / "reports.tgz", "w:gz") as archive:
+        archive.add(folder, "ecgen-radiology")
+    one, other = OpenISource(str(tmp_path / "reports.tgz")).build(), OpenISource(str(folder)).build()
+    assert one.fingerprint == other.fingerprint
+
+
+def test_openi_with_images_has_one_row_per_image_that_is_there(tmp_path: Path) -> None:
+    picture(tmp_path / "png" / "CXR1_IM-1.png", 77)
+    cohort = OpenISource(str(reports(tmp_path / "xml")), root=str(tmp_path / "png"), image_size=32).build()
+    assert len(cohort) == 1
+    assert cohort.has_image().all()
+    assert cohort.has_report().all()
+
+
+@pytest.mark.parametrize("kind", [CheXpertSource, NIHSource])
+def test_missing_columns_are_named_and_nothing_of_the_file_is(kind: type, tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", [{"Doe^Canary": "1", "Path": "x", "Image Index": "x"}])
+    with pytest.raises(ValueError, match="the table lacks") as caught:
+        kind(path).build()
+    assert "Canary" not in str(caught.value)
+    with pytest.raises(ValueError, match="not a file"):
+        kind(str(tmp_path / "none.csv")).build()
+
+
+def test_a_strange_path_or_report_is_refused_without_its_text(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", [chexpert_row("C/train/Canary^Doe.jpg")])
+    with pytest.raises(ValueError, match="1 of 1 values of Path") as caught:
+        CheXpertSource(path).build()
+    assert "Canary" not in str(caught.value)
+    for xml in (b"<canary", b"<eCitation>canary</eCitation>"):
+        with pytest.raises(ValueError, match="openi source") as caught:
+            parse(xml)
+        assert "canary" not in str(caught.value)
+    with pytest.raises(ValueError, match="neither"):
+        OpenISource(str(tmp_path / "none")).build()
+
+
+def test_the_real_chexpert_table() -> None:
+    """223,414 rows (spec 11); 191,027 of them frontal; pneumonia as published: 6,039 positive, 18,770 uncertain."""
+    cohort = CheXpertSource(real("chexpert_train.csv.gz"), frontal=False).build()
+    assert len(cohort) == 223_414
+    assert len(set(cohort.patients)) == 64_540
+    pneumonia = cohort.labels[:, CHEXPERT.index("Pneumonia")]
+    assert ((pneumonia == 1).sum(), (pneumonia == -1).sum()) == (6_039, 18_770)
+
+
+def test_the_real_nih_table() -> None:
+    """112,120 images of 30,805 patients (spec 11), 60,361 of them without a finding."""
+    cohort = NIHSource(real("Data_Entry_2017_v2020.csv.gz")).build()
+    assert (len(cohort), len(set(cohort.patients))) == (112_120, 30_805)
+    assert (cohort.labels[:, CHEXPERT.index("No Finding")] == 1).sum() == 60_361
+
+
+def test_the_real_openi_reports() -> None:
+    """3,955 reports, 28 of them without findings and impression; 1,391 indexed as normal."""
+    source = OpenISource(real("NLMCXR_reports.tgz"), min_report_words=0)
+    found = list(source.reports())
+    assert len(found) == 3_955
+    assert sum(not (r.sections.get("FINDINGS") or r.sections.get("IMPRESSION")) for r in found) == 28
+    assert sum("normal" in (r.headings or ()) for r in found) == 1_391
+    cohort = OpenISource(source.path, labels=("No Finding", "Pneumonia")).build()
+    assert len(cohort) <= 3_955 - 28
+    assert 40 <= (cohort.labels[:, 1] == 1).sum() <= 43
+    assert cohort.has_report().all()

@@ -1,0 +1,265 @@
+"""MIMIC-CXR, RSNA and CANDID-PTX: small fixtures in the published layout, and the real table where it is."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedvlp.data.deid import PHIError
+from fedvlp.data.labels import CHEXPERT
+from fedvlp.data.report_text import sections
+from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.mimic_cxr import MIMICSource
+from fedvlp.data.sources.rsna import RSNASource
+
+TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
+nan = np.nan
+REPORT = """                                 FINAL REPORT
+ EXAMINATION:  CHEST (PA AND LAT)
+
+ FINDINGS:
+
+ Small left pleural
+ effusion.  Heart: mildly enlarged heart.
+
+ IMPRESSION:  Left effusion.  See above.
+"""
+
+
+def table(path: Path, columns: str, rows: list[tuple[object, ...]]) -> Path:
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        csv.writer(file).writerows([columns.split(","), *rows])
+    return path
+
+
+def film(path: Path, value: int) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((20, 20), value, dtype=np.uint8)
+    pixels[0] = 255  # a constant image is refused
+    Image.fromarray(pixels).save(path)
+
+
+def mimic(root: Path, report: str = REPORT) -> MIMICSource:
+    """Six films of four studies of three patients: a lateral view, a study without impression or findings."""
+    films = [
+        ("a1", 10000032, 50000001, "PA"), ("a2", 10000032, 50000001, "LATERAL"), ("a3", 10000032, 50000002, "AP"),
+        ("b1", 11000041, 50000003, "AP"), ("c1", 19000055, 50000004, "PA"), ("c2", 19000055, 50000004, "PA"),
+    ]  # fmt: skip
+    root.mkdir(exist_ok=True)
+    table(root / "mimic-cxr-2.0.0-metadata.csv.gz", "dicom_id,subject_id,study_id,ViewPosition", films)
+    splits = {10000032: "train", 11000041: "validate", 19000055: "test"}
+    rows = [(film, study, patient, splits[patient]) for film, patient, study, _ in films]
+    table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,study_id,subject_id,split", rows)
+    blank = dict.fromkeys(sorted(CHEXPERT), "")  # the published order is alphabetical
+    values = [{**blank, "Edema": "-1.0", "Pleural Effusion": "1.0"}, {**blank, "No Finding": "1.0", "Fracture": "0.0"}]
+    rows = [(10000032, 50000001, *values[0].values()), (19000055, 50000004, *values[1].values())]
+    table(root / "mimic-cxr-2.0.0-chexpert.csv", "subject_id,study_id," + ",".join(blank), rows)
+    for name, patient, study, _ in films:
+        folder = root / "files" / f"p{patient}"[:3] / f"p{patient}" / f"s{study}"
+        film(folder / f"{name}.jpg", 10 * (ord(name[0]) - 96))
+        text = "WET READ: no change since yesterday.\n" if study == 50000003 else report
+        folder.with_suffix(".txt").write_text(text)
+    return MIMICSource(str(root), str(root), image_size=32)
+
+
+def test_mimic_takes_frontal_films_with_text_and_labels_by_name(tmp_path: Path) -> None:
+    """Of six films one is lateral and one has neither impression nor findings; text is impression, then findings."""
+    source = mimic(tmp_path / "mimic")
+    cohort, summary = source.prepare()
+    assert summary == {
+        "rows": 6, "used": 4, "patients": 2, "skipped: not frontal": 1, "skipped: report empty or too short": 1,
+    }  # fmt: skip
+    assert cohort.reports[0] == "left effusion see above small left pleural effusion heart mildly enlarged heart"
+    assert len(set(cohort.reports)) == 1
+    assert cohort.splits.tolist() == ["train", "train", "test", "test"]
+    assert len(set(cohort.studies)) == 3
+    columns = [CHEXPERT.index(name) for name in ("Edema", "Pleural Effusion", "No Finding", "Fracture", "Pneumonia")]
+    blank = [nan] * 5
+    expected = np.array([[-1, 1, nan, nan, nan], blank, *[[nan, nan, 1, 0, nan]] * 2], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels[:, columns], expected)
+    assert cohort.images(np.array([3, 0]))[:, 16, 16].tolist() == pytest.approx([30, 10], abs=2)
+    assert len(MIMICSource(source.path, reports=source.root, image_size=32).build()) == 4, "text alone"
+    everything = (cohort.ids, cohort.patients, cohort.studies, repr(cohort))
+    assert "10000032" not in str(everything)
+
+
+def test_mimic_validation_stays_apart_from_its_test_split(tmp_path: Path) -> None:
+    source = mimic(tmp_path / "mimic")
+    (tmp_path / "mimic/files/p11/p11000041/s50000003.txt").write_text("IMPRESSION: no change since yesterday.")
+    assert source.build().splits.tolist() == ["train", "train", "val", "test", "test"]
+
+
+def test_mimic_names_what_is_missing(tmp_path: Path) -> None:
+    source = mimic(tmp_path / "mimic")
+    root = tmp_path / "mimic"
+    (root / "files/p10/p10000032/s50000001/a1.jpg").unlink()
+    with pytest.raises(ValueError, match="1 of 4 images are not under root") as caught:
+        source.build()
+    assert "p10" not in str(caught.value)
+    (root / "files/p10/p10000032/s50000002.txt").unlink()
+    with pytest.raises(ValueError, match="1 of 4 reports are not under reports"):
+        source.build()
+    table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,split", [("a1", "train")])
+    with pytest.raises(ValueError, match="5 of 6 films are in no split of train, validate, test"):
+        source.build()
+    table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,study_id", [])
+    with pytest.raises(ValueError, match="lacks 1 of 2 columns: split"):
+        source.build()
+    (root / "mimic-cxr-2.0.0-split.csv").unlink()
+    (root / "mimic-cxr-2.0.0-chexpert.csv").unlink()
+    said = r"path lacks mimic-cxr-2\.0\.0-split\.csv, mimic-cxr-2\.0\.0-chexpert\.csv \(or \.gz\)"
+    with pytest.raises(ValueError, match=said):
+        source.build()
+    with pytest.raises(ValueError, match="it must be jpg or dcm"):
+        MIMICSource(str(root), suffix="../x").build()
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (REPORT, {"EXAMINATION", "FINDINGS", "IMPRESSION"}),
+        ("nothing: of the kind", set()),
+        ("FINDINGS AND IMPRESSION: clear lungs", {"FINDINGS"}),
+        ("FINDING: a\nFINAL IMPRESSION: b", {"FINDINGS", "IMPRESSION"}),
+    ],
+)
+def test_sections_are_found_by_their_capitals(report: str, expected: set[str]) -> None:
+    assert sections(report).keys() == expected
+
+
+def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
+    found = sections("IMPRESSION: one.\n PORTABLE CHEST (1 VIEW):\n two.\nIMPRESSION: three.")
+    assert found == {"IMPRESSION": "one. three.", "PORTABLE CHEST (1 VIEW)": "two."}
+
+
+def candid(root: Path, report: str = "There is a small left apical pneumothorax.") -> CandidPTXSource:
+    """Six rows of four films: two outlines of one film, two films without, one with a report of a word."""
+    rows = [
+        ("1.2.3", "100 2 300 4", report), ("1.2.3", "500 6", report), ("1.2.4", "-1", "No pneumothorax is seen."),
+        ("1.2.5", "-1", "Normal."), ("1.2.6", "9 9", "Clear lungs and pleura."), ("1.2.6", "-1", "Clear lungs."),
+    ]  # fmt: skip
+    root.mkdir(exist_ok=True)
+    for key in ("1.2.3", "1.2.4", "1.2.5", "1.2.6"):
+        film(root / f"{key}.png", 10 * int(key[-1]))
+    path = table(root / "Pneumothorax_reports.csv", "SOPInstanceUID,EncodedPixels,Report", rows)
+    return CandidPTXSource(str(path), str(root), image_size=32, labels=("Edema", "Pneumothorax"))
+
+
+def test_candid_joins_the_rows_of_a_film(tmp_path: Path) -> None:
+    cohort, summary = candid(tmp_path / "c").prepare()
+    np.testing.assert_array_equal(cohort.labels, np.array([[nan, 1], [nan, 0], [nan, 1]], dtype=np.float32))
+    assert cohort.reports == (
+        "there is a small left apical pneumothorax", "no pneumothorax is seen", "clear lungs and pleura",
+    )  # fmt: skip
+    assert cohort.images(np.arange(3))[:, 16, 16].tolist() == [30, 40, 60]
+    assert summary["skipped: report empty or too short"] == 1
+
+
+def test_candid_refuses_an_outline_that_is_none(tmp_path: Path) -> None:
+    source = candid(tmp_path / "c")
+    table(Path(source.path), "SOPInstanceUID,EncodedPixels,Report", [("1", "", "a b c"), ("2", "1 x", "a b c")])
+    with pytest.raises(ValueError, match="EncodedPixels of 2 rows is neither run lengths nor -1"):
+        source.build()
+    table(Path(source.path), "SOPInstanceUID,EncodedPixels,Report", [("1.2.9", "-1", "some words here")])
+    with pytest.raises(ValueError, match="1 of 1 images are not under root"):
+        source.build()
+    table(Path(source.path), "SOPInstanceUID,Report", [])
+    with pytest.raises(ValueError, match="lacks 1 of 3 columns: EncodedPixels"):
+        source.build()
+
+
+BOX = "patientId,x,y,width,height,Target"
+
+
+def rsna(root: Path, **settings: Any) -> RSNASource:
+    """Six rows of four patients, one of them with three boxes."""
+    rows: list[tuple[object, ...]] = [
+        ("p1", "", "", "", "", 0), ("p2", 1, 2, 3, 4, 1), ("p2", 5, 6, 7, 8, 1), ("p2", 9, 1, 2, 3, 1),
+        ("p3", "", "", "", "", 0), ("p4", 1, 1, 1, 1, 1),
+    ]  # fmt: skip
+    detail = [("p1", "Normal"), ("p2", "Lung Opacity"), ("p2", "Lung Opacity"), ("p3", "No Lung Opacity / Not Normal")]
+    root.mkdir(exist_ok=True)
+    path = table(root / "stage_2_train_labels.csv", BOX, rows)
+    classes = table(root / "stage_2_detailed_class_info.csv", "patientId,class", detail)
+    for place in range(1, 5):
+        film(root / "stage_2_train_images" / f"p{place}.png", 10 * place)
+        (root / "stage_2_train_images" / f"p{place}.png").rename(root / "stage_2_train_images" / f"p{place}.dcm")
+    return RSNASource(str(path), str(root), str(classes), image_size=32, **settings)
+
+
+def test_rsna_has_one_row_per_patient(tmp_path: Path) -> None:
+    """Pneumonia is Target; the detailed class tells normal films from other findings; p4 has none."""
+    cohort = rsna(tmp_path / "r").build()
+    assert cohort.label_names == ("Pneumonia", "No Finding", "Lung Opacity")
+    expected = np.array([[0, 1, 0], [1, 0, 1], [0, 0, 0], [1, nan, nan]], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.images(np.arange(4))[:, 16, 16].tolist() == [10, 20, 30, 40]
+    assert not cohort.has_report().any()
+    plain = RSNASource(str(tmp_path / "r" / "stage_2_train_labels.csv"), labels=("Edema", "Pneumonia")).build()
+    np.testing.assert_array_equal(plain.labels[:, 1], [0, 1, 0, 1])
+    assert np.isnan(plain.labels[:, 0]).all()
+
+
+def test_rsna_refuses_rows_that_disagree(tmp_path: Path) -> None:
+    source = rsna(tmp_path / "r")
+    table(Path(source.path), BOX, [("p1", "", "", "", "", 0), ("p1", 1, 2, 3, 4, 1), ("p2", "", "", "", "", 2)])
+    with pytest.raises(ValueError, match="in 2 rows Target is unknown, or not that of the patient's others"):
+        source.build()
+    source = rsna(tmp_path / "r")
+    (tmp_path / "r" / "stage_2_train_images" / "p3.dcm").unlink()
+    with pytest.raises(ValueError, match="1 of 4 images are not under root"):
+        source.build()
+    table(Path(source.path), "patientId,x,y", [])
+    with pytest.raises(ValueError, match="lacks 3 of 6 columns: width, height, Target"):
+        source.build()
+
+
+def test_the_real_rsna_table() -> None:
+    """26,684 patients, 6,012 with pneumonia (spec 11), 70/15/15 of them to train, validate and test (spec 10.2)."""
+    path = TABLES / "kaggle_stage_2_train_labels.csv.zip"
+    if not path.exists():
+        pytest.skip("the real table is not on this machine (../shared/data/real-tables)")
+    cohort = RSNASource(str(path)).build()
+    assert len(cohort) == len(set(cohort.patients)) == 26_684
+    assert (cohort.labels[:, 0] == 1).sum() == 6_012
+    assert [len(cohort.rows(split)) for split in ("train", "val", "test")] == [18_679, 4_002, 4_003]
+
+
+def test_a_table_in_an_archive_is_the_same_table(tmp_path: Path) -> None:
+    source = rsna(tmp_path / "r")
+    with zipfile.ZipFile(tmp_path / "r" / "labels.csv.zip", "w") as archive:
+        archive.write(source.path, "stage_2_train_labels.csv")
+    zipped = RSNASource(str(tmp_path / "r" / "labels.csv.zip"), source.root, source.classes, image_size=32)
+    assert zipped.build().fingerprint == source.build().fingerprint
+
+
+@pytest.mark.parametrize("kind", [mimic, candid])
+def test_a_name_in_a_report_is_counted_before_the_text_is_cleaned(kind: Any, tmp_path: Path) -> None:
+    """The gate refuses the cohort with counts alone; without the name it passes."""
+    from fedvlp.data.deid import refuse_phi
+
+    planted = "IMPRESSION: effusion, discussed with Dr. Canary by phone.\n"
+    found = kind(tmp_path / "planted", report=planted).build()
+    with pytest.raises(PHIError, match=r"name with title in [1-9]") as caught:
+        refuse_phi(found.phi, len(found))
+    assert "anary" not in str(caught.value)
+    assert kind(tmp_path / "clean").build().phi == {}
+
+
+def test_an_unreadable_image_is_left_out_and_the_cache_of_the_others_is_used(tmp_path: Path) -> None:
+    source = candid(tmp_path / "c")
+    (tmp_path / "c" / "1.2.4.png").write_bytes(b"canary")
+    cached = CandidPTXSource(source.path, source.root, image_size=32, cache=str(tmp_path / "cache"))
+    cohort, summary = cached.prepare()
+    assert summary["skipped: unsupported image format"] == 1
+    assert cohort.images(np.arange(2))[:, 16, 16].tolist() == [30, 60]
+    assert len([folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir()]) == 1, "and not built twice"
+    assert cached.build().fingerprint == cohort.fingerprint

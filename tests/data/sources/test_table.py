@@ -1,0 +1,354 @@
+"""A hospital's CSV: what is read, what is skipped and counted, and that no error or log names a patient."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvlp.data.report_text import clean_report, is_missing
+from fedvlp.data.sources.table import TableSource, draw_splits
+
+Image = pytest.importorskip("PIL.Image")
+PAIRS = Path(__file__).parents[3].parent / "shared" / "data" / "real-cxr" / "pairs.csv"
+REPORT = "Canary effusion on the left."
+HEADER = ["image", "report", "site", "patient_id", "split", "finding"]
+
+
+def picture(path: Path, seed: int) -> str:
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 16), dtype=np.uint8)).save(path)
+    return path.name
+
+
+def good(folder: Path, count: int) -> list[list[str]]:
+    """Rows of two patients per site, two images per patient."""
+    return [
+        [
+            picture(folder / f"canary{i}.png", i),
+            f"{REPORT} Number {i} seen.",
+            f"site{i // 4 % 2}",
+            f"Canary^{i // 2}",
+            "val" if i // 2 % 4 == 3 else "train",
+            "Edema" if i % 3 else "Normal",
+        ]
+        for i in range(count)
+    ]
+
+
+def write(folder: Path, rows: list[list[str]], header: list[str] = HEADER) -> str:
+    with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return str(folder / "pairs.csv")
+
+
+def column(rows: list[list[str]], *names: str) -> list[list[str]]:
+    return [[row[HEADER.index(name)] for name in names] for row in rows]
+
+
+def silent_error(source: TableSource) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        source.build()
+    message = str(caught.value)
+    assert "anary" not in message
+    assert "effusion" not in message
+    assert str(Path(source.path).parent) not in message
+    return message
+
+
+def test_a_table_becomes_a_cohort(tmp_path: Path) -> None:
+    rows = good(tmp_path, 8)
+    cohort, summary = TableSource(write(tmp_path, rows), image_size=16, label_columns="finding").prepare()
+    assert len(cohort) == summary["rows"] == summary["used"] == 8
+    assert summary["patients"] == len(set(cohort.patients)) == 4
+    assert cohort.sites == tuple(row[2] for row in rows)
+    assert cohort.splits.tolist() == [row[4] for row in rows]
+    assert cohort.reports[3] == "canary effusion on the left number 3 seen"
+    assert cohort.label_names == ("Edema", "Normal")
+    assert cohort.labels.tolist() == [[float(row[5] == name) for name in cohort.label_names] for row in rows]
+    assert not any("anary" in name for name in (*cohort.ids, *cohort.patients, *cohort.studies))
+    images = cohort.images(np.array([5, 0]))
+    assert images.shape == (2, 16, 16)
+    assert images.dtype == np.uint8
+    assert not np.array_equal(images[0], images[1])
+    assert len(cohort.rows("test")) == 0
+    assert len(set(cohort.studies)) == 8, "no study column: each image its own"
+
+
+def test_every_field_is_a_plain_value_that_json_can_hold() -> None:
+    assert {type(field.default) for field in fields(TableSource)[1:]} <= {str, int, float, type(None)}
+
+
+def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = good(tmp_path, 12)
+    (tmp_path / "cut.png").write_bytes((tmp_path / rows[0][0]).read_bytes()[:60])
+    (tmp_path / "words.png").write_text("canary")
+    Image.fromarray(np.full((20, 20), 9, dtype=np.uint8)).save(tmp_path / "flat.png")
+    extra = {name: picture(tmp_path / f"{name}.png", 50 + i) for i, name in enumerate(["a", "b", "c", "d", "e", "f"])}
+    bad = [
+        (rows[0][0], REPORT, "train", "duplicate image"),
+        ("./" + rows[0][0], REPORT, "train", "duplicate image"),
+        (extra["a"], "", "train", "empty report"),
+        (extra["b"], " \n ", "train", "empty report"),
+        (extra["c"], "NaN", "train", "empty report"),
+        (extra["d"], "Canary effusion", "train", "report too short"),
+        (extra["e"], "Unremarkable. Normal. 1. Canary.", "train", "report too short"),
+        (extra["f"], REPORT, "holdout", "unknown split"),
+        ("absent.png", REPORT, "train", "missing image"),
+        ("", REPORT, "train", "no image name"),
+        ("cut.png", REPORT, "train", "corrupt image"),
+        ("words.png", REPORT, "train", "unsupported image format"),
+        ("flat.png", REPORT, "train", "constant image"),
+    ]
+    path = write(tmp_path, rows + [[image, text, "site0", "p", split, "Edema"] for image, text, split, _ in bad])
+    with caplog.at_level(logging.DEBUG):
+        cohort, summary = TableSource(path, image_size=16, max_skipped=0.6).prepare()
+    counted = {name.removeprefix("skipped: "): n for name, n in summary.items() if name.startswith("skipped: ")}
+    assert counted == Counter(reason for *_, reason in bad)
+    assert len(cohort) == 12
+    assert summary["rows"] == 25
+    assert "anary" not in caplog.text
+    assert str(tmp_path) not in caplog.text
+    pixels = cohort.images(np.arange(12))
+    alone = TableSource(write(tmp_path, rows), image_size=16).build()
+    assert np.array_equal(pixels, alone.images(np.arange(12))), "rows and pixels stay together"
+    assert cohort.fingerprint == alone.fingerprint
+
+
+def test_too_many_unusable_rows_stop_with_counts_and_hashed_ids(tmp_path: Path) -> None:
+    rows = good(tmp_path, 6)
+    for row in rows[:2]:
+        row[1] = "Canary."
+    rows[2][0] = "canary-absent.png"
+    message = silent_error(TableSource(write(tmp_path, rows), image_size=16))
+    assert "3 of 6 rows" in message
+    assert "report too short 2" in message
+    assert "missing image 1" in message
+    TableSource(write(tmp_path, rows), image_size=16, max_skipped=0.5).build()
+    (tmp_path / rows[3][0]).write_bytes(b"\x89PNG\r\n\x1a\n")
+    assert "4 of 6 rows" in silent_error(TableSource(write(tmp_path, rows), image_size=16, max_skipped=0.5))
+
+
+def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
+    assert "empty" in silent_error(TableSource(write(tmp_path, []), max_skipped=1.0))
+    (tmp_path / "none.csv").write_text("")
+    assert "'image'" in silent_error(TableSource(str(tmp_path / "none.csv")))
+    silent_error(TableSource(str(tmp_path / "absent.csv")))
+    rows = [["absent.png", REPORT, "s", "p", "train", "x"]]
+    assert "1 of 1" in silent_error(TableSource(write(tmp_path, rows), max_skipped=1.0))
+
+
+def test_wrong_columns_are_named_but_never_those_of_the_file(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    headless = TableSource(write(tmp_path, rows[1:], header=rows[0]))  # its first line is a patient's
+    assert "'image', 'report'" in silent_error(headless)
+    assert "'Edema'" in silent_error(TableSource(write(tmp_path, rows), label_columns="finding, Edema"))
+    twice = TableSource(write(tmp_path, rows, header=["image", "report", "report", "a", "b", "c"]))
+    assert "repeated" in silent_error(twice)
+
+
+def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
+    """Absolute, drive, parent and symlink names are refused alike, whether or not the file is there."""
+    root = tmp_path / "site"
+    (root / "images").mkdir(parents=True)
+    rows = good(root, 9)
+    picture(tmp_path / "outside.png", 77)
+    (root / "link.png").symlink_to(tmp_path / "outside.png")
+    (root / "folder").symlink_to(tmp_path)
+    (root / "loop.png").symlink_to(root / "loop.png")
+    names = [str(tmp_path / "outside.png"), "../outside.png", "images/../../outside.png", "..\\outside.png"]
+    names += ["C:\\outside.png", "C:outside.png", "\\\\host\\share\\outside.png", "link.png", "folder/outside.png"]
+    missing = ["loop.png", "a\0b.png", "x" * 5000 + ".png", "images"]
+    bad = [[name, REPORT, "site0", "p", "train", "x"] for name in names + missing]
+    source = TableSource(write(root, rows + bad), image_size=16, max_skipped=0.9)
+    summary = source.summary()
+    assert summary["skipped: image outside the root"] == len(names)
+    assert summary["skipped: missing image"] == len(missing)
+    assert summary["used"] == 9
+    silent_error(TableSource(source.path, image_size=16))
+
+
+def test_another_root_and_windows_separators(tmp_path: Path) -> None:
+    images = tmp_path / "images" / "one"
+    images.mkdir(parents=True)
+    rows = [["one\\" + row[0], *row[1:]] for row in good(images, 4)]
+    cohort = TableSource(write(tmp_path, rows), root=str(tmp_path / "images"), image_size=16).build()
+    assert len(cohort) == 4
+
+
+def test_windows_newlines_a_byte_order_mark_quoted_newlines_and_foreign_bytes(tmp_path: Path) -> None:
+    names = [picture(tmp_path / f"{i}.png", i) for i in range(3)]
+    body = "image,report\r\n" + f'{names[0]},"Effusion on the left.\r\nNo edema seen."\r\n\r\n'
+    raw = b"\xef\xbb\xbf" + body.encode() + names[1].encode() + b",Pneumon\xeda del l\xf3bulo inferior derecho\r\n"
+    raw += f"{names[2]},Infiltración en el lóbulo inferior\r\n".encode()
+    (tmp_path / "pairs.csv").write_bytes(raw)
+    cohort, summary = TableSource(str(tmp_path / "pairs.csv"), image_size=16, val_fraction=0, test_fraction=0).prepare()
+    assert summary["undecodable characters"] == 2
+    assert cohort.reports[0] == "effusion on the left no edema seen"
+    assert cohort.reports[2] == "infiltracion en el lobulo inferior"
+    assert cohort.reports[1].startswith("pneumon a del l bulo")
+    assert cohort.sites is None
+    assert cohort.patients == cohort.ids
+
+
+def test_a_report_of_a_million_words_is_read(tmp_path: Path) -> None:
+    rows = good(tmp_path, 2)
+    rows[0][1] = "effusion " * 1_000_000
+    limit = csv.field_size_limit()
+    cohort = TableSource(write(tmp_path, rows), image_size=16).build()
+    assert len(cohort.reports[0].split()) == 1_000_000
+    assert csv.field_size_limit() == limit
+
+
+def test_drawn_splits_are_disjoint_by_patient_and_repeatable(tmp_path: Path) -> None:
+    rows = good(tmp_path, 80)
+    header = ["image", "report", "site", "patient_id"]
+    path = write(tmp_path, column(rows, *header), header)
+    source = TableSource(path, image_size=8, val_fraction=0.2, test_fraction=0.2)
+    cohort = source.build()
+    by_patient: dict[str, set[str]] = {}
+    for patient, split in zip(cohort.patients, cohort.splits.tolist(), strict=True):
+        by_patient.setdefault(patient, set()).add(split)
+    assert all(len(splits) == 1 for splits in by_patient.values())
+    for site in ("site0", "site1"):  # 20 patients of 2 images: 4 test, 4 val
+        assert [len(cohort.rows(split, site)) for split in ("train", "val", "test")] == [24, 8, 8]
+    assert cohort.splits.tolist() == source.build().splits.tolist()
+    other = TableSource(path, image_size=8, val_fraction=0.2, test_fraction=0.2, seed=1).build()
+    assert cohort.splits.tolist() != other.splits.tolist()
+    turned = TableSource(write(tmp_path, column(rows[::-1], *header), header), image_size=8, val_fraction=0.2).build()
+    assert dict(zip(turned.ids, turned.splits.tolist(), strict=True)) == dict(
+        zip(cohort.ids, cohort.splits.tolist(), strict=True)
+    )
+
+
+def test_drawn_splits_of_a_patient_at_two_sites_and_of_small_sites() -> None:
+    splits = draw_splits(("p", "p", "q", "r"), ("b", "a", "b", "c"), 0.4, 0.4, 0)
+    assert splits[0] == splits[1]
+    assert splits[2] == splits[3] == "train", "a site of one patient trains"
+    with pytest.raises(ValueError, match="below 1"):
+        TableSource("x.csv", val_fraction=0.5, test_fraction=0.5).build()
+    with pytest.raises(ValueError, match="max_skipped"):
+        TableSource("x.csv", max_skipped=2).build()
+
+
+def test_a_patient_in_two_given_splits_is_refused(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    rows[1][4] = "val"
+    assert "more than one split" in silent_error(TableSource(write(tmp_path, rows), image_size=16))
+
+
+def test_number_labels_and_fixed_classes(tmp_path: Path) -> None:
+    rows = [[*row[:5], value, "0"] for row, value in zip(good(tmp_path, 4), ["1", "0.0", "-1", ""], strict=True)]
+    path = write(tmp_path, rows, [*HEADER[:5], "edema", "mass"])
+    cohort = TableSource(path, image_size=16, label_columns=("edema", "mass")).build()
+    assert cohort.label_names == ("edema", "mass")
+    np.testing.assert_array_equal(cohort.labels[:, 0], [1, 0, -1, np.nan])
+    rows[0][5] = "0.7"
+    bad = TableSource(write(tmp_path, rows, [*HEADER[:5], "edema", "mass"]), image_size=16, label_columns="edema")
+    assert "1 values of label column 'edema'" in silent_error(bad)
+
+    words = good(tmp_path, 4)
+    words[1][5] = ""
+    words[2][5] = "Mass"
+    fixed = TableSource(write(tmp_path, words), image_size=16, label_columns="finding", label_values="Normal,Edema")
+    np.testing.assert_array_equal(fixed.build().labels, [[1, 0], [np.nan, np.nan], [0, 0], [1, 0]])
+
+
+def test_free_text_is_no_label(tmp_path: Path) -> None:
+    rows = good(tmp_path, 70)
+    for i, row in enumerate(rows):
+        row[5] = f"Canary {i}"
+    assert "70 values" in silent_error(TableSource(write(tmp_path, rows), image_size=8, label_columns="finding"))
+
+
+def test_images_without_text(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    rows[0][1] = ""
+    kept = TableSource(write(tmp_path, rows), image_size=16, min_report_words=0).build()
+    assert kept.reports[0] == ""
+    assert kept.reports[1] != ""
+    assert TableSource(write(tmp_path, rows), image_size=16, report_column="").build().reports == ("",) * 4
+
+
+def test_small_sites_and_rows_without_a_site(tmp_path: Path) -> None:
+    rows = good(tmp_path, 7)  # 4 at site0, 3 at site1
+    cohort, summary = TableSource(write(tmp_path, rows), image_size=16, min_site_size=4).prepare()
+    assert set(cohort.sites or ()) == {"site0"}
+    assert summary["at sites below min_site_size"] == 3
+    assert "2 sites" in silent_error(TableSource(write(tmp_path, rows), image_size=16, min_site_size=5))
+    rows[0][2] = " "
+    assert TableSource(write(tmp_path, rows), image_size=16).summary()["skipped: no site"] == 1
+
+
+def test_the_cache_is_reused_and_follows_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = good(tmp_path, 5)
+    (tmp_path / rows[4][0]).write_bytes(b"canary")
+    path, cache = write(tmp_path, rows), tmp_path / "cache"
+    source = TableSource(path, image_size=16, cache=str(cache))
+    first = source.build()
+    with monkeypatch.context() as patch:
+        patch.setattr("fedvlp.data.transforms.load", lambda *_: pytest.fail("decoded again"))
+        second, summary = source.prepare()
+    assert summary["skipped: unsupported image format"] == 1
+    assert first.fingerprint == second.fingerprint == TableSource(path, image_size=16).build().fingerprint
+    assert np.array_equal(first.images(np.arange(4)), second.images(np.arange(4)))
+    picture(tmp_path / rows[0][0], 99)
+    third = source.build()
+    assert third.fingerprint != first.fingerprint
+    assert not np.array_equal(third.images(np.array([0])), first.images(np.array([0])))
+    TableSource(path, image_size=20, cache=str(cache)).build()
+    folders = [folder for folder in cache.iterdir() if folder.is_dir()]
+    assert len(folders) == 3, "one per content and size"
+    assert all(b"anary" not in file.read_bytes() for folder in folders for file in folder.iterdir())
+
+
+def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    first = TableSource(write(tmp_path, rows), image_size=16).build().fingerprint
+    assert TableSource(write(tmp_path, rows), image_size=17).build().fingerprint != first
+    rows[0][1] += " More."
+    assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint == first, "one-word sentence: dropped"
+    rows[0][1] += " Much more."
+    assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint != first
+
+
+@pytest.mark.parametrize(
+    ("raw", "clean"),
+    [
+        ("1. No pneumothorax.\n2. Small LEFT effusion.", "no pneumothorax small left effusion"),
+        ("FINDINGS: The heart is normal. Unchanged.", "findings the heart is normal"),
+        ("Small effusion, 3.5 cm; follow-up", "small effusion 5 cm follow up"),  # "3." ends a sentence, as upstream
+        ("Pneumonía bilateral — día 2", "pneumonia bilateral dia 2"),
+        ("肺炎 あり pleural thickening seen", "pleural thickening seen"),
+        ("a\ufffdb c", "a b c"),
+        ("Normal. Clear. Fine.", ""),
+        ("two words", ""),
+        ("", ""),
+    ],
+)
+def test_clean_report(raw: str, clean: str) -> None:
+    assert clean_report(raw) == clean
+    assert clean_report(clean) == clean
+
+
+def test_missing_cells() -> None:
+    assert all(map(is_missing, ["", "  ", "\r\n", "NaN", "none", "N/A", "NULL"]))
+    assert not is_missing("no finding")
+
+
+def test_the_361_real_pairs_of_four_sites() -> None:
+    if not PAIRS.is_file():
+        pytest.skip("../shared/data/real-cxr is absent")
+    cohort, summary = TableSource(str(PAIRS), image_size=32, label_columns="finding", min_report_words=0).prepare()
+    assert summary["rows"] == summary["used"] == len(cohort) == 361
+    assert Counter(cohort.sites) == {"journals": 161, "radiopaedia": 103, "eurorad": 55, "sirm": 42}
+    assert Counter(cohort.splits.tolist()) == {"train": 294, "val": 67}
+    assert summary["patients"] == 216
+    assert cohort.labels.sum() == 361
+    images = cohort.images(np.arange(361))
+    assert (images.reshape(361, -1).std(axis=1) > 5).all()
+    assert TableSource(str(PAIRS), image_size=16).summary()["skipped: report too short"] == 3

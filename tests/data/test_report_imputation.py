@@ -1,0 +1,118 @@
+"""Retrieved reports (spec 7.4): same labels first, else the largest Jaccard index; deterministic, and written down."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedvlp.data.cohort import PUBLIC, Cohort
+from fedvlp.data.report_imputation import best_matches, match_scores, provenance, retrieve_reports
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.methods import FedAvg
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment, Partition
+
+NAN = np.nan
+
+
+def table(rows: list[tuple[str, str, str, list[float]]]) -> Cohort:
+    """Rows of (site, split, report, labels)."""
+    names = tuple(f"r{index}" for index in range(len(rows)))
+    return Cohort(
+        ids=names, patients=names, studies=names, reports=tuple(row[2] for row in rows),
+        labels=np.array([row[3] for row in rows], dtype=np.float32), label_names=("a", "b", "c"),
+        splits=np.array([row[1] for row in rows]), sites=tuple(row[0] for row in rows),
+        images=lambda chosen: np.zeros((len(chosen), 8, 8), dtype=np.uint8), fingerprint="x",
+    )  # fmt: skip
+
+
+CORPUS = [
+    (PUBLIC, "train", "a alone", [1, 0, 0]),
+    (PUBLIC, "train", "a and b", [1, 1, 0]),
+    (PUBLIC, "train", "healthy", [0, 0, 0]),
+    (PUBLIC, "test", "c, held out", [0, 0, 1]),
+    (PUBLIC, "train", "a, hedged c", [1, 0, -1]),
+]
+
+
+def found(labels: list[float], split: str = "train") -> str:
+    cohort = table([*CORPUS, ("site-1", "train", "c of another hospital", [0, 0, 1]), ("site-2", split, "", labels)])
+    return retrieve_reports(cohort, 0).reports[-1]
+
+
+def test_by_hand() -> None:
+    """Exact vectors win, blank and uncertain included; {a,b,c}: {a,b} has 2/3, {a} 1/3; {b}: {a,b} has 1/2."""
+    assert found([1, 0, 0]) == "a alone"
+    assert found([1, 0, -1]) == "a, hedged c"
+    assert found([1, 1, 1]) == "a and b"
+    assert found([0, 1, 0]) == "a and b"
+    assert found([NAN, NAN, NAN], "val") == "healthy"
+
+
+def test_no_report_of_a_site_or_of_a_held_out_split_is_given_away() -> None:
+    """Only c matches exactly, at another hospital and in the public test split: neither may be taken."""
+    assert found([0, 0, 1]) in {"a alone", "a and b", "healthy", "a, hedged c"}
+
+
+def test_scores() -> None:
+    codes = np.array([[1, 0, 2], [1, 1, 0], [0, 0, 0]])
+    assert match_scores(np.array([1, 0, 2]), codes).tolist() == [2.0, 0.5, 0.0]
+    assert match_scores(np.array([2, 2, 2]), codes).tolist() == [0.0, 0.0, 1.0]
+    labels = np.array([[1, 0, NAN], [0, 0, 0]], dtype=np.float32)
+    corpus = np.array([[1, 0, NAN], [1, 0, NAN], [0, NAN, 0]], dtype=np.float32)
+    assert [rows.tolist() for rows in best_matches(labels, corpus)] == [[0, 1], [2]]
+
+
+def experiment(seed: int = 0) -> Experiment:
+    data, partition = (
+        SyntheticCohort(sites=3, size=240, image_size=36),
+        Partition(image_only=1, public=0.2, retrieve=True),
+    )
+    base = Experiment("x", FedAvg(), data=data, partition=partition)
+    return replace(base, rounds=replace(base.rounds, seed=seed))
+
+
+def test_the_built_in_cohort_with_a_site_without_reports() -> None:
+    """Every row has a report then; those of the last site come from public training rows, and all is written down."""
+    cohort = Assembly(experiment()).cohort
+    assert all(cohort.reports)
+    assert cohort.report_from is not None
+    place = {name: row for row, name in enumerate(cohort.ids)}
+    retrieved = [row for row, source in enumerate(cohort.report_from) if source]
+    assert {cohort.sites[row] for row in retrieved} == {"site-3"}  # type: ignore[index]
+    assert len(retrieved) == sum(site == "site-3" for site in cohort.sites or ())
+    for row in retrieved:
+        source = place[cohort.report_from[row]]
+        assert cohort.reports[row] == cohort.reports[source]
+        assert (cohort.sites[source], cohort.splits[source]) == (PUBLIC, "train")  # type: ignore[index]
+    rows = provenance(cohort)
+    assert [row[0] for row in rows] == [cohort.ids[row] for row in retrieved]
+    exact = [np.array_equal(cohort.labels[place[a]], cohort.labels[place[b]], equal_nan=True) for a, b, _ in rows]
+    assert [how == "exact" for _, _, how in rows] == exact
+    assert any(exact)
+    assert Assembly(experiment()).data("site-3").modalities == ("image", "text")
+    subset = cohort.take(np.array(retrieved[:3]))
+    assert subset.report_from == tuple(cohort.report_from[row] for row in retrieved[:3])
+
+
+def test_deterministic_by_seed_and_in_the_fingerprint() -> None:
+    cohort = experiment().data.build()
+    public = np.arange(240) % 3 == 0
+    sites = np.where(public, PUBLIC, "site-1").tolist()
+    bare = cohort.with_sites(sites).without(reports=~public, images=np.zeros(240, dtype=bool))
+    one, same, other = retrieve_reports(bare, 0), retrieve_reports(bare, 0), retrieve_reports(bare, 1)
+    assert (one.reports, one.fingerprint) == (same.reports, same.fingerprint)
+    assert one.reports != other.reports
+    assert len({bare.fingerprint, one.fingerprint, other.fingerprint}) == 3
+
+
+def test_another_record_does_not_change_what_a_record_gets() -> None:
+    rows = [*CORPUS, *[("site-1", "train", "", [1, 1, 1])] * 3]
+    assert retrieve_reports(table(rows), 3).report_from[5:7] == retrieve_reports(table(rows[:-1]), 3).report_from[5:7]  # type: ignore[index]
+
+
+def test_without_public_reports_it_says_what_to_set() -> None:
+    with pytest.raises(ValueError, match=r"set partition\.public"):
+        retrieve_reports(table([("site-1", "train", "", [0, 0, 0])]), 0)

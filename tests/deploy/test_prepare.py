@@ -1,0 +1,88 @@
+"""``fedvlp prepare``: a data set by name and folder, decoded once, summed up without a word of a patient."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedvlp.deploy.prepare import prepared, source_of
+
+FEDVLP = Path(sys.executable).parent / "fedvlp"
+Image = pytest.importorskip("PIL.Image")
+
+
+def hospital(root: Path) -> Path:
+    """A table of six images of canary patients, one of them broken."""
+    root.mkdir()
+    rng = np.random.default_rng(0)
+    with (root / "export.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("image", "report", "patient_id", "Edema"))
+        for i in range(6):
+            Image.fromarray(rng.integers(0, 256, (40, 30), dtype=np.uint8)).save(root / f"canary-{i}.png")
+            writer.writerow((f"canary-{i}.png", "canary edema in both lungs", f"canary^{i}", i % 2))
+    (root / "canary-5.png").write_bytes(b"broken")
+    return root
+
+
+def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Path) -> None:
+    """Six rows, five used; the second time nothing is decoded. No report, name or path of a patient is printed."""
+    root, out = hospital(tmp_path / "export"), tmp_path / "out"
+    command = [FEDVLP, "prepare", "table", "--root", root, "--path", "export.csv", "--out", out, "--image-size", "32"]
+    command += ["--workers", "2", "--set", "label_columns=Edema"]
+    done = [subprocess.run(command, capture_output=True, text=True, timeout=120, check=True) for _ in range(2)]
+    words = [" ".join(run.stdout.split()) for run in done]
+    for said in (
+        "rows │ 6",
+        "used │ 5",
+        "skipped: unsupported image format │ 1",
+        "Edema │ 2 │ 3 │ 0 │ 0",
+        "5 samples in",
+    ):
+        assert said in words[0], done[0].stdout
+    assert "5%" in words[0]
+    assert "6 now" in words[0]
+    assert "nothing, the cache was there" in words[1]
+    for run in done:
+        assert "canary" not in run.stdout + run.stderr
+        assert "edema in" not in run.stdout + run.stderr
+    assert Image.open(out / "contact-sheet.png").size == (5 * 160, 190)
+
+
+def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:
+    source = source_of("rsna", tmp_path, tmp_path / "out", None, 128, ["labels=Edema,Pneumonia", "seed=3"])
+    assert source.path == str(tmp_path / "stage_2_train_labels.csv")
+    assert (source.image_size, source.labels, source.seed) == (128, "Edema,Pneumonia", 3)  # type: ignore[union-attr]
+    assert source.cache == str(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("rnsa", [], "did you mean 'rsna'"),
+        ("table", [], "has no usual table; give it with --path"),
+        ("rsna", ["labels"], "has no '='"),
+        ("rsna", ["lables=Edema"], "did you mean 'labels'"),
+    ],
+)
+def test_mistakes_are_named(name: str, settings: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        source_of(name, tmp_path, tmp_path, None, 64, settings)
+    with pytest.raises(ValueError, match="--root is not a folder"):
+        source_of("rsna", tmp_path / "absent", tmp_path, None, 64, [])
+
+
+def test_speed_and_size_are_of_what_was_decoded(tmp_path: Path) -> None:
+    """Six rows of 32 x 32 bytes are 0.000006 GB; progress is told from 0 to 6."""
+    told: list[tuple[int, int]] = []
+    source = source_of("table", hospital(tmp_path / "export"), tmp_path / "out", "export.csv", 32, [])
+    found = prepared(source, 1, lambda ready, rows: told.append((ready, rows)))
+    assert told == [(0, 6), (6, 6)]
+    assert found.built["decoded"] == "6 now"
+    assert found.built["speed"].endswith("images per second")
+    assert found.summary["used"] == len(found.cohort) == 5

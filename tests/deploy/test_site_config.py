@@ -1,0 +1,168 @@
+"""A site's fedvlp.json: the site says what a name means, a job says only the name, and no path leads out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.deploy.site_config import PATHS, SOURCES, NamedData, OwnData, SiteConfig, SiteConfigError, at_site
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint, from_config, to_config
+from fedvlp.run.experiment import Experiment
+
+
+def configure(kit: Path, content: Any) -> Path:
+    """A kit with this local/fedvlp.json; returns its local folder."""
+    local = kit / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    (local / "fedvlp.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return local
+
+
+def table(**settings: Any) -> dict[str, Any]:
+    return {"data": {"pretrain": {"source": "table", "root": "cxr", "path": "pairs.csv", **settings}}}
+
+
+def named(name: str = "pretrain") -> Experiment:
+    return replace(presets.get("fedavg"), data=NamedData(name))
+
+
+def test_the_site_says_where_its_data_are_and_owns_all_of_them(tmp_path: Path) -> None:
+    """A table of three sites, read at one hospital: every record is the hospital's."""
+    write(SyntheticCohort(sites=3, size=60, image_size=72), tmp_path / "data" / "cxr")
+    local = configure(tmp_path, table(min_report_words=2))
+    experiment = at_site(named(), "st-anna", local)
+    assert isinstance(experiment.data, OwnData)
+    assert experiment.data.source.path == str(tmp_path / "data" / "cxr" / "pairs.csv")
+    assert experiment.data.source.min_report_words == 2
+    assembly = Assembly(experiment)
+    assert assembly.sites() == ("st-anna",)
+    assert assembly.site("st-anna").client.data.num_train > 0
+
+
+def test_the_job_decides_the_image_size_and_the_rest_is_unchanged(tmp_path: Path) -> None:
+    local = configure(tmp_path, table())
+    asked = replace(named(), data=NamedData("pretrain", image_size=256))
+    found = at_site(asked, "st-anna", local)
+    assert found.data.source.image_size == 256  # type: ignore[attr-defined]
+    assert replace(found, data=asked.data) == asked
+
+
+def test_a_named_data_set_travels_in_a_job_as_its_name_alone() -> None:
+    config = to_config(NamedData("pretrain"))
+    assert config == {"path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72}}
+    assert from_config(config) == NamedData("pretrain")
+    assert fingerprint(named("a")) != fingerprint(named("b"))
+
+
+def test_the_built_in_cohort_needs_no_file_and_differs_by_site(tmp_path: Path) -> None:
+    """A rehearsal before any patient's data: no fedvlp.json, every site its own studies, the same in every process."""
+    first, again, other = (at_site(named("synthetic"), site, tmp_path).data.build() for site in ("a", "a", "b"))
+    assert set(first.sites or ()) == {"a"}
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint != other.fingerprint
+    assert not set(first.ids) & set(other.ids)
+
+
+def test_an_absolute_root_of_the_site_is_the_sites_choice(tmp_path: Path) -> None:
+    local = configure(tmp_path / "kit", {"root": str(tmp_path / "films"), **table(cache="cache")})
+    source = SiteConfig.load(local).data["pretrain"]
+    assert source.path == str(tmp_path / "films" / "cxr" / "pairs.csv")
+    assert source.cache == str(tmp_path / "kit" / "cache"), "a mount of films is often read-only"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ([], "expected an object"),
+        ({"dota": {}}, "unknown setting 'dota'; did you mean 'data'?"),
+        ({"data": []}, "maps names to data sets"),
+        ({"root": 3}, "root is 3"),
+        ({"data": {"synthetic": {"source": "table", "path": "x"}}}, "built-in cohort"),
+        ({"data": {"pretrain": "x.csv"}}, "a data set is an object"),
+        ({"data": {"pretrain": {"source": "tabel", "path": "x"}}}, "did you mean 'table'?"),
+        ({"data": {"pretrain": {"source": "table"}}}, 'needs "path"'),
+        (table(report_colum="text"), "did you mean 'report_column'?"),
+        (table(max_skipped="many"), "max_skipped is 'many'"),
+        (table(image_size=64), "image_size is the job's"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(content: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SiteConfigError, match=r"local/fedvlp\.json") as error:
+        SiteConfig.load(configure(tmp_path, content))
+    assert said in str(error.value)
+    assert str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"path": "../../etc/passwd"}, {"path": "/etc/passwd"}, {"path": "C:\\films.csv"}, {"root": ".."},
+        {"root": "/"}, {"root": "link"}, {"path": "../pairs.csv"}, {"cache": "../cache"}, {"cache": "/var/cache"},
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_sites_root(settings: dict[str, str], tmp_path: Path) -> None:
+    """Faults 27 and 28: parents, absolute paths, drives and links, for the table, its root and the cache."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SiteConfigError, match="leads out of the root") as error:
+        SiteConfig.load(configure(tmp_path, table(**settings)))
+    assert str(tmp_path) not in str(error.value), "the server reads it"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    local = configure(tmp_path, table())
+    with pytest.raises(SiteConfigError, match=r"site st-anna offers no data set 'pretrian'; did you mean 'pretrain'\?"):
+        at_site(named("pretrian"), "st-anna", local)
+
+
+def test_a_site_without_the_file_says_what_to_copy(tmp_path: Path) -> None:
+    with pytest.raises(SiteConfigError, match=r"copy provisioning/site/fedvlp\.json"):
+        at_site(named(), "st-anna", tmp_path / "local")
+
+
+def test_a_provisioned_site_opens_no_path_that_a_job_brings(tmp_path: Path) -> None:
+    """In the simulator the job's author owns the machine; at a site a path in a job is refused, wherever it leads."""
+    local = configure(tmp_path, table())
+    brought = replace(named(), data=TableSource(path="/etc/passwd"))
+    assert at_site(brought, "st-anna", local) == brought
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_client.json").write_text("{}")
+    with pytest.raises(SiteConfigError, match="a site opens only what its own"):
+        at_site(brought, "st-anna", local)
+    assert at_site(presets.get("fedavg"), "site-1", local) == presets.get("fedavg"), "the built-in cohort has no path"
+
+
+def test_the_server_cannot_build_what_the_sites_keep() -> None:
+    with pytest.raises(SiteConfigError, match="kept by the sites"):
+        Assembly(named()).sites()
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES))
+def test_every_source_of_files_can_be_offered_and_stays_below_the_root(source: str, tmp_path: Path) -> None:
+    """A field that holds text and may be absent is a path unless it is known to be none: each is confined."""
+    other = {"cache", "root"}
+    paths = [
+        f.name for f in fields(SOURCES[source]) if f.name == "path" or (f.type == "str | None" and f.name not in other)
+    ]
+    assert set(paths) <= set(PATHS)
+    for name in paths:
+        entry = {"source": source, "root": "cxr", "path": "t.csv", name: "../../elsewhere"}
+        with pytest.raises(SiteConfigError, match="leads out of the root"):
+            SiteConfig.load(configure(tmp_path, {"data": {"pretrain": entry}}))
+    local = configure(tmp_path, {"data": {"pretrain": {"source": source, "root": "cxr", **dict.fromkeys(paths, "x")}}})
+    offered = SiteConfig.load(local).data["pretrain"]
+    assert type(offered) is SOURCES[source]
+    assert all(getattr(offered, name) == str(tmp_path / "data" / "cxr" / "x") for name in paths)
+    own = at_site(named(), "st-anna", local).data
+    assert own.source.image_size == NamedData("pretrain").image_size  # type: ignore[attr-defined]

@@ -1,0 +1,408 @@
+"""The wire's options: what is written is read back exactly, nothing malformed is read, and results depend neither on
+what was left out, nor on a restart, nor on the way of running."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from support.toy import Fuse, Toy, World, clone, differs, forked, pairs, same_bytes, small, three_sites
+from torch import Tensor
+
+from fedvlp.core.aggregation import payload
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import Broadcast, Reply, State, Update, group
+from fedvlp.federation.codec import BLOCK, PLAIN, CodecError, Wire, cast, decode, dequantise, encode, quantise
+from fedvlp.federation.exchange import SequentialExchange, WorkerPool
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.methods import FedAvg, FedDRA, FedRGB
+
+BF16 = Wire(down="bfloat16", up="int8", difference=True)
+SKIP = replace(BF16, skip_unchanged=True)
+INT8 = replace(SKIP, down="int8")
+OPTIONS = [
+    Wire(difference=True), Wire(skip_unchanged=True), Wire(down="float16", up="bfloat16"),
+    Wire(down="bfloat16", up="float16", difference=True), BF16, SKIP, INT8,
+]  # fmt: skip
+
+
+@dataclass
+class Wired(World):
+    """The toy federation behind the wire."""
+
+    wire: Wire = PLAIN
+
+    def site(self, name: str) -> Any:
+        folder = self.folder / "sites" / name if self.folder else None
+        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method.phases, site_memory(folder)))
+
+    def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
+        return super().federation(exchange, wire=self.wire, **options)
+
+
+def world(kind: type = FedDRA, wire: Wire = SKIP, **options: Any) -> Wired:
+    return Wired(small(kind), wire=wire, **options)
+
+
+def bytes_of(server: Server) -> list[tuple[str, int, int]]:
+    return [(r["phase"], r["bytes"]["bytes_down"], r["bytes"]["bytes_up"]) for r in server.history]
+
+
+# ---- one tensor
+
+
+def test_codes_by_hand() -> None:
+    """Rows of 1.27, -0.5 and 0, 0 around 1: scales 1.27/127 = 0.01 and 0, codes 127, -50 and 0, 0; the value 2.266
+    with 0.004 missed before is 2.27; what is missed after is what the code does not hold."""
+    value, base = torch.tensor([[2.266, 0.5], [1.0, 1.0]]), torch.ones(2, 2)
+    missed = torch.tensor([[0.004, 0.0], [0.0, 0.0]])
+    codes, scales = quantise(value, base, missed)
+    assert codes.tolist() == [[127, -50], [0, 0]]
+    assert scales.tolist() == pytest.approx([0.01, 0.0])
+    assert dequantise(codes, scales, base).flatten().tolist() == pytest.approx([2.27, 0.5, 1.0, 1.0])
+    assert missed.abs().max() < 1e-6
+
+
+SHAPES = [(5, 7), (1, 3), (3, 1), (4, 2, 3, 3), (2, BLOCK + 5), (BLOCK // 8 + 3, 16), (0, 4), (4, 0)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_what_is_missed_is_exactly_what_the_receiver_lacks(shape: tuple[int, ...], transposed: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    value, base, before = (torch.randn(shape, generator=generator) for _ in range(3))
+    if transposed:
+        value = value.flatten(1).T.contiguous().T.reshape(shape) if value.dim() > 2 else value.T.contiguous().T
+    missed = before * 1e-3
+    wanted = missed + value
+    codes, scales = quantise(value, base, missed)
+    read = dequantise(codes, scales, base)
+    assert torch.equal(missed, wanted - read)
+    assert scales.shape == (shape[0],)
+    if codes.numel():
+        largest = (wanted - base).flatten(1).abs().amax(1)
+        assert (missed.flatten(1).abs() <= (largest / 254 * 1.0001 + 1e-6)[:, None]).all()
+        assert (codes.flatten(1).abs().amax(1) == 127).all()
+
+
+def test_without_error_feedback_the_base_becomes_what_the_receiver_has() -> None:
+    value, base = torch.randn(300, 50), torch.randn(300, 50)
+    before = base.clone()
+    assert torch.equal(dequantise(*quantise(value, base), before), base)
+    for _ in range(4):  # the next differences make up for it: the error shrinks 254-fold each time
+        quantise(value, base)
+    assert torch.allclose(base, value, atol=1e-6)
+
+
+def test_error_feedback_loses_nothing_over_time() -> None:
+    """A value far below the row's scale is rounded away each time, and arrives all the same: 20 x 0.1, not 0."""
+    missed: State = {}
+    arrived = torch.zeros(1, 2)
+    for _ in range(20):
+        base = {"w": torch.zeros(1, 2)}
+        sent = encode({"w": torch.tensor([[127.0, 0.1]])}, base, BF16, missed)
+        arrived += decode(sent, base, BF16)["w"]
+    assert arrived[0, 1].item() == pytest.approx(2.0, abs=0.5)
+    assert (arrived[0, 1] + missed["w"][0, 1]).item() == pytest.approx(2.0, abs=1e-5)
+
+
+def test_denormal_differences_are_rounded_to_nothing() -> None:
+    codes, scales = quantise(torch.full((1, 3), 1e-42), torch.zeros(1, 3), torch.zeros(1, 3))
+    assert not codes.any()
+    assert torch.isfinite(dequantise(codes, scales, torch.zeros(1, 3))).all()
+
+
+@pytest.mark.parametrize("wire", OPTIONS)
+def test_what_waits_on_disk_is_decoded_when_it_is_asked_for(wire: Wire) -> None:
+    value, base = ({"w": torch.randn(5, 3), "v": torch.randn(4, 2, 2), "b": torch.randn(5)} for _ in range(2))
+    sent = encode(value, base, wire, {})
+    for held in (base, {name: cast(name, tensor, "bfloat16") for name, tensor in base.items()}):
+        view = decode(MappingProxyType(sent), held, wire)
+        assert not isinstance(view, dict)
+        same_bytes(dict(view), decode(sent, held, wire))
+        assert len(view) == 3
+
+
+@pytest.mark.parametrize("wire", OPTIONS)
+def test_an_update_arrives_as_it_was_but_for_rounding(wire: Wire) -> None:
+    """Values around 3 that moved by up to 0.1: a weight in bfloat16 is off by up to 2^-8 of it, a change far less."""
+    generator = torch.Generator().manual_seed(0)
+    base = {"w": 3 + torch.rand(4, 5, generator=generator)}
+    value = {"w": base["w"] + 0.1 * torch.rand(4, 5, generator=generator)}
+    off = (decode(encode(value, base, wire, {}), base, wire)["w"] - value["w"]).abs().max().item()
+    assert off <= {"float32": 1e-6, "int8": 0.1 / 127}.get(wire.up, 0.1 / 256 if wire.difference else 4 / 256)
+
+
+@pytest.mark.parametrize("wire", OPTIONS)
+def test_vectors_integers_and_strangers_travel_as_they_are(wire: Wire) -> None:
+    value = {
+        "bias": torch.randn(5), "scalar": torch.tensor(0.1), "steps": torch.tensor([[3, 4]]),
+        "wide": torch.randn(2, 2, dtype=torch.float64), "own": torch.randn(3, 3), "w": torch.randn(3, 3),
+    }  # fmt: skip
+    base = {name: torch.zeros_like(tensor) for name, tensor in value.items() if name != "own"}
+    read = decode(encode(value, base, wire, {}), base, wire)
+    assert not torch.equal(read.pop("w"), value["w"]) or wire.up == "float32"
+    same_bytes(read, {name: tensor for name, tensor in value.items() if name != "w"})
+
+
+GOOD = {"w": torch.ones(2, 3, dtype=torch.int8), "w:scale": torch.ones(2)}
+BASE = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"w": torch.ones(2, 3)}, r"w came as \(2, 3\) torch.float32, expected \(2, 3\) torch.int8"),
+        ({"w": torch.ones(3, 2, dtype=torch.int8)}, r"w came as \(3, 2\)"),
+        ({"w": "text"}, "w came as a str"),
+        ({"w:scale": None}, "w came without its scales"),
+        ({"w": None}, "w:scale came without codes"),
+        ({"w:scale": torch.ones(3)}, r"w:scale came as \(3,\)"),
+        ({"w:scale": torch.ones(2, dtype=torch.float64)}, "w:scale came as .* torch.float64"),
+        ({"w:scale": torch.tensor([1.0, math.nan])}, "negative, NaN or infinite"),
+        ({"w:scale": torch.tensor([1.0, math.inf])}, "negative, NaN or infinite"),
+        ({"w:scale": torch.tensor([1.0, -1.0])}, "negative, NaN or infinite"),
+    ],
+)
+def test_malformed_codes_are_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    came = {name: tensor for name, tensor in {**GOOD, **changes}.items() if tensor is not None}
+    with pytest.raises(CodecError, match=said):
+        decode(came, BASE, BF16)
+    with pytest.raises(CodecError, match=said):  # on disk they are refused as early
+        decode(MappingProxyType(came), BASE, BF16)
+
+
+def test_a_row_that_did_not_change_has_scale_0() -> None:
+    came = {**GOOD, "w:scale": torch.tensor([0.0, 0.5])}
+    assert decode(came, BASE, BF16)["w"].tolist() == [[0.0] * 3, [0.5] * 3]
+
+
+def test_a_tensor_of_the_sites_own_may_be_called_scale() -> None:
+    """Only what belongs to a tensor that is coded is taken for scales."""
+    own = {"own:scale": torch.randn(3), "b:scale": torch.randn(2)}
+    for wire in (PLAIN, BF16):
+        same_bytes(decode(own, BASE, wire), own)
+
+
+@pytest.mark.parametrize("up", ["float32", "bfloat16", "float16"])
+def test_another_type_than_agreed_is_refused(up: str) -> None:
+    with pytest.raises(CodecError, match="expected"):
+        decode({"w": torch.zeros(2, 3, dtype=torch.float64)}, BASE, Wire(up=up))
+    with pytest.raises(CodecError):
+        decode(GOOD, BASE, Wire(up=up))
+
+
+def test_values_that_do_not_fit_are_named() -> None:
+    with pytest.raises(CodecError, match="w has values that float16 does not hold"):
+        encode({"w": torch.tensor([[0.0, 1e6, 0.0], [0.0, 0.0, 0.0]])}, BASE, Wire(up="float16"), {})
+    with pytest.raises(FloatingPointError, match="w has values that are NaN"):
+        encode({"w": torch.tensor([[0.0, 1.0, 2.0], [0.0, math.nan, 0.0]])}, BASE, BF16, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"up": "int4"}, "int4"), ({"down": "x"}, "x"), ({"up": "int8"}, "difference"), ({"down": "int8"}, "skip")],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Wire(**options)
+
+
+# ---- a federation
+
+
+def test_the_default_sends_the_very_tensors_and_counts_them() -> None:
+    seen: list[tuple[State, dict[str, float]]] = []
+    plain = world(wire=PLAIN)
+
+    def looking(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        seen.extend((m.state, m.scalars) for m in messages.values())
+        return exchange(messages)
+
+    exchange = SequentialExchange(partial(World.site, plain))
+    server = plain.run(looking)
+    same_bytes(server.state, World(small(FedDRA)).run().state)
+    assert all(scalars.keys() <= {"lr_scale", "evaluate"} for _, scalars in seen)
+    whole = payload(Broadcast(0, "", plain.server().state))
+    align = sum(4 * t.numel() for n, t in server.state.items() if group(n) != "encoder")
+    assert bytes_of(server) == [("align", 3 * whole, 3 * align), ("joint", 3 * whole, 3 * whole)] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire"), [*((FedDRA, wire) for wire in OPTIONS), (FedAvg, INT8), (FedRGB, SKIP), (FedRGB, INT8)]
+)
+def test_forked_workers_and_folders_give_the_same_bytes(kind: type, wire: Wire, tmp_path: Path) -> None:
+    one = world(kind, wire, model=partial(Toy, norm=True)).run()
+    other = world(kind, wire, model=partial(Toy, norm=True), folder=tmp_path)
+    with WorkerPool(other.site, tuple("abc"), 2) as workers:
+        result = other.run(workers)
+    same_bytes(one.state, result.state)
+    assert bytes_of(one) == bytes_of(result)
+    assert not one.history[-1]["dropped"]
+    if wire.up != "float32" or wire.down != "float32":
+        assert differs(one.state, world(kind, PLAIN, model=partial(Toy, norm=True)).run().state)
+
+
+def test_results_do_not_depend_on_what_was_left_out() -> None:
+    same_bytes(world(wire=SKIP).run().state, world(wire=BF16).run().state)
+    same_bytes(world(wire=Wire(skip_unchanged=True)).run().state, world(wire=PLAIN).run().state)
+
+
+def test_bytes_by_hand() -> None:
+    """Toy: encoder weights 24 + 20, alignment and head weights 4 x 16, six biases of 4. In the wire's types an align
+    phase goes down whole the first time, 2 x 108 + 96 bytes a site; the joint phase brings what align changed,
+    2 x 64 + 64; up go 64 codes with 4 x 4 scales of 4 bytes and 64 bytes of biases, then all 108 with 6 x 4 scales."""
+    align, joint, again, last = bytes_of(world(wire=SKIP).run())
+    assert align == ("align", 3 * (2 * 108 + 96), 3 * (64 + 64 + 64))
+    assert joint == ("joint", 3 * (2 * 64 + 64), 3 * (108 + 96 + 96))
+    assert again == align, "joint changed every tensor"
+    assert last == joint
+    phases = bytes_of(world(wire=INT8).run())
+    assert phases[0] == align, "the first time in bfloat16"
+    assert phases[1][1] == 3 * (64 + 64 + 64)
+    assert phases[2][1] == 3 * (108 + 96 + 96)
+
+
+class Tampered:
+    """Calls ``before(phase)`` before every phase but the first."""
+
+    def __init__(self, world: World, before: Any) -> None:
+        self.exchange = SequentialExchange(world.site)
+        self.before, self.phase = before, 0
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        if self.phase:
+            self.before(self.phase)
+        self.phase += 1
+        return self.exchange(messages)
+
+
+@pytest.mark.parametrize("site", ["a", "b", "c"])
+@pytest.mark.parametrize("wire", [Wire(skip_unchanged=True), Wire(down="bfloat16", skip_unchanged=True), INT8])
+def test_a_site_that_lost_its_copy_is_sent_all(site: str, wire: Wire, tmp_path: Path) -> None:
+    """The others' updates wait for it, so the mean is the same; only the bytes tell (and, at 8 bit, what it had still
+    to say of earlier rounds, which went with the copy)."""
+
+    def lose(phase: int) -> None:
+        if phase == 1:
+            shutil.rmtree(tmp_path / "sites" / site / "wire")
+
+    tampered = world(wire=wire, folder=tmp_path)
+    server = tampered.run(Tampered(tampered, lose))
+    undisturbed = world(wire=wire).run()
+    assert [record["dropped"] for record in server.history] == [{}] * 4
+    if wire is not INT8:
+        same_bytes(server.state, undisturbed.state)
+    assert bytes_of(server)[1][1] > bytes_of(undisturbed)[1][1]
+    assert bytes_of(server)[2:] == bytes_of(undisturbed)[2:]
+
+
+def test_an_update_in_another_form_is_dropped_and_named() -> None:
+    wired = world(FedAvg)
+
+    def garbled(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, reply in exchange(messages):
+            if site == "b" and not isinstance(reply, Exception):
+                reply = replace(reply, state={n: t * math.nan if ":scale" in n else t for n, t in reply.state.items()})
+            yield site, reply
+
+    exchange = SequentialExchange(wired.site)
+    server = wired.run(garbled)
+    assert [sorted(r["dropped"]) for r in server.history] == [["b"]] * 2
+    assert ":scale has scales that are negative, NaN or infinite" in server.history[0]["dropped"]["b"]
+
+
+@pytest.mark.parametrize("wire", [SKIP, INT8])
+@pytest.mark.parametrize("at", [2, 8, 11, 14, 17])
+def test_killed_and_resumed_gives_the_same_bytes(wire: Wire, at: int, tmp_path: Path) -> None:
+    """Two rounds of (1 + 2) steps at three sites: 18 batches; residuals and the server's copy are as they were."""
+    fuse = Fuse(at)
+    data = three_sites()
+    for site in data.values():
+        site.tick = fuse
+    broken = world(wire=wire, folder=tmp_path, data=data)
+    assert forked(lambda: broken.run() and None) == -9
+    whole = world(wire=wire).run()
+    resumed = world(wire=wire, folder=tmp_path).run()
+    same_bytes(resumed.state, whole.state)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_repeated_task_gives_the_same_bytes(on_disk: bool, tmp_path: Path) -> None:
+    end = SiteEnd(SKIP, FedAvg().phases, site_memory(tmp_path if on_disk else None))
+    generator = torch.Generator().manual_seed(0)
+
+    def answered(round: int, value: Tensor) -> State:
+        end.decode(Broadcast(round, "train", {"w": torch.zeros(3, 4)}))
+        return end.encode(Update("a", round, "train", 1, {"w": value})).state
+
+    values = [torch.randn(3, 4, generator=generator) for _ in range(2)]
+    answered(0, values[0])
+    once = answered(1, values[1])
+    same_bytes(answered(1, values[1]), once)
+    assert differs(answered(2, values[1]), once), "what was missed before counts"
+
+
+def test_a_site_that_was_not_asked_for_a_while_gets_the_whole_copy(tmp_path: Path) -> None:
+    """8-bit changes are to the copy sent last, which it does not hold: the same as if it had lost its own."""
+
+    @dataclass(frozen=True)
+    class Pausing(FedAvg):
+        def asks(self, server: Server) -> tuple[str, ...]:
+            return ("a", "c") if server.round == 1 else server.sites
+
+    def lose(phase: int) -> None:
+        if phase == 2:
+            shutil.rmtree(tmp_path / "sites" / "b" / "wire")
+
+    options: dict[str, Any] = {
+        "wire": Wire(down="int8", skip_unchanged=True), "rounds": Rounds(rounds=3, evaluate_every=0, quorum=2),
+    }  # fmt: skip
+    tampered = Wired(Pausing(local_steps=1), folder=tmp_path, **options)
+    same_bytes(tampered.run(Tampered(tampered, lose)).state, Wired(Pausing(local_steps=1), **options).run().state)
+
+
+def test_each_site_may_be_sent_another_model_but_not_in_8_bit_differences() -> None:
+    @dataclass(frozen=True)
+    class Personal(FedAvg):
+        def broadcast(self, server: Server, site: str) -> Broadcast:
+            message = super().broadcast(server, site)
+            return replace(message, state={n: t + (site == "b") for n, t in message.state.items()})
+
+    runs = [Wired(Personal(local_steps=1), wire=wire).run().state for wire in (PLAIN, Wire(skip_unchanged=True))]
+    same_bytes(*runs)
+    with pytest.raises(ValueError, match="one model"):
+        Wired(Personal(local_steps=1), wire=INT8).run()
+
+
+def test_half_precision_models_are_refused() -> None:
+    half = world(wire=BF16)
+    federation, _ = half.federation()
+    federation.server.state = {n: t.bfloat16() for n, t in federation.server.state.items()}
+    with pytest.raises(ValueError, match="half precision"):
+        federation.run()
+
+
+def test_8_bit_training_ends_close_to_float32() -> None:
+    data = {name: pairs(index, 8 + 4 * index) for index, name in enumerate("abc")}
+    runs = {w: world(FedAvg, w, data=data).run().state for w in (PLAIN, INT8, SKIP)}
+    start = world(FedAvg).server().state
+    moved = norm(runs[PLAIN], start)
+    assert norm(runs[PLAIN], runs[INT8]) < 0.02 * moved
+    assert norm(runs[PLAIN], runs[SKIP]) < 0.2 * moved  # bfloat16 rounds weights, not differences
+
+
+def norm(left: State, right: State) -> float:
+    def total(tensors: list[Tensor]) -> float:
+        return math.sqrt(sum(float(t.double().square().sum()) for t in tensors))
+
+    return total([left[name] - right[name] for name in clone(left)])

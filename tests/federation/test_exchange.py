@@ -1,0 +1,419 @@
+"""In turn or side by side: the same bytes; and what is left when a process is killed at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.toy import ADAMW, SGD, Fuse, Pairs, Toy, World, clone, forked, pairs, same_bytes, small, three_sites
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import Batch, Broadcast, Reply, State, Update
+from fedvlp.federation.exchange import SequentialExchange, SiteFailedError, WorkerPool, answer, pack, unpack
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import METHODS, FedAvg
+from fedvlp.training.loop import Aborted
+
+SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
+
+
+def world(method: Method, folder: Path | None = None, **options: Any) -> World:
+    """Three sites, three rounds, dropout: everything that draws random numbers."""
+    options = {"rounds": Rounds(rounds=3, evaluate_every=0), "model": lambda: Toy(norm=True, dropout=0.3), **options}
+    return World(method, training=ADAMW, folder=folder, **options)
+
+
+def facts(server: Server) -> list[dict[str, Any]]:
+    """The history without the clock."""
+    history = json.loads(json.dumps(server.history))
+    for record in history:
+        del record["seconds"]
+        for metrics in record["sites"].values():
+            del metrics["seconds"]
+    return history
+
+
+def site_memories(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("sites/*/[0-9]*"))}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_two_runs_with_one_seed_give_the_same_bytes_and_another_seed_does_not(name: str) -> None:
+    torch.manual_seed(1)
+    first = world(SMALL[name]).run()
+    torch.manual_seed(2)
+    second = world(SMALL[name]).run()
+    other = world(SMALL[name], rounds=Rounds(rounds=3, evaluate_every=0, seed=1)).run()
+    same_bytes(first.state, second.state)
+    same_bytes(first.memory, second.memory)
+    assert facts(first) == facts(second) != facts(other)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("workers", [2, 5])
+def test_forked_workers_give_the_same_bytes_as_in_turn(tmp_path: Path, name: str, workers: int) -> None:
+    alone, aside = world(SMALL[name], tmp_path / "alone"), world(SMALL[name], tmp_path / "aside")
+    expected = alone.run()
+    with WorkerPool(aside.site, ("a", "b", "c"), workers) as exchange:
+        seen = aside.run(exchange)
+    same_bytes(seen.state, expected.state)
+    same_bytes(seen.memory, expected.memory)
+    assert facts(seen) == facts(expected)
+    assert site_memories(tmp_path / "aside") == site_memories(tmp_path / "alone")
+
+
+def test_a_site_is_built_once_and_belongs_to_one_worker() -> None:
+    built: list[tuple[str, int]] = []
+
+    class Counting:
+        def __init__(self, name: str) -> None:
+            built.append((name, os.getpid()))
+
+        def handle(self, message: Broadcast) -> Update:
+            return Update("x", message.round, message.phase, len(built), metrics={"pid": float(os.getpid())})
+
+    with WorkerPool(Counting, ("a", "b", "c"), 2) as exchange:  # type: ignore[arg-type]
+        rounds = [dict(exchange({s: Broadcast(r, "train", {}) for s in "abc"})) for r in range(2)]
+    assert built == []  # not in this process
+    first, second = ({s: u.metrics["pid"] for s, u in replies.items()} for replies in rounds)  # type: ignore
+    assert first == second
+    assert first["a"] == first["c"] != first["b"]
+    assert rounds[1]["c"].num_samples == 2  # type: ignore[union-attr]
+
+
+def test_workers_answer_in_site_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """a is released only when the reply of b has been read."""
+    read, write = os.pipe()
+
+    class Waits:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Broadcast) -> Update:
+            if self.name == "a":
+                os.read(read, 1)
+            return Update(self.name, 0, "train", 1)
+
+    with WorkerPool(Waits, ("a", "b"), 2) as exchange:  # type: ignore[arg-type]
+        receive, arrived = exchange._receive, []
+
+        def noting(index: int) -> Reply:
+            reply = receive(index)
+            arrived.append("ab"[index])
+            os.write(write, b"x")
+            return reply
+
+        monkeypatch.setattr(exchange, "_receive", noting)
+        replies = list(exchange({s: Broadcast(0, "train", {}) for s in "ab"}))
+    assert arrived == ["b", "a"]
+    assert [site for site, _ in replies] == ["a", "b"]
+
+
+def test_close_ends_the_workers() -> None:
+    exchange = WorkerPool(world(SMALL["fedavg"]).site, ("a", "b"), 2)
+    processes = [process for process, _ in exchange._workers.values()]
+    assert all(process.is_alive() for process in processes)
+    exchange.close()
+    assert not any(process.is_alive() for process in processes)
+
+
+class Broken(Pairs):
+    """Fails in the way it is told, at its training batch number ``at``, once."""
+
+    def __init__(self, at: int, how: str, flag: Path) -> None:
+        super().__init__(*pairs(1).content["train"])
+        self.at, self.how, self.flag, self.count = at, how, flag, 0
+        self.tick = self._break
+
+    def _break(self) -> None:
+        self.count += 1
+        if self.count != self.at or self.flag.exists():
+            return
+        self.flag.touch()
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "exit":
+            os._exit(3)
+        if self.how == "abort":
+            raise Aborted("stop")
+        raise RuntimeError("no such luck")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [("kill", "exit code -9"), ("exit", "exit code 3"), ("raise", "RuntimeError")]
+)
+def test_a_worker_that_dies_in_a_task_costs_its_site_that_phase_only(tmp_path: Path, how: str, said: str) -> None:
+    """b dies at its 4th batch, in round 1: that round is the mean of a and c, and b is back in round 2."""
+    method = FedAvg(local_steps=2)
+    data = {**three_sites(), "b": Broken(4, how, tmp_path / "broken")}
+    one = world(method, tmp_path, data=data)
+    with WorkerPool(one.site, ("a", "b", "c"), 3) as exchange:
+        seen = one.run(exchange)
+    dropped = [record["dropped"] for record in seen.history]
+    assert [list(d) for d in dropped] == [[], ["b"], []]
+    assert said in dropped[1]["b"]
+    assert "no such luck" not in dropped[1]["b"]  # the text of a foreign exception may name a patient
+
+    class Without:
+        """The same run in one process, in which b does not answer in round 1."""
+
+        def __init__(self, inner: SequentialExchange) -> None:
+            self.inner = inner
+
+        def __call__(self, messages: Mapping[str, Broadcast]) -> Any:
+            for site, reply in self.inner(messages):
+                silent = site == "b" and messages[site].round == 1
+                yield site, RuntimeError() if silent else reply
+
+    other = world(method)
+    same_bytes(seen.state, other.run(Without(SequentialExchange(other.site))).state)
+
+
+def test_a_worker_with_two_sites_that_dies_costs_only_the_site_it_was_at(tmp_path: Path) -> None:
+    data = {**three_sites(), "a": Broken(1, "kill", tmp_path / "broken")}
+    one = world(FedAvg(local_steps=1), data=data, rounds=Rounds(rounds=1, evaluate_every=0, quorum=1))
+    with WorkerPool(one.site, ("a", "b", "c"), 1) as exchange:
+        assert list(one.run(exchange).history[0]["dropped"]) == ["a"]
+
+
+def test_a_worker_that_dies_between_tasks_costs_one_phase(tmp_path: Path) -> None:
+    one = world(FedAvg(local_steps=1))
+
+    def kill_once(record: dict[str, Any]) -> None:
+        if record["round"] == 0:
+            process = exchange._workers[1][0]
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+
+    with WorkerPool(one.site, ("a", "b", "c"), 3) as exchange:
+        history = one.run(exchange, report=kill_once).history
+    assert [list(record["dropped"]) for record in history] == [[], ["b"], []]
+
+
+def test_a_worker_that_dies_while_it_is_sent_a_large_model_costs_one_phase() -> None:
+    """The worker is stopped, so the sender is in the middle of 8 MB when the worker is killed with bytes unread."""
+
+    class Echo:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Broadcast) -> Update:
+            return Update(self.name, message.round, message.phase, 1)
+
+    message = Broadcast(0, "train", {"w": torch.zeros(2_000_000)})
+    with WorkerPool(Echo, ("a", "b"), 2) as exchange:  # type: ignore[arg-type]
+        pid = exchange._workers[0][0].pid
+        os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        replies = dict(exchange({"a": message, "b": message}))
+        timer.join()
+    assert isinstance(replies["a"], SiteFailedError)
+    assert isinstance(replies["b"], Update)
+
+
+def test_an_exception_in_a_worker_keeps_the_worker() -> None:
+    class Moody:
+        def __init__(self, name: str) -> None:
+            self.calls = 0
+
+        def handle(self, message: Broadcast) -> Update:
+            self.calls += 1
+            if self.calls == 1:
+                raise ValueError("not today")
+            return Update("a", 0, "train", self.calls)
+
+    with WorkerPool(Moody, ("a",), 1) as exchange:  # type: ignore[arg-type]
+        first, second = (dict(exchange({"a": Broadcast(0, "train", {})}))["a"] for _ in range(2))
+    assert isinstance(first, SiteFailedError)
+    assert str(first) == "ValueError"  # its text may name a patient
+    assert second.num_samples == 2  # type: ignore[union-attr]
+
+
+def test_in_this_process_an_exception_is_an_answer_and_an_abort_is_not(tmp_path: Path) -> None:
+    failing, aborting = (world(FedAvg(local_steps=1), data={"b": Broken(1, how, tmp_path / how)}).site("b")
+                         for how in ("raise", "abort"))  # fmt: skip
+    message = Broadcast(0, "train", world(FedAvg()).server().state)
+    assert str(answer(failing, message)) == "RuntimeError"
+    with pytest.raises(Aborted):
+        answer(aborting, message)
+
+
+def test_in_turn_reads_an_update_before_the_next_site_overwrites_the_shared_modules() -> None:
+    one = world(FedAvg(local_steps=1))
+    shared = {name: one.site(name) for name in "abc"}
+    copies = {name: clone(shared[name].handle(Broadcast(0, "train", one.server().state)).state) for name in "abc"}
+    seen = {}
+    for name, update in SequentialExchange(one.site)({n: Broadcast(0, "train", one.server().state) for n in "abc"}):
+        seen[name] = clone(update.state)  # type: ignore[union-attr]
+    for name, state in copies.items():
+        same_bytes(seen[name], state)
+
+
+def test_messages_are_packed_without_pickle_and_come_back() -> None:
+    state = {"w": torch.rand(2, 3).T, "n": torch.tensor(7), "e": torch.zeros(0)}
+    update = Update("a", 3, "train", 12, state, {"x": torch.ones(1)}, {"loss": 0.1, "whole": 1})
+    parts = pack(update)
+    assert json.loads(parts[0])["num_samples"] == 12
+    back = unpack(Update, parts)
+    assert replace(back, state={}, aux={}) == replace(update, state={}, aux={})
+    same_bytes(back.state, state)
+    same_bytes(back.aux, update.aux)
+    message = unpack(Broadcast, pack(Broadcast(1, "joint", {}, scalars={"lr_scale": 0.1 + 0.2})))
+    assert message == Broadcast(1, "joint", {}, scalars={"lr_scale": 0.1 + 0.2})
+
+
+def test_tensors_that_several_sites_are_sent_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fedvlp.federation.exchange as engine
+
+    packed, real = [], engine._tensor_bytes
+
+    def counting(state: State) -> bytes:
+        packed.extend(state)
+        return real(state)
+
+    with WorkerPool(world(FedAvg(local_steps=1)).site, ("a", "b", "c"), 1) as exchange:
+        monkeypatch.setattr(engine, "_tensor_bytes", counting)
+        shared = world(FedAvg()).server().state
+        list(exchange({site: Broadcast(0, "train", shared) for site in "abc"}))
+    assert packed.count("text_head.bias") == 1
+
+
+# --- the whole engine is killed ------------------------------------------------------------------------------------
+
+
+def events(one: World, monkeypatch: pytest.MonkeyPatch, fuse: Callable[[], None]) -> None:
+    """Burns ``fuse`` before every training batch and around every step of writing a file."""
+    for data in one.data.values():
+        data.tick = fuse
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def burning(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+            fuse()
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, burning)
+
+
+def moments(name: str, count: int, some: int = 4) -> list[int]:
+    """Moments to kill at: the first, the last and some at random, the same in every run of the tests."""
+    return sorted({1, count, *random.Random(name).sample(range(1, count + 1), some)})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_killed_at_any_moment_and_resumed_is_uninterrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """SIGKILL before a batch, before a file is synced, before it is renamed: the same bytes, also of site memories."""
+    expected = world(SMALL[name], tmp_path / "whole").run()
+    with monkeypatch.context() as patch:
+        count = Fuse()
+        one = world(SMALL[name], tmp_path / "counted")
+        events(one, patch, count)
+        one.run()
+    for moment in moments(name, count.count):
+        folder = tmp_path / str(moment)
+
+        def killed(folder: Path = folder, moment: int = moment) -> None:
+            one = world(SMALL[name], folder)
+            events(one, monkeypatch, Fuse(moment))
+            one.run()
+
+        assert forked(killed) == -signal.SIGKILL
+        resumed = world(SMALL[name], folder).run()
+        same_bytes(resumed.state, expected.state)
+        same_bytes(resumed.memory, expected.memory)
+        assert facts(resumed) == facts(expected), moment
+        assert site_memories(folder) == site_memories(tmp_path / "whole"), moment
+
+
+def test_killed_again_and_again_it_still_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after every 15 events until it gets through: enough for one phase, so every start gets further."""
+    method = SMALL["local"]
+    expected = world(method).run()
+    for _ in range(20):
+
+        def killed() -> None:
+            one = world(method, tmp_path)
+            events(one, monkeypatch, Fuse(18))
+            one.run()
+
+        if forked(killed) == 0:
+            break
+    else:
+        pytest.fail("never finished")
+    seen = Server.load(tmp_path / "server.safetensors")[0]
+    same_bytes(seen.state, expected.state)
+    assert facts(seen) == facts(expected)
+
+
+def test_workers_end_when_the_engine_is_killed(tmp_path: Path) -> None:
+    """No orphans (faults, row 35): the workers see the pipe close. The pipe of this test closes when all have ended."""
+    read, write = os.pipe()
+
+    class Engine:
+        def __call__(self) -> None:
+            os.close(read)
+            one = world(FedAvg(local_steps=1))
+            exchange = WorkerPool(one.site, ("a", "b", "c"), 3)
+            list(exchange({s: Broadcast(0, "train", one.server().state) for s in "abc"}))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert forked(Engine()) == -signal.SIGKILL
+    os.close(write)
+    signal.alarm(20)
+    assert os.read(read, 1) == b""
+    signal.alarm(0)
+    os.close(read)
+
+
+@dataclass(frozen=True)
+class NaNAt(Method):
+    """Site b turns its weights into NaN in round 1, after a finite loss."""
+
+    def after_step(self, client: Client, message: Broadcast) -> None:
+        if client.name == "b" and message.round == 1:
+            with torch.no_grad():
+                client.model.text_head.bias.fill_(float("nan"))
+
+
+def test_a_nan_update_is_dropped_and_named_and_the_others_decide() -> None:
+    method = NaNAt(local_steps=1)
+    seen = World(method, training=SGD).run()
+    assert seen.history[1]["dropped"] == {"b": "text_head.bias has 4 value(s) that are NaN or infinite"}
+    updates = {}
+    before = World(method, rounds=Rounds(rounds=1, evaluate_every=0)).run().state
+    for site in "ac":
+        updates[site] = clone(World(method).site(site).handle(Broadcast(1, "train", before)).state)
+    for name, tensor in seen.state.items():
+        by_hand = (8 * updates["a"][name].double() + 16 * updates["c"][name].double()) / 24
+        assert torch.allclose(tensor.double(), by_hand, rtol=0, atol=1e-7), name
+
+
+def test_all_batches_of_a_step_are_the_sites_own() -> None:
+    """Sites of one process never see each other's records."""
+    seen: dict[str, set[float]] = {}
+
+    @dataclass(frozen=True)
+    class Noting(Method):
+        def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+            seen.setdefault(client.name, set()).update(batch["image"][:, 0].tolist())
+            return super().losses(client, batch, message)
+
+    one = World(Noting(local_steps=3))
+    one.run()
+    for site, values in seen.items():
+        assert values <= set(one.data[site].content["train"][0][:, 0].tolist())

@@ -1,0 +1,427 @@
+"""The round loop: what is sent, who is left out, what a lost quorum leaves behind, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from support.toy import World, clone, same_bytes
+
+from fedvlp.core.aggregation import in_site_order, payload
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Broadcast, Reply, State, Update, group
+from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
+
+Answer = Callable[[str, Broadcast], Reply | None]
+START = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(5)}
+
+
+def add_one(site: str, message: Broadcast) -> Update:
+    """A site that adds 1, 2 or 3 to w (a, b, c) and says it has 10, 20 or 30 records."""
+    number = "abc".index(site) + 1
+    state = {} if message.phase == EVALUATE else {"w": message.state["w"] + number, "n": message.state["n"] + 1}
+    metrics = {"evaluate": message.scalars["evaluate"]}
+    return Update(site, message.round, message.phase, 10 * number, state, metrics=metrics)
+
+
+class Scripted:
+    """An exchange whose sites answer as ``answers`` says; others as ``add_one``. None: no reply."""
+
+    def __init__(self, **answers: Answer) -> None:
+        self.answers = answers
+        self.asked: list[tuple[int, str, str]] = []
+        self.messages: list[Broadcast] = []
+
+    def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, message in messages.items():
+            self.asked.append((message.round, message.phase, site))
+            self.messages.append(message)
+            reply = self.answers.get(site, add_one)(site, message)
+            if reply is not None:
+                yield site, reply
+
+
+def server(state: State = START) -> Server:
+    return Server(("a", "b", "c"), clone(state))
+
+
+def federation(exchange: Any, method: Method | None = None, one: Server | None = None, **options: Any) -> Federation:
+    rounds = {"evaluate_every": 0, "rounds": 2, **{k: v for k, v in options.items() if k in Rounds.__annotations__}}
+    rest = {k: v for k, v in options.items() if k not in rounds}
+    return Federation(method or Method(weighting="uniform"), one or server(), Rounds(**rounds), exchange, **rest)
+
+
+def failing(*rounds: int) -> Answer:
+    return lambda site, message: RuntimeError("boom") if message.round in rounds else add_one(site, message)
+
+
+def test_two_rounds_by_hand() -> None:
+    """Uniform: each round adds (1 + 2 + 3)/3 = 2, so w = 1 + 2 + 2 = 5; the integer stays the server's."""
+    run = federation(Scripted())
+    state = run.run()
+    assert state["w"].tolist() == [5.0, 5.0]
+    assert state["n"].item() == 5
+    assert run.server.round == 2
+    assert run.server.samples == {"a": 10, "b": 20, "c": 30}
+
+
+def test_a_sample_weighted_round_by_hand() -> None:
+    """(10*1 + 20*2 + 30*3)/60 = 140/60 = 7/3."""
+    state = federation(Scripted(), Method(), rounds=1).run()
+    assert state["w"].tolist() == pytest.approx([1 + 7 / 3] * 2)
+
+
+def test_what_the_record_of_a_phase_says() -> None:
+    run = federation(Scripted(c=failing(0)), rounds=1)
+    run.run()
+    (record,) = run.server.history
+    assert (record["round"], record["phase"], record["members"]) == (0, "train", ["a", "b", "c"])
+    assert set(record["sites"]) == {"a", "b"}
+    assert record["dropped"] == {"c": "boom"}
+    assert record["bytes"] == {"bytes_down": 3 * 16, "bytes_up": 2 * 16}  # two float32 and one int64
+    assert record["seconds"] >= 0
+
+
+def test_the_other_updates_decide_when_one_is_dropped() -> None:
+    """Without c: (1 + 2)/2 = 1.5."""
+    assert federation(Scripted(c=failing(0)), rounds=1).run()["w"].tolist() == [2.5, 2.5]
+
+
+@pytest.mark.parametrize("rounds", [Rounds(quorum=3), Rounds(quorum=9)])
+def test_below_the_quorum_the_server_is_as_it_was(tmp_path: Path, rounds: Rounds) -> None:
+    """Round 1 fails after two of three good updates: nothing of them is in the model, and resuming repeats it."""
+    path = tmp_path / "server.safetensors"
+    rounds = replace(rounds, rounds=3, evaluate_every=0)
+    method = Method(weighting="uniform")
+    broken = Federation(method, server(), rounds, Scripted(c=failing(1)), checkpoint=path)
+    with pytest.raises(QuorumLostError, match=r"round 1 phase train: 2 valid updates, 3 needed\. c: boom"):
+        broken.run()
+    assert broken.server.state["w"].tolist() == [3.0, 3.0]
+    assert (broken.server.round, len(broken.server.history)) == (1, 1)
+    saved, phase = Server.load(path)
+    assert (saved.round, phase, saved.missed) == (1, 0, {"a": 0, "b": 0, "c": 0})
+    resumed = Federation(method, saved, rounds, Scripted(), checkpoint=path).run(phase)
+    same_bytes(resumed, federation(Scripted(), rounds=3).run())
+
+
+@dataclass(frozen=True)
+class Restless(Method):
+    """Changes the server's memory and model wherever it may: before the messages, and while updates come in."""
+
+    weighting: str = "uniform"
+
+    def start(self, server: Server) -> None:
+        server.memory["count"] = torch.zeros(1)
+
+    def prepare(self, server: Server) -> None:
+        server.memory["count"] = server.memory["count"] + 1
+        server.memory[f"prepared in round {server.round}"] = torch.ones(1)
+        server.replace({"w": server.state["w"] + 100})
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        def noting() -> Iterator[Update]:
+            for update in updates:
+                server.memory = server.memory | {f"seen/{update.site}": update.state["w"].clone()}
+                yield update
+
+        super().aggregate(server, noting(), phase)
+
+
+def test_below_the_quorum_the_methods_memory_is_as_it_was() -> None:
+    """Round 1 loses its quorum after ``prepare`` and two updates; the same server then goes on as if nothing was."""
+    before: list[tuple[State, State]] = []
+
+    def report(record: dict[str, Any]) -> None:
+        before.append((clone(broken.server.state), clone(broken.server.memory)))
+
+    broken = federation(Scripted(c=failing(1)), Restless(), rounds=3, quorum=3, report=report)
+    with pytest.raises(QuorumLostError):
+        broken.run()
+    state, memory = before[-1]
+    assert memory.keys() == {"count", "prepared in round 0", "seen/a", "seen/b", "seen/c"}
+    same_bytes(broken.server.state, state)
+    same_bytes(broken.server.memory, memory)
+    resumed = federation(Scripted(), Restless(), broken.server, rounds=3, quorum=3)
+    whole = federation(Scripted(), Restless(), rounds=3, quorum=3)
+    same_bytes(resumed.run(), whole.run())
+    same_bytes(resumed.server.memory, whole.server.memory)
+
+
+def test_below_the_quorum_the_counts_of_missed_phases_are_as_they_were() -> None:
+    run = federation(Scripted(c=failing(0)), quorum=3)
+    with pytest.raises(QuorumLostError):
+        run.run()
+    assert run.server.missed == {}
+
+
+@pytest.mark.parametrize(
+    ("quorum", "sites", "needed"), [(0, 1, 1), (0, 2, 1), (0, 5, 4), (2, 5, 2), (5, 5, 5), (9, 5, 5), (1, 1, 1)]
+)
+def test_quorum(quorum: int, sites: int, needed: int) -> None:
+    assert Rounds(quorum=quorum).needed(sites) == needed
+
+
+def test_a_silent_site_is_named() -> None:
+    run = federation(Scripted(b=lambda site, message: None), rounds=1)
+    run.run()
+    assert run.server.history[0]["dropped"] == {"b": "no reply"}
+
+
+def test_a_site_that_missed_too_often_is_benched_probed_and_taken_back() -> None:
+    """c fails in rounds 0-3. After 2 misses it is left out (2), probed in round 3 (fails), 4, 5 left out, 6 is good."""
+    exchange = Scripted(c=failing(0, 1, 2, 3))
+    run = federation(exchange, rounds=9, max_missed=2, probe_every=3, quorum=2)
+    run.run()
+    assert [round for round, _, site in exchange.asked if site == "c"] == [0, 1, 3, 6, 7, 8]
+    assert [record["dropped"].get("c") for record in run.server.history] == [
+        "boom", "boom", "left out after missed phases", "boom",
+        "left out after missed phases", "left out after missed phases", None, None, None,
+    ]  # fmt: skip
+    assert run.server.missed == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_single_miss_is_forgiven() -> None:
+    exchange = Scripted(c=failing(0, 2, 4))
+    federation(exchange, rounds=6).run()
+    assert [round for round, _, site in exchange.asked if site == "c"] == list(range(6))
+
+
+def test_who_is_benched_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    federation(Scripted(c=failing(0, 1)), rounds=2, quorum=2, checkpoint=path).run()
+    saved, phase = Server.load(path)
+    exchange = Scripted()
+    federation(exchange, one=saved, rounds=3, quorum=2).run(phase)
+    assert [site for _, _, site in exchange.asked] == ["a", "b"]
+
+
+@pytest.mark.parametrize("field", ["max_missed", "probe_every", "max_samples"])
+def test_rounds_refuses_what_cannot_work(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Rounds(**{field: 0 if field != "max_samples" else -1})
+
+
+@pytest.mark.parametrize("field", ["rounds", "quorum", "evaluate_every"])
+def test_rounds_refuses_negative_numbers(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        Rounds(**{field: -1})
+
+
+@pytest.mark.parametrize("sites", [("b", "a"), ("a", "a"), ()])
+def test_the_sites_of_a_run_are_sorted_and_distinct(sites: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="site"):
+        federation(Scripted(), one=Server(sites, clone(START)))
+
+
+@pytest.mark.parametrize(("every", "wanted"), [(0, [0, 0, 0, 0]), (1, [2, 1, 1, 1, 2]), (2, [2, 0, 1, 0, 2])])
+def test_when_sites_evaluate(every: int, wanted: list[int]) -> None:
+    """2 = with the test split: of the initial model and, in a phase of its own, of the trained one."""
+    exchange = Scripted()
+    run = federation(exchange, rounds=4, evaluate_every=every)
+    run.run()
+    assert [int(m.scalars[EVALUATE]) for m in exchange.messages[::3]] == wanted
+    assert [record["phase"] for record in run.server.history] == ["train"] * 4 + ["evaluate"] * bool(every)
+    assert exchange.messages[-1].round == (4 if every else 3)
+    assert run.server.state["w"].tolist() == [9.0, 9.0]  # the evaluation changed nothing
+
+
+def test_no_rounds_is_an_evaluation_alone() -> None:
+    run = federation(Scripted(), rounds=0, evaluate_every=1)
+    same_bytes(run.run(), START)
+    assert [record["phase"] for record in run.server.history] == [EVALUATE]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    federation(Scripted(), evaluate_every=1, checkpoint=path).run()
+    saved, phase = Server.load(path)
+    exchange = Scripted()
+    state = federation(exchange, one=saved, evaluate_every=1, checkpoint=path).run(phase)
+    assert exchange.asked == []
+    assert state["w"].tolist() == [5.0, 5.0]
+
+
+@dataclass(frozen=True)
+class Halves(Method):
+    """Two phases: ``one`` shares w alone, ``two`` everything; counts its phases in memory."""
+
+    weighting: str = "uniform"
+
+    def phases(self, round: int) -> tuple[str, ...]:
+        return ("one", "two") if round % 2 == 0 else ("two",)
+
+    def shares(self, name: str, phase: str) -> bool:
+        return phase == "two" or group(name) == "w"
+
+    def start(self, server: Server) -> None:
+        server.memory["count"] = torch.zeros(1)
+
+    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
+        super().aggregate(server, updates, phase)
+        server.memory = {"count": server.memory["count"] + 1}
+
+
+def halves(site: str, message: Broadcast) -> Update:
+    names = ("w",) if message.phase == "one" else ("w", "v")
+    return Update(site, message.round, message.phase, 1, {name: message.state[name] + 1 for name in names})
+
+
+def halves_run(path: Path | None, one: Server | None = None, stop: int = 99) -> Federation:
+    def report(record: dict[str, Any]) -> None:
+        if len(run.server.history) == stop:
+            raise InterruptedError
+
+    exchange = Scripted(a=halves, b=halves, c=halves)
+    one = one or server({"w": torch.zeros(1), "v": torch.zeros(1)})
+    run = federation(exchange, Halves(), one, rounds=3, checkpoint=path, report=report)
+    return run
+
+
+def test_phases_and_what_each_shares() -> None:
+    """Rounds of two, one and two phases: w is moved in all five, v in the three "two" ones."""
+    run = halves_run(None)
+    state = run.run()
+    assert (state["w"].item(), state["v"].item(), run.server.memory["count"].item()) == (5, 3, 5)
+    assert [(r["round"], r["phase"]) for r in run.server.history] == [
+        (0, "one"), (0, "two"), (1, "two"), (2, "one"), (2, "two"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5])
+def test_a_run_stopped_after_any_phase_goes_on_with_the_next(tmp_path: Path, stop: int) -> None:
+    path = tmp_path / "s"
+    run = halves_run(path, stop=stop)
+    with pytest.raises(InterruptedError):
+        run.run()
+    saved, phase = Server.load(path)
+    assert (saved.round, phase) == [(0, 1), (1, 0), (2, 0), (2, 1), (3, 0)][stop - 1]
+    resumed = halves_run(path, saved)
+    state = resumed.run(phase)
+    whole = halves_run(None)
+    same_bytes(state, whole.run())
+    same_bytes(resumed.server.memory, whole.server.memory)
+    strip = [{k: v for k, v in r.items() if k != "seconds"} for r in resumed.server.history]
+    assert strip == [{k: v for k, v in r.items() if k != "seconds"} for r in whole.server.history]
+
+
+def test_a_tensor_that_this_phase_does_not_share_is_refused() -> None:
+    def all_of_it(site: str, message: Broadcast) -> Update:
+        return Update(site, message.round, message.phase, 1, {n: t + 1 for n, t in message.state.items()})
+
+    one = server({"w": torch.zeros(1), "v": torch.zeros(1)})
+    run = federation(Scripted(a=all_of_it, b=halves, c=halves), Halves(), one, rounds=1)
+    run.run()
+    assert run.server.history[0]["dropped"]["a"] == "1 unexpected tensor(s), e.g. v"
+    assert set(run.server.state) == {"w", "v"}
+
+
+def test_an_evaluation_may_not_carry_tensors() -> None:
+    def sneaks(site: str, message: Broadcast) -> Update:
+        return replace(add_one(site, message), state={"w": torch.zeros(2)})
+
+    run = federation(Scripted(a=sneaks), rounds=0, evaluate_every=1)
+    same_bytes(run.run(), START)
+    assert "unexpected" in run.server.history[0]["dropped"]["a"]
+
+
+def test_a_duplicate_or_a_reply_of_a_stranger_does_not_count() -> None:
+    """Every exchange that does not itself go from site to site hands replies on through ``in_site_order``."""
+
+    def noisy(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, message in messages.items():
+            reply = add_one(site, message)
+            yield from [(site, reply), (site, replace(reply, state={"w": torch.full((2,), 99.0)}))]
+            yield "x", replace(reply, site="x")
+
+    state = federation(lambda messages: in_site_order(noisy(messages), list(messages)), rounds=1).run()
+    assert state["w"].tolist() == [3.0, 3.0]  # as without them
+
+
+def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
+    one = server()
+    one.memory = {"weights": torch.tensor([0.2, 0.8], dtype=torch.float64)}
+    one.round, one.samples, one.missed = 7, {"a": 3}, {"b": 2}
+    one.history = [{"round": 6, "phase": "train", "sites": {"a": {"loss": 0.1}}, "dropped": {}}]
+    one.save(tmp_path / "s", 1)
+    back, phase = Server.load(tmp_path / "s")
+    assert phase == 1
+    assert (back.sites, back.round, back.samples, back.missed, back.history) == (
+        one.sites, one.round, one.samples, one.missed, one.history)  # fmt: skip
+    same_bytes(back.state, one.state)
+    same_bytes(back.memory, one.memory)
+
+
+def test_records_are_reported_after_they_are_safe(tmp_path: Path) -> None:
+    path, seen = tmp_path / "s", []
+
+    def report(record: dict[str, Any]) -> None:
+        seen.append((record["round"], len(Server.load(path)[0].history)))
+
+    federation(Scripted(), rounds=3, checkpoint=path, report=report).run()
+    assert [count for _, count in seen] == [1, 2, 3]
+
+
+def test_a_large_model_alternates_between_two_sets_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond EXACT_NUMEL, the mean of one round is made in the tensors of the model before the last."""
+    import fedvlp.core.aggregation as aggregation
+    import fedvlp.core.server_state as server_module
+
+    for module in (aggregation, server_module):
+        monkeypatch.setattr(module, "EXACT_NUMEL", 0)
+    addresses = []
+    run = federation(Scripted(), rounds=6, report=lambda record: addresses.append(run.server.state["w"].data_ptr()))
+    assert run.run()["w"].tolist() == pytest.approx([13.0, 13.0])
+    assert len(set(addresses)) == 2
+
+
+def test_payload_counts_bytes() -> None:
+    assert payload(Broadcast(0, "x", START, aux={"y": torch.zeros(3, dtype=torch.float64)})) == 8 + 8 + 24
+
+
+class OneAtATime(Mapping[str, torch.Tensor]):
+    """Tensors made when they are asked for, as if from disk; ``most`` of them were alive at one time."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        self.most = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = torch.zeros(3)
+        self.alive.add(tensor)
+        self.most = max(self.most, len(self.alive))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("abcdef")
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_counting_bytes_holds_no_more_of_an_update_on_disk_than_reading_it() -> None:
+    """It held all of it once: 0.7 models of the server's peak."""
+    read, counted = OneAtATime(), OneAtATime()
+    for tensor in read.values():
+        assert len(tensor) == 3
+    assert payload(Broadcast(0, "x", cast("State", counted))) == 6 * 12
+    assert counted.most <= read.most
+
+
+def test_a_site_that_learns_nothing_is_no_special_case() -> None:
+    """All sites say 0 samples: the model stays, bit for bit (faults, row 8)."""
+    empty: Answer = lambda site, message: replace(add_one(site, message), num_samples=0)  # noqa: E731
+    same_bytes(federation(Scripted(a=empty, b=empty, c=empty)).run(), START)
+
+
+def test_toys_learn_through_the_loop() -> None:
+    """Ten rounds on toys lower the training loss: engine, loop and aggregation together."""
+    world = World(Method(local_steps=5), rounds=Rounds(rounds=10, evaluate_every=0))
+    history = world.run().history
+    losses = [sum(m["loss/contrastive"] for m in record["sites"].values()) for record in history]
+    assert losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,134 @@
+"""What became of a job, judged from FLARE's status, what the server runs, and what the run says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.flare import job_status as module
+from fedvlp.flare.job_status import ResubmitError, UnreachableError, judge, read_status, resubmit, session
+
+SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
+
+
+class Server:
+    """A FLARE session with a server that has one job."""
+
+    def __init__(self, status: str, *, runs: bool = False, said: dict[str, Any] | None = None) -> None:
+        self.status, self.runs, self.said = status, runs, said
+        self.asked: list[str] = []
+
+    def get_job_meta(self, job_id: str) -> dict[str, str]:
+        if job_id != "j":
+            raise JobNotFound(job_id)
+        return {"status": self.status}
+
+    def get_system_info(self) -> Any:
+        return SimpleNamespace(job_info=[SimpleNamespace(job_id="j")] if self.runs else [])
+
+    def download_job_result(self, job_id: str, folder: str) -> str:
+        if self.said:
+            (Path(folder) / "workspace" / "fedvlp").mkdir(parents=True)
+            (Path(folder) / "workspace" / "fedvlp" / "run_status.json").write_text(json.dumps(self.said))
+        return folder
+
+    def abort_job(self, job_id: str) -> None:
+        self.status, self.runs = "FINISHED:ABORTED", False
+        self.asked.append("abort")
+
+    def wait_for_job(self, job_id: str, timeout: float) -> None:
+        self.asked.append("wait")
+
+    def clone_job(self, job_id: str) -> str:
+        self.asked.append("clone")
+        return "new"
+
+    def submit_job(self, folder: str) -> str:
+        self.asked.append(folder)
+        return "new"
+
+
+@pytest.mark.parametrize(
+    ("status", "runs", "said", "resume", "finding"),
+    [
+        ("RUNNING", True, None, False, "runs"),
+        ("SUBMITTED", False, None, False, "waits to be started"),
+        ("RUNNING", False, None, True, "the server died under it"),
+        ("FINISHED:COMPLETED", False, None, False, "complete"),
+        ("FINISHED:ABNORMAL", False, {"status": "finished", "reason": ""}, False, "complete"),
+        ("FINISHED:ABNORMAL", False, SAID, True, "stopped. 2 valid updates, 4 needed."),
+        ("FINISHED:EXECUTION_EXCEPTION", False, None, True, "FINISHED:EXECUTION_EXCEPTION"),
+        ("FINISHED:ABORTED", False, {"status": "aborted", "reason": ""}, True, "aborted"),
+    ],
+)
+def test_verdicts(status: str, runs: bool, said: dict[str, Any] | None, resume: bool, finding: str) -> None:
+    server: Any = Server(status, runs=runs, said=said)
+    verdict = judge(server, "j")
+    assert verdict.resume == resume
+    assert finding in verdict.finding
+    if resume:
+        assert resubmit(server, "j")[1] == "new"
+        assert server.asked == ["clone"]
+    else:
+        with pytest.raises(ResubmitError):
+            resubmit(server, "j")
+        assert server.asked == []
+
+
+def test_a_running_job_is_aborted_only_when_asked_and_a_folder_may_take_its_place(tmp_path: Path) -> None:
+    server: Any = Server("RUNNING", runs=True)
+    resubmit(server, "j", tmp_path, abort=True)
+    assert server.asked == ["abort", "wait", str(tmp_path)]
+
+
+def test_an_unknown_job_and_a_folder_that_is_no_kit_are_refused(tmp_path: Path) -> None:
+    server: Any = Server("RUNNING")
+    with pytest.raises(ResubmitError, match="knows no job k"):
+        judge(server, "k")
+    with pytest.raises(ResubmitError, match="no admin startup kit"), session(tmp_path):
+        pass
+
+
+def test_a_session_is_the_kits_user_and_is_closed_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "lead@lead.org"}}')
+    log: list[str] = []
+
+    def connect(user: str, kit: str, timeout: float) -> Any:
+        log.append(f"{user} {kit}")
+        return SimpleNamespace(close=lambda: log.append("closed"))
+
+    monkeypatch.setattr(module, "new_secure_session", connect)
+    with pytest.raises(KeyError), session(tmp_path):
+        raise KeyError
+    assert log == [f"lead@lead.org {tmp_path}", "closed"]
+
+    def silence(*_: Any, **__: Any) -> Any:
+        raise NoConnection("nobody")
+
+    monkeypatch.setattr(module, "new_secure_session", silence)
+    with pytest.raises(UnreachableError, match=r"no server answered lead@lead.org within 20 s"), session(tmp_path):
+        pass
+
+
+def test_status_of_a_downloaded_job(tmp_path: Path) -> None:
+    def run() -> Any:
+        return CliRunner().invoke(app, ["jobs", "status", str(tmp_path)])
+
+    assert read_status(tmp_path) == {}
+    assert "no run of fedvlp" in str(run().exception)
+    file = tmp_path / "job" / "workspace" / "fedvlp" / "run_status.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(SAID))
+    assert (run().exit_code, run().output) == (1, "status=stopped reason=2 valid updates, 4 needed. round=3\n")
+    file.write_text(json.dumps({"status": "finished", "reason": "", "round": 6}))
+    assert (run().exit_code, run().output) == (0, "status=finished round=6\n")

@@ -1,0 +1,161 @@
+"""Following a job to its end: what makes it be submitted again, what does not, and when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.fuel.flare_api.api_spec import JobTimeout, SessionClosed
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.flare import job_supervisor as module
+from fedvlp.flare.job_status import UnreachableError, Verdict
+from fedvlp.flare.job_supervisor import keep
+
+RUNNING = "RUNNING"
+DEPLOYED = ["server: OK", "site-1: OK", "site-2: OK", "site-3: no reply (deployment timeout)"]
+Sites = dict[str, str | None]  # the job of every site; None: it has none, "silent": no reply
+DONE: tuple[str, Sites] = ("FINISHED:COMPLETED", {})
+BOTH: Sites = {"site-1": "j", "site-2": "j"}
+
+
+class Server:
+    """A FLARE session whose server says the next of ``looks`` at every look: the status, and the job of every site."""
+
+    def __init__(self, *looks: tuple[str, Sites]) -> None:
+        self.looks, self.asked, self.downs = list(looks), list[str](), 0
+        self.job = "j"
+
+    def get_job_meta(self, job_id: str) -> dict[str, Any]:
+        return {"status": self.looks[0][0], "job_deploy_detail": DEPLOYED}
+
+    def get_system_info(self) -> Any:
+        running = [SimpleNamespace(job_id=self.job)] if self.looks[0][1] else []
+        return SimpleNamespace(job_info=running)
+
+    def get_client_job_status(self) -> list[dict[str, Any]]:
+        kinds = {"silent": "no_reply", None: "no_jobs"}
+        return [
+            {"client_name": site, "status": kinds[job]} if job in kinds
+            else {"client_name": site, "job_id": job, "status": "started"}
+            for site, job in self.looks[0][1].items()
+        ]  # fmt: skip
+
+    def download_job_result(self, job_id: str, folder: str) -> str:
+        return folder
+
+    def abort_job(self, job_id: str) -> None:
+        self.asked.append(f"abort {job_id}")
+        self.looks[0] = ("FINISHED:ABORTED", {})
+
+    def wait_for_job(self, job_id: str, timeout: float) -> None:
+        pass
+
+    def clone_job(self, job_id: str) -> str:
+        self.asked.append(f"clone {job_id}")
+        self.job = job_id + "+"
+        return self.job
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, server: Any, attempts: int = 5) -> tuple[Verdict, list[str]]:
+    """The last verdict and what was said, a look being over at once."""
+
+    @contextmanager
+    def session(kit: Path) -> Iterator[Any]:
+        if server.downs:
+            server.downs -= 1
+            raise UnreachableError("no server answered")
+        yield server
+
+    def sleep(seconds: float) -> None:
+        server.looks.pop(0)
+
+    said: list[str] = []
+    monkeypatch.setattr(module, "session", session)
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    return keep(Path("kit"), "j", said.append, attempts=attempts, every=1.0, patience=0.0), said
+
+
+def test_a_job_that_goes_well_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while a site is away, has another job, was never given this one, or comes back for one look only."""
+    looks: list[Sites] = [BOTH, {"site-1": "j", "site-2": "silent"}, {"site-1": "j", "site-3": None}, {"site-1": "j"}]
+    back: list[Sites] = [{"site-1": "j", "site-2": None}, BOTH]
+    server = Server(("SUBMITTED", {}), *((RUNNING, sites) for sites in [*looks, *back]), DONE)
+    verdict, said = kept(monkeypatch, server)
+    assert (verdict.complete, said, server.asked) == (True, [], [])
+
+
+@pytest.mark.parametrize("other", [None, "k"])
+def test_a_site_that_came_back_is_taken_in_by_a_new_submission(
+    monkeypatch: pytest.MonkeyPatch, other: str | None
+) -> None:
+    lost: Sites = {"site-1": "j", "site-2": other}
+    new: Sites = {"site-1": "j+", "site-2": "j+"}
+    server = Server((RUNNING, lost), (RUNNING, lost), ("SUBMITTED", {}), (RUNNING, new), (RUNNING, new), DONE)
+    verdict, said = kept(monkeypatch, server)
+    assert verdict.complete
+    assert server.asked == ["abort j", "clone j"]
+    assert said == ["job j goes on without site-2, which came back\nsubmitted again as j+"]
+
+
+def test_a_server_that_died_is_waited_for_and_its_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(*[(RUNNING, {})] * 4, DONE)
+    server.downs = 2
+    verdict, said = kept(monkeypatch, server)
+    assert verdict.complete
+    assert server.asked == ["clone j"]
+    assert said[0] == "the server does not answer; waiting for it"
+    assert "the server died under it" in said[1]
+    assert len(said) == 2
+
+
+def test_a_session_that_the_server_closed_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    server: Any = Server((RUNNING, BOTH), (RUNNING, BOTH), DONE)
+    status, calls = server.get_client_job_status, []
+
+    def closed_once() -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise SessionClosed("session closed")
+        return status()
+
+    server.get_client_job_status = closed_once
+    assert kept(monkeypatch, server)[0].complete
+
+
+def test_what_somebody_aborted_stays_aborted_but_an_abort_of_its_own_is_followed_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server: Any = Server((RUNNING, BOTH), ("FINISHED:ABORTED", {}))
+    verdict, said = kept(monkeypatch, server)
+    assert (verdict.aborted, verdict.complete, said, server.asked) == (True, False, [], [])
+
+    lost: Sites = {"site-1": "j", "site-2": None}
+    slow: Any = Server(*[(RUNNING, lost)] * 2, *[("FINISHED:ABORTED", {})] * 2, (RUNNING, {"site-1": "j+"}), DONE)
+
+    def late(job_id: str, timeout: float) -> None:
+        raise JobTimeout("not yet")
+
+    slow.wait_for_job = late
+    assert kept(monkeypatch, slow)[0].complete
+    assert slow.asked == ["abort j", "clone j"]
+
+
+def test_it_gives_up_after_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(*[("FINISHED:EXECUTION_EXCEPTION", {})] * 9)
+    verdict, said = kept(monkeypatch, server, attempts=2)
+    assert (verdict.resume, verdict.complete, len(said)) == (True, False, 2)
+    assert server.asked == ["clone j", "clone j+"]
+
+
+def test_the_command_says_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for complete, code in ((True, 0), (False, 1)):
+        verdict = Verdict(False, "job j is done", complete=complete)
+        monkeypatch.setattr(module, "keep", lambda *_, verdict=verdict, **__: verdict)
+        done = CliRunner().invoke(app, ["jobs", "keep", "j", "--kit", str(tmp_path)])
+        assert (done.exit_code, done.output) == (code, "job j is done\n")

@@ -1,0 +1,83 @@
+"""The committed job folders are what the presets say, and FLARE can build every one of their components."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedvlp.deploy.site_config import NamedData, SiteConfigError
+from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import from_config
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_committed_job_is_up_to_date(name: str) -> None:
+    files = job_files(presets.get(name))
+    folder = JOBS / folder_of(name)
+    committed = {str(f.relative_to(folder)): f.read_text() for f in folder.rglob("*") if f.is_file()}
+    assert committed == files, "run `fedvlp jobs build`"
+
+
+def test_there_is_no_other_job() -> None:
+    assert sorted(entry.name for entry in JOBS.iterdir()) == sorted(map(folder_of, COMMITTED))
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_the_job_describes_the_preset_to_both_sides(name: str) -> None:
+    """Server and sites build the same experiment from it, field by field, and the job names its sites."""
+    files = {path: json.loads(text) for path, text in job_files(presets.get(name)).items() if path.endswith("json")}
+    server = files["app/config/config_fed_server.json"]["workflows"][0]["args"]
+    client = files["app/config/config_fed_client.json"]["executors"][0]["executor"]["args"]
+    for args in (server, client):
+        built = presets.Experiment(**{key: from_config(value) for key, value in args.items()})
+        assert built == presets.get(name)
+    assert files["meta.json"]["deploy_map"]["app"] == ["server", *Assembly(presets.get(name)).sites()]
+
+
+def test_every_phase_has_an_executor_and_filters_name_tasks_exactly() -> None:
+    client = json.loads(job_files(presets.get("feddra"))["app/config/config_fed_client.json"])
+    assert client["executors"][0]["tasks"] == ["align", "evaluate", "joint"]
+
+
+def test_export_kinds(tmp_path: Path) -> None:
+    installed = write_job(presets.get("fedavg"), tmp_path / "installed", custom=False)
+    assert not (installed / "app" / "custom").exists(), "a hospital with BYOC off would refuse it"
+    bundled = write_job(presets.get("fedavg"), tmp_path / "bundled", bundled=True)
+    assert (bundled / "app" / "custom" / "fedvlp" / "core" / "method.py").exists()
+    assert not list(bundled.rglob("__pycache__"))
+
+
+def test_a_folder_that_is_not_a_job_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("precious")
+    with pytest.raises(FileExistsError, match="holds no FLARE job"):
+        write_job(presets.get("fedavg"), tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Path) -> None:
+    """As `fedvlp jobs export --data named:pretrain --at ... --mlflow ...` writes it."""
+    experiment = replace(presets.get("fedavg"), data=NamedData("pretrain"))
+    files = job_files(experiment, custom=False, sites=("st-anna", "northgate", "riverside"), mlflow="http://host:5000")
+    meta = json.loads(files["meta.json"])
+    assert meta["deploy_map"] == {"app": ["server", "northgate", "riverside", "st-anna"]}
+    assert meta["min_clients"] == 2
+    client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]["executor"]["args"]
+    assert client["data"] == {
+        "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72},
+    }  # fmt: skip
+    server = json.loads(files["app/config/config_fed_server.json"])
+    receiver = {part["id"]: part for part in server["components"]}["mlflow"]
+    assert receiver["args"] == {"tracking_uri": "http://host:5000", "kw_args": {"experiment_name": "fedavg"}}
+    assert server["components"][-1]["id"] == "results", "copies what the others have written"
+
+
+def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
+    with pytest.raises(SiteConfigError, match="with --at"):
+        job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")))

@@ -1,0 +1,72 @@
+"""What crosses FLARE's wire is what was sent, and nothing that the method did not send."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.fuel.utils import fobs
+
+from fedvlp.core.checkpoint import CheckpointError
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.flare import messages
+
+RUN = {"folder": "feddra/001", "fingerprint": "abc", "version": "0"}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    messages.register()
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    return {
+        "image_encoder.w": torch.randn(3, 2),
+        "count": torch.tensor(7),
+        "half": torch.randn(4).half(),
+        "brain": torch.randn(4).bfloat16(),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def test_a_broadcast_survives_flares_own_serialiser_bit_for_bit() -> None:
+    sent = Broadcast(3, "align", tensors(), {"public": torch.randn(2, 2)}, {"lr_scale": 1.25})
+    received, run = messages.receive_broadcast(fobs.loads(fobs.dumps(messages.send_broadcast(sent, RUN))))
+    assert (received.round, received.phase, received.scalars, run) == (3, "align", {"lr_scale": 1.25}, RUN)
+    assert received.aux.keys() == {"public"}
+    for name, tensor in sent.state.items():
+        assert received.state[name].dtype == tensor.dtype
+        assert torch.equal(received.state[name], tensor)
+
+
+def test_the_sites_name_is_the_channels_whatever_the_reply_says() -> None:
+    reply = messages.send_update(Update("site-9", 1, "train", 5, tensors(), metrics={"loss/contrastive": 0.5}))
+    received = messages.receive_update(reply, "site-1")
+    assert received.site == "site-1"
+    assert (received.round, received.phase, received.num_samples) == (1, "train", 5)
+    assert received.metrics == {"loss/contrastive": 0.5}
+    assert "site-9" not in repr(from_shareable(reply).meta)
+
+
+def test_an_update_without_tensors_is_a_valid_message() -> None:
+    received = messages.receive_update(messages.send_update(Update("a", 0, "evaluate", 5)), "a")
+    assert received.state == {}
+
+
+def test_a_message_of_somebody_else_is_refused() -> None:
+    stranger = DXO(DataKind.WEIGHTS, data={"w": torch.zeros(1)}).to_shareable()
+    with pytest.raises(ValueError, match="no fedvlp header"):
+        messages.receive_broadcast(stranger)
+
+
+def test_only_fedvlps_own_words_leave_a_site() -> None:
+    """An exception's text may hold a patient's path: of foreign errors just the type is sent."""
+    foreign = FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")
+    assert messages.failure(messages.send_failure(foreign)) == "FileNotFoundError"
+    assert messages.failure(messages.send_failure(ValueError("Jane Doe"))) == "ValueError"
+    ours = CheckpointError("cannot write: the disk is full")
+    assert messages.failure(messages.send_failure(ours)) == "CheckpointError: cannot write: the disk is full"
+    assert messages.failure(make_reply(ReturnCode.TASK_ABORTED)) == ReturnCode.TASK_ABORTED
+    assert messages.failure(messages.send_update(Update("a", 0, "train", 5))) is None

@@ -1,0 +1,221 @@
+"""A site's own filters: what reaches the server through them, and that everything unforeseen is refused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.flare import messages
+from fedvlp.flare.privacy_filters import (
+    RECEIVED,
+    AllowMetrics,
+    ClipAndNoise,
+    ExcludeVariables,
+    RememberReceived,
+    UpdateFilter,
+)
+
+RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
+STATE = {"image_head.w": torch.zeros(100, 100), "text_head.w": torch.ones(10)}
+BUDGET: dict[str, Any] = {"clip": 0.5, "noise_multiplier": 4.0, "epsilon": 8.0, "delta": 1e-5, "dataset": "chest"}
+
+
+class Engine:
+    """What a filter asks FLARE's engine for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def get_workspace(self) -> Engine:
+        return self
+
+    def get_root_dir(self) -> str:
+        return str(self.root)
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """FLARE logs through events too."""
+
+
+def context(root: Path, state: dict[str, torch.Tensor] | None = STATE) -> FLContext:
+    """The context of one task that brought ``state``, as FLARE's client runner fills it."""
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(ReservedKey.ENGINE, Engine(root), private=True, sticky=False)
+    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "site-1", private=False, sticky=False)
+    if state is not None:
+        task = messages.send_broadcast(Broadcast(1, "train", state), RUN)
+        fl_ctx.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
+        RememberReceived().handle_event(EventType.BEFORE_TASK_EXECUTION, fl_ctx)
+        fl_ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+    return fl_ctx
+
+
+def update(**changes: Any) -> Update:
+    values = {"num_samples": 5, "state": {n: t + 1 for n, t in STATE.items()}, "metrics": {"seconds": 1.0}, **changes}
+    return Update("site-1", 1, "train", **values)
+
+
+def refused(site_filter: UpdateFilter, reply: Shareable | Update, fl_ctx: FLContext) -> str:
+    """Why the filter let nothing go."""
+    out = site_filter.process(messages.send_update(reply) if isinstance(reply, Update) else reply, fl_ctx)
+    said = messages.failure(out)
+    assert said is not None
+    assert not out.get("DXO")
+    return said
+
+
+def test_noise_is_added_to_the_clipped_change_and_epsilon_is_told(tmp_path: Path) -> None:
+    """|d| = sqrt(10,010) is clipped to 0.5 (0.005 a value); the noise has deviation 4 * 0.5 = 2."""
+    pytest.importorskip("opacus")
+    from fedvlp.flare.privacy_budget import epsilon
+
+    reply = ClipAndNoise(**BUDGET).process(messages.send_update(update()), context(tmp_path))
+    sent = messages.receive_update(reply, "site-1")
+    assert sent.state.keys() == STATE.keys()
+    noise = sent.state["image_head.w"].reshape(-1)
+    assert abs(noise.mean() - 0.5 / math.sqrt(10_010)) < 5 * 2 / 100
+    assert abs(noise.std() - 2) < 0.1
+    assert sent.metrics == {"seconds": 1.0, "privacy/epsilon": epsilon({4.0: 1}, 1e-5)}
+    assert (tmp_path / "privacy" / "ledger.json").exists()
+
+
+def test_at_the_budget_nothing_leaves_in_whatever_job(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    tight = {**BUDGET, "epsilon": 4.0}
+    replies = [ClipAndNoise(**tight).process(messages.send_update(update()), context(tmp_path)) for _ in range(4)]
+    failures = [messages.failure(reply) for reply in replies]
+    assert failures[0] is None
+    assert "the privacy budget of 'chest' is used up" in str(failures[-1])
+    assert not replies[-1].get("DXO")
+
+
+def test_an_evaluation_costs_nothing(tmp_path: Path) -> None:
+    reply = ClipAndNoise(**BUDGET).process(messages.send_update(update(state={})), context(tmp_path))
+    assert messages.failure(reply) is None
+    assert not (tmp_path / "privacy").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("noise_multiplier", 0.0), ("noise_multiplier", math.inf), ("clip", 0.0), ("clip", -1.0), ("epsilon", 0.0),
+     ("epsilon", math.inf), ("delta", 0.0), ("delta", 1.0), ("dataset", "")],
+)  # fmt: skip
+def test_settings_without_privacy_are_refused_at_the_start(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        ClipAndNoise(**{**BUDGET, name: value})
+
+
+def test_without_the_memory_of_what_was_received_nothing_leaves(tmp_path: Path) -> None:
+    bare = context(tmp_path, state=None)
+    assert "RememberReceived" in refused(ClipAndNoise(**BUDGET), update(), bare)
+    assert "RememberReceived" in refused(ExcludeVariables(["text_head.*"]), update(), bare)
+
+
+def test_what_was_received_is_remembered_as_it_was(tmp_path: Path) -> None:
+    """A method that trained in place would else hide its change from the clipping."""
+    state = {"w": torch.zeros(4)}
+    fl_ctx = context(tmp_path, state)
+    state["w"] += 100
+    assert torch.equal(fl_ctx.get_prop("fedvlp_received")["w"], torch.zeros(4))
+
+
+def test_what_is_remembered_stays_in_this_task_and_at_this_site(tmp_path: Path) -> None:
+    """What is not private travels with FLARE's messages, what is sticky is there in the next task too."""
+    found = context(tmp_path).get_prop_detail(RECEIVED)
+    assert (found["private"], found["sticky"]) == (True, False)
+
+
+def test_an_update_of_both_modalities_passes(tmp_path: Path) -> None:
+    for modalities in (("image", "text"), ("image",), ()):
+        reply = AllowMetrics(["*"]).process(messages.send_update(update(modalities=modalities)), context(tmp_path))
+        assert messages.receive_update(reply, "site-1").modalities == modalities
+
+
+def test_a_filter_that_does_not_say_what_may_leave_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        UpdateFilter()  # type: ignore[abstract]
+    with pytest.raises(ValueError, match="names is a list"):
+        AllowMetrics("seconds")
+
+
+def test_aux_tensors_and_strange_tensors_are_refused(tmp_path: Path) -> None:
+    dp = ClipAndNoise(**BUDGET)
+    assert "beside the model" in refused(dp, update(aux={"rep": torch.ones(2)}), context(tmp_path))
+    assert "int64" in refused(dp, update(state={"image_head.w": torch.ones(100, 100).long()}), context(tmp_path))
+    assert "not received" in refused(dp, update(state={"other": torch.ones(1)}), context(tmp_path))
+    assert not (tmp_path / "privacy").exists(), "a refusal costs no budget"
+
+
+def test_a_forbidden_tensor_stops_the_update_in_aux_too(tmp_path: Path) -> None:
+    only_text = ExcludeVariables(["text_head.*"])
+    assert "text_head.w" in refused(only_text, update(), context(tmp_path))
+    assert "text_head.x" in refused(only_text, update(state={}, aux={"text_head.x": torch.ones(1)}), context(tmp_path))
+    reply = only_text.process(messages.send_update(update(state={"image_head.w": torch.ones(1)})), context(tmp_path))
+    assert messages.receive_update(reply, "site-1").state.keys() == {"image_head.w"}
+    assert "matches no tensor" in refused(ExcludeVariables(["texthead.*"]), update(), context(tmp_path))
+
+
+@pytest.mark.parametrize("names", [[], "text_head.*"])
+def test_an_empty_list_of_names_is_a_mistake(names: Any) -> None:
+    with pytest.raises(ValueError, match="names"):
+        ExcludeVariables(names)
+
+
+def test_metrics_by_name(tmp_path: Path) -> None:
+    secret = update(metrics={"seconds": 1.0, "Doe^Jane": 7.0})
+    assert "Doe" not in refused(AllowMetrics(["seconds"]), secret, context(tmp_path))
+    kept = AllowMetrics(["seconds"], drop=True).process(messages.send_update(secret), context(tmp_path))
+    assert messages.receive_update(kept, "site-1").metrics == {"seconds": 1.0}
+
+
+FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]
+
+
+@pytest.mark.parametrize("site_filter", FILTERS, ids=lambda f: type(f).__name__)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Shareable({"report": "Jane Doe"}),
+        DXO(DataKind.WEIGHTS, data={"w": torch.ones(1)}).to_shareable(),
+        DXO(DataKind.METRICS, data={"Jane": 1.0}).to_shareable(),
+        DXO(DataKind.WEIGHT_DIFF, data={}, meta=from_shareable(messages.send_update(update())).meta).to_shareable(),
+        messages.send_update(update(num_samples="Jane Doe")),
+        messages.send_update(update(num_samples=5.5)),
+        messages.send_update(update(modalities=("image", "Jane Doe"))),
+        messages.send_update(update(public_id="Jane Doe")),
+        messages.send_update(Update("site-1", 1, "train", 5, {"text": "Jane Doe"})),  # type: ignore[dict-item]
+        DXO(DataKind.COLLECTION, data={"x": DXO(DataKind.WEIGHTS, data={"w": torch.ones(1)})}).to_shareable(),
+    ],
+)
+def test_whatever_is_no_update_is_refused(site_filter: UpdateFilter, reply: Shareable, tmp_path: Path) -> None:
+    said = refused(site_filter, reply, context(tmp_path))
+    assert "not an update of fedvlp" in said
+    assert "Jane" not in said
+
+
+def test_what_rides_beside_an_update_or_on_a_failure_stays(tmp_path: Path) -> None:
+    rule = AllowMetrics(["seconds"])
+    laden = messages.send_update(update(state={}))
+    laden["report"] = "Jane Doe"
+    laden.set_header("patient", "Jane Doe")
+    from_shareable(laden).meta["patient"] = "Jane Doe"
+    assert "Jane" not in repr(rule.process(laden, context(tmp_path)))
+    failed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    failed["report"] = "Jane Doe"
+    failed.set_header("patient", "Jane Doe")
+    out = rule.process(failed, context(tmp_path))
+    assert "Jane" not in repr(out)
+    assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    aborted = rule.process(make_reply(ReturnCode.TASK_ABORTED), context(tmp_path))
+    assert aborted.get_return_code() == ReturnCode.TASK_ABORTED
+    own = rule.process(messages.send_failure("PrivacyError: used up"), context(tmp_path))
+    assert messages.failure(own) == "PrivacyError: used up"

@@ -1,0 +1,112 @@
+"""A classifier's part of the report: its areas, what was skipped, and pictures of public items alone."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.car_mfl import PARTNERS
+from fedvlp.report import page as report
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+
+
+def small() -> Experiment:
+    experiment = presets.get("car-mfl")
+    settings = {
+        "data.size": 240, "data.sites": 3, "partition.image_only": 1, "partition.text_only": 1, "rounds.rounds": 2,
+        "method.local_steps": 1, "training.batch_size": 8, "model.image_size": 32, "data.image_size": 36,
+    }  # fmt: skip
+    for key, value in settings.items():
+        experiment = override(experiment, key, str(value))
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), small())
+    simulate(folder.experiment(), folder)
+    return folder
+
+
+def page(folder: RunFolder) -> str:
+    text = report.write(folder).read_text(encoding="utf-8")
+    return text[text.index("<h2>Classifier") : text.index("<h2>Public set")]
+
+
+def test_the_table_has_the_servers_areas_before_and_after(run: RunFolder) -> None:
+    text = page(run)
+    first, last = run.history()[0]["server"], run.history()[-1]["server"]
+    for name in ("macro", "Edema"):
+        cells = "".join(
+            f"<td>{value}</td>" for value in (name, "test", *(f"{f[f'test/auc/{name}']:.4g}" for f in (first, last)))
+        )
+        assert cells in text
+    for curve in (
+        "Macro AUC, val",
+        "Share of classifier weight on the image",
+        "Different public items a record has had",
+    ):
+        assert f'alt="{curve}' in text
+
+
+def test_the_pictures_show_the_public_items_of_the_memory(run: RunFolder) -> None:
+    text = page(run)
+    shown = re.findall(r'alt="Public items retrieved for record (\d+) of (site-\d)"', text)
+    assert [site for _, site in shown] == ["site-2", "site-3"], "the paired site retrieves nothing"
+    for record, site in shown:
+        items = SiteMemory(run.path / "sites" / site).newest()[PARTNERS][:, int(record)].tolist()
+        rows = "".join(f"<tr><td>{round}</td><td>{item}</td></tr>\n" for round, item in enumerate(items)).strip()
+        assert rows in text
+
+
+def test_only_public_images_are_drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever draws the report reads the pixels of public rows and of no other."""
+    read: list[int] = []
+    real = Assembly.cohort.fget  # type: ignore[attr-defined]
+
+    def watched(self: Assembly) -> object:
+        cohort = real(self)
+        return replace(cohort, images=lambda rows: read.extend(rows.tolist()) or cohort.images(rows))
+
+    monkeypatch.setattr(Assembly, "cohort", property(watched))
+    page(run)
+    cohort = Assembly(run.experiment()).cohort
+    assert read
+    assert {cohort.sites[row] for row in read} == {PUBLIC}
+
+
+def test_a_run_without_a_classifier_says_so(tmp_path: Path) -> None:
+    plain = replace(presets.get("fedavg"), name="plain")
+    assert "no classifier" in page(RunFolder.create(tmp_path, plain))
+
+
+def test_findings_of_one_class_are_named(run: RunFolder) -> None:
+    """The public val split is small; a finding that it lacks is in no row and is named below the table."""
+    from fedvlp.report.classifier import section
+
+    history = run.history()
+    for record in history:
+        record["server"] = {name: value for name, value in record["server"].items() if name != "test/auc/Edema"}
+    text = section(run, history)
+    assert "Skipped, as all known labels are alike: " in text
+    assert "Edema (test)" in text
+
+
+def test_the_drawing_is_an_svg_with_as_many_films_as_rounds(run: RunFolder) -> None:
+    source = re.search(r'alt="Public items retrieved[^"]*" src="data:image/svg\+xml;base64,([^"]*)"', page(run))
+    assert source is not None
+    drawing = base64.b64decode(source[1]).decode()
+    assert drawing.count("<image") == 2
+    assert torch.is_tensor(SiteMemory(run.path / "sites" / "site-2").newest()[PARTNERS])

@@ -1,0 +1,307 @@
+"""The report page: what it shows of a run with and without each part, and that nothing of a run becomes markup."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvlp.core.server_state import Server
+from fedvlp.data.sources.table import TableSource
+from fedvlp.report.html import ABSENT, number
+from fedvlp.report.loss import MOST
+from fedvlp.report.page import write
+from fedvlp.run import presets
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import Record
+
+SITES = ("site-1", "site-2", "site-10")
+NAN = math.nan
+
+
+class Page(HTMLParser):
+    """The page as a browser sees it: tags with attributes, figures with their tables, all text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = self._title = self._inside = ""
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "img":
+            self._title = dict(attrs)["alt"] or ""
+        elif tag == "table":
+            self.tables[self._title] = []
+        elif tag == "tr":
+            self.tables[self._title].append([])
+        elif tag in ("td", "th"):
+            self.tables[self._title][-1].append("")
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._inside in ("h2", "h3"):
+            self._title = data
+        if self._inside in ("td", "th"):
+            self.tables[self._title][-1][-1] += data
+
+    def alts(self) -> list[str]:
+        return [attrs["alt"] or "" for tag, attrs in self.tags if tag == "img"]
+
+
+def recalls(r1: float, *splits: str, scopes: tuple[str, ...] = ("", "all/")) -> dict[str, float]:
+    return {f"{split}/{scope}mean/r{k}": r1 * k for split in splits for scope in scopes for k in (1, 5)}
+
+
+def record(round: int, phase: str, sites: dict[str, dict[str, float]], **more: Any) -> Record:
+    usual: Record = {
+        "round": round, "phase": phase, "seconds": 1.5, "dropped": {}, "sites": sites, "members": sorted(SITES),
+        "bytes": {"bytes_down": 3_000_000, "bytes_up": 0 if phase == "evaluate" else 2_000_000}, "memory": {},
+    }  # fmt: skip
+    return usual | more
+
+
+def robust() -> list[Record]:
+    """Two rounds of two phases and the last evaluation; weights move in round 1."""
+    history = []
+    for r in (0, 1):
+        # by asked, that is site-1, site-10, site-2
+        memory = {"dro_weights": [1 / 3] * 3, "dro_losses": [NAN] * 3}
+        if r:
+            memory = {"dro_weights": [0.5, 0.125, 0.375], "dro_losses": [4.25, 2.5, 3.0]}
+        splits = ("val",) if r else ("val", "test")
+        align = {s: {"loss/contrastive": 6.0 - r + i, **recalls(3 + r + i, *splits)} for i, s in enumerate(SITES)}
+        joint = {s: {"loss/contrastive": 5.0 - r + i, "loss/constraint": 0.25} for i, s in enumerate(SITES)}
+        history += [record(r, "align", align, memory=memory), record(r, "joint", joint, memory=memory)]
+    last = {s: recalls(6 + 2.0 * i, "val", "test") for i, s in enumerate(SITES)}
+    return [*history, record(2, "evaluate", last, memory=memory)]
+
+
+def run_of(tmp_path: Path, history: list[Record], preset: str = "feddra", **header: Any) -> RunFolder:
+    folder = RunFolder.create(tmp_path, presets.get(preset))
+    server = Server(tuple(header.pop("sites", SITES)), {"weight": torch.zeros(2)}, history=history)
+    server.samples = header.pop("samples", {"site-1": 100, "site-2": 1200, "site-10": 300})
+    server.save(folder.checkpoint, 0)
+    return folder
+
+
+def page_of(folder: RunFolder) -> Page:
+    path = write(folder)
+    assert path == folder.path / "report.html"
+    return Page(path)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(run_of(tmp_path_factory.mktemp("runs"), robust()))
+
+
+def test_the_figures_of_a_robust_run_are_the_records(page: Page) -> None:
+    align = page.tables["align: contrastive"]
+    assert align[0] == ["round", "average", "site-1", "site-2", "site-10"]  # site-2 before site-10
+    assert align[1:] == [["0", "7", "6", "7", "8"], ["1", "6", "5", "6", "7"]]
+    assert page.tables["joint: constraint"][1:] == [["0", *["0.25"] * 4], ["1", *["0.25"] * 4]]
+    weights = page.tables["DRO weight w, at the end of the round; dashed line: uniform 0.33333"]
+    assert weights == [["round", *SITES], ["0", *["0.3333"] * 3], ["1", "0.5", "0.375", "0.125"]]
+    losses = page.tables["Loss v that moves the weights, at the end of the round"]
+    assert losses == [["round", *SITES], ["1", "4.25", "3", "2.5"]]  # round 0 has none
+    curve = page.tables["R@1 over rounds, val, in batches of 32 (%); dashed line: chance 3.125"]
+    assert curve[0] == ["rounds completed", "average", "worst site", *SITES]
+    assert curve[1:] == [[*"043345"], [*"154456"], [*"28668", "10"]]
+    assert "R@5 over rounds, val, in batches of 32 (%); dashed line: chance 15.625" in page.tables
+
+
+def test_initial_and_trained_with_the_spread_over_sites(page: Page) -> None:
+    """Initial 3, 4, 5: mean 4, population std sqrt(2/3) = 0.816; trained 6, 8, 10: mean 8, sqrt(8/3) = 1.633."""
+    table = page.tables["Test split: initial → trained, 2 rounds"]
+    assert table[0] == ["", "average", "worst site", "disparity (population std)", "chance"]
+    assert table[1] == ["R@1, in batches of 32", "4.00 → 8.00", "3.00 → 6.00", "0.82 → 1.63", "3.125"]
+    assert table[3] == ["R@1, whole set", "4.00 → 8.00", "3.00 → 6.00", "0.82 → 1.63", ABSENT]
+    assert [row[0] for row in table[1:]][1::2] == ["R@5, in batches of 32", "R@5, whole set"]
+    bars = page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"]
+    assert bars[0] == ["site", "initial", "trained, 2 rounds"]
+    assert bars[1:] == [["site-1", "3", "6"], ["site-2", "4", "8"], ["site-10", "5", "10"]]
+
+
+def test_costs_sites_and_settings(page: Page) -> None:
+    assert page.tables["Megabytes per round, all sites"][1:] == [["0", "6", "4"], ["1", "6", "4"], ["2", "3", "0"]]
+    seconds = page.tables["Seconds per round"]
+    assert seconds[0] == ["round", "align", "joint", "evaluate"]
+    assert seconds[3] == ["2", ABSENT, ABSENT, "1.5"]
+    assert "Tensors: 15.0 MB to sites, 8.0 MB from sites. Phases: 7.5 s." in page.text
+    assert page.tables["Sites"][2] == ["site-2", "1,200", "75.0 %", "5 of 5"]
+    assert "No update was dropped." in page.text
+    for said in ("constraint_reduction = sum_dim", "ConVIRT", "versions", torch.__version__.partition("+")[0]):
+        assert said in page.text
+    assert "in progress or interrupted" in page.text
+
+
+def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
+    evil = 'site-<img src=x onerror="y">$a_'
+    history = robust()
+    for one in history:
+        one["members"] = [evil if site == "site-2" else site for site in one["members"]]
+        one["sites"] = {evil if site == "site-2" else site: of for site, of in one["sites"].items()}
+    history[1]["sites"][evil]["loss/</script><b>"] = 1.0
+    history[1]["dropped"] = {"site-10": "ValueError: <script>alert(1)</script> $x^ \ud800"}
+    del history[1]["sites"]["site-10"]
+    folder = run_of(tmp_path, history)
+    (folder.path / "run_status.json").write_text(json.dumps({"status": "<i>failed", "reason": "<script>2</script>"}))
+    page = page_of(folder)
+    known = "html head meta title style body h1 h2 h3 p span dl dt dd div table thead tbody tr th td figure img"
+    assert {tag for tag, _ in page.tags} == {*known.split(), "details", "summary"}
+    assert page.source.count("<script") == 0
+    assert page.source.count("<img") == len(page.alts())
+    assert page.tables["Dropped updates"][1] == ["0", "joint", "site-10", "ValueError: <script>alert(1)</script> $x^ ?"]
+    assert "<i>failed" in page.text
+    assert page.tables["Sites"][-1][0] == evil
+    assert "joint: </script><b>" in page.alts()
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    folder = run_of(tmp_path, robust())
+    page = page_of(folder)
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    for tag, attrs in page.tags:
+        assert "href" not in attrs
+        if tag == "img":
+            kind, _, data = (attrs["src"] or "").partition("base64,")
+            assert kind == "data:image/svg+xml;"
+            assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+    assert dict(matplotlib.rcParams) == before
+    assert page_of(folder).source == page.source  # the same run, the same page
+    assert str(tmp_path) not in page.source
+
+
+def test_the_chance_line_is_drawn(tmp_path: Path) -> None:
+    """The dashed stroke is there with a chance level and not without: a set smaller than a batch has none."""
+
+    def dashed(page: Page, start: str) -> int:
+        sources = [attrs["src"] or "" for _, attrs in page.tags if (attrs.get("alt") or "").startswith(start)]
+        drawing = base64.b64decode(sources[0].partition(",")[2]).decode()
+        return len(re.findall("stroke-dasharray", drawing))
+
+    page = page_of(run_of(tmp_path / "a", robust()))
+    assert dashed(page, "R@1 by site") == 1
+    small = [record(0, "train", {s: recalls(20 + i, "val", scopes=("all/",)) for i, s in enumerate(SITES)})]
+    page = page_of(run_of(tmp_path / "b", small, "fedavg"))
+    assert dashed(page, "R@1 by site") == 0
+    assert page.tables["R@1 by site, val, whole set (%)"][1:] == [["site-1", "20"], ["site-2", "21"], ["site-10", "22"]]
+    assert page.tables["Val split: initial"][1] == ["R@1, whole set", "21.00", "20.00", "0.82", ABSENT]
+    assert "Only one evaluation so far (initial)." in page.text
+
+
+def test_the_length_of_every_change_is_drawn_by_phase(tmp_path: Path) -> None:
+    """One site far above the others is what to look for."""
+    history = robust()
+    for index, entry in enumerate(history[:4]):
+        norms = {"update_norm/site-1": 1.5 + index, "update_norm/site-10": 900.0, "update_norm/site-2": 1.25}
+        entry["server"] = norms if index != 2 else {"update_norm/site-1": 2.0}
+    page = page_of(run_of(tmp_path, history))
+    assert page.tables["align: L2 norm of the change, as sent"] == [
+        ["round", *SITES], ["0", "1.5", "1.25", "900"], ["1", "2", ABSENT, ABSENT],
+    ]  # fmt: skip
+    assert page.tables["joint: L2 norm of the change, as sent"][2] == ["1", "4.5", "1.25", "900"]
+    assert not any("evaluate:" in title for title in page.tables)
+
+
+def test_a_run_without_records(tmp_path: Path) -> None:
+    page = page_of(RunFolder.create(tmp_path, presets.get("fedavg")))
+    for said in (
+        "not trained yet", "No evaluation so far.", "No loss has been reported.", "No site has answered so far.",
+        "The records have no robust site weights.", "No phase is complete.", "No update was dropped.",
+        "No change of the model's weights is on record.",
+    ):  # fmt: skip
+        assert said in page.text
+    assert not page.alts()
+    (tmp_path / "bare").mkdir()
+    assert "no config.json" in page_of(RunFolder(tmp_path / "bare")).text
+
+
+def test_a_run_without_evaluation(tmp_path: Path) -> None:
+    experiment = presets.get("fedavg")
+    experiment = replace(experiment, rounds=replace(experiment.rounds, evaluate_every=0))
+    folder = RunFolder.create(tmp_path, experiment)
+    history = [record(0, "train", {"site-1": {"loss/contrastive": 2.0}}, members=["site-1"])]
+    del history[0]["bytes"]
+    Server(("site-1",), {}, history=history).save(folder.checkpoint, 0)
+    page = page_of(folder)
+    assert "No evaluation: rounds.evaluate_every is 0." in page.text
+    assert page.tables["train: contrastive"] == [["round", "site-1"], ["0", "2"]]  # one site needs no average
+
+
+def test_pooled_and_local_runs_say_what_was_measured(tmp_path: Path) -> None:
+    pooled = {f"{site}:{name}": value for i, site in enumerate(SITES) for name, value in recalls(5 + i, "val").items()}
+    history = [record(0, "train", {"pooled": {"loss/contrastive": 3.0, **pooled}}, members=["pooled"])]
+    page = page_of(run_of(tmp_path, history, "centralized", sites=("pooled",), samples={"pooled": 1600}))
+    assert "All records train at one place (pooled)" in page.text
+    assert page.tables["Sites"][1:] == [["pooled", "1,600", "100.0 %", "1 of 1"]]
+    assert page.tables["train: contrastive"] == [["round", "pooled"], ["0", "3"]]
+    bars = page.tables["R@1 by site, val, in batches of 32 (%); dashed line: chance 3.125"]
+    assert bars[1:] == [["site-1", "5"], ["site-2", "6"], ["site-10", "7"]]
+
+    history = [record(0, "train", {s: recalls(5, "val") for s in SITES}, bytes={"bytes_down": 4, "bytes_up": 0})]
+    assert "each was measured with the model that it trained alone" in page_of(run_of(tmp_path, history, "local")).text
+
+
+def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> None:
+    history = robust()
+    del history[-1]["sites"]["site-2"]
+    history[-1]["sites"]["site-1"]["val/all/mean/r5"] = 1e200  # its square is beyond a float
+    page = page_of(run_of(tmp_path, history))
+    assert "Not the same sites were measured at both ends (site-2)" in page.text
+    assert "Left out: 1 reported recalls outside of 0 to 100." in page.text
+    assert page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"][2] == [
+        "site-2",
+        "4",
+        ABSENT,
+    ]
+    many = [record(0, "train", {"site-1": {f"loss/{i:03}": 1e300 for i in range(MOST + 5)}})]
+    page = page_of(run_of(tmp_path, many))
+    assert "train: 5 more terms are in metrics.csv." in page.text
+
+
+@pytest.mark.parametrize("last", [("align", 1), ("joint", 1)])
+def test_status_of_this_and_of_an_earlier_attempt(tmp_path: Path, last: tuple[str, int]) -> None:
+    folder = run_of(tmp_path, robust()[:4])  # ends with round 1 joint
+    status = {"status": "stopped", "reason": "1 valid updates, 2 needed", "round": last[1], "phase": last[0]}
+    (folder.path / "run_status.json").write_text(json.dumps(status))
+    text = page_of(folder).text
+    older = last != ("joint", 1)
+    assert ("An earlier attempt ended with: 1 valid updates" in text) == older
+    assert ("in progress or interrupted" in text) == older
+    folder.model.parent.mkdir()
+    folder.model.touch()
+    assert "finished" in page_of(folder).text
+
+
+def test_paths_of_the_machine_stay_out(tmp_path: Path) -> None:
+    experiment = replace(presets.get("fedavg"), data=TableSource(path="/srv/records/chest.csv"))
+    page = page_of(RunFolder.create(tmp_path, experiment))
+    assert "chest.csv" in page.text
+    assert "/srv/records" not in page.source
+
+
+def test_number() -> None:
+    assert [number(value) for value in (None, NAN, math.inf)] == [ABSENT] * 3
+    assert [number(value) for value in (0.33333, 12345.6, 3.0, 1e200)] == ["0.3333", "12,346", "3", "1e+200"]

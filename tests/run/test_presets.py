@@ -1,0 +1,190 @@
+"""The table of presets, and how an experiment becomes a server and sites."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.presets import SMALL
+from support.toy import clone, differs, same_bytes
+
+from fedvlp.core.types import Broadcast
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import METHODS, PMSFM, Centralized, FedDRA
+from fedvlp.methods.ensemble import PublicEnsemble
+from fedvlp.models.selector import SelectorConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import POOLED, Partition
+from fedvlp.run.presets import PRESETS, get
+
+
+def test_every_method_has_a_preset_of_its_name() -> None:
+    for name, kind in METHODS.items():
+        assert type(PRESETS[name].method) is kind
+    assert all(name == experiment.name for name, experiment in PRESETS.items())
+
+
+def test_the_paper_presets_are_the_papers() -> None:
+    """Spec 4.4: 25 rounds, batch 388, AdamW 2e-5, weight decay 0.05, 20 and 50 steps, mu 5, rho 0.1, gamma 0.5."""
+    paper = get("feddra-paper")
+    method = paper.method
+    assert isinstance(method, FedDRA)
+    assert (method.align_steps, method.local_steps, method.mu, method.rho, method.gamma) == (20, 50, 5.0, 0.1, 0.5)
+    assert (method.weighting, method.divergence, method.projection) == ("uniform", "chi2", "euclid")
+    training = paper.training
+    assert (training.batch_size, training.optimizer, training.lr, training.weight_decay) == (388, "adamw", 2e-5, 0.05)
+    assert (paper.rounds.rounds, paper.partition.sites) == (25, 5)
+    model = paper.model
+    assert (model.image_size, model.text_layers, model.max_tokens, model.head_hidden) == (224, 6, 112, 2048)
+    assert (model.embedding_dim, model.head_norm, model.pretrained) == (128, "batch", True)
+
+
+def test_methods_are_compared_on_equal_terms() -> None:
+    """The demos on paired sites differ in their method alone, and a site's encoders train for up to 50 steps a round.
+
+    Centralized sees as many records a step as the five sites together: spec 9's same number of steps.
+    """
+    demos = [PRESETS[name] for name in METHODS if PRESETS[name].partition == Partition()]
+    assert len(demos) >= 6
+    first = demos[0]
+    for demo in demos:
+        batch = 5 * 32 if demo.name == "centralized" else 32
+        assert demo.training == replace(first.training, batch_size=batch)
+        assert replace(demo, name=first.name, method=first.method, training=first.training) == first
+        assert max(demo.method.steps(phase) for phase in demo.method.phases(0)) <= 50
+
+
+def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
+    """Two paired sites, two with images, one with reports, two architectures; as many steps for everybody."""
+    demos = [experiment for experiment in PRESETS.values() if isinstance(experiment.method, PublicEnsemble)]
+    demos = [demo for demo in demos if not demo.name.endswith("-paper")]
+    names = {"creamfl", "fedmd", "fedet", "fedgems", *(f"reamfl-{n}" for n in ("mean", "avg", "iot", "gca", "inter"))}
+    assert names <= {demo.name for demo in demos}
+    first = demos[0]
+    for demo in demos:
+        assert replace(demo, name=first.name, method=first.method) == first
+        method = demo.method
+        assert isinstance(method, PublicEnsemble)
+        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (0, 10, 60, 60)
+        assert (method.kd_norm, method.kd_weight) == ("mse", 3.0 * 128)
+        assert method.server_rounds == demo.rounds.rounds
+    assert first.partition == Partition(image_only=2, text_only=1, public=0.0625)
+    assert len({first.model, *dict(first.site_models).values()}) == 2
+    iot = PRESETS["fediot"]
+    assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first
+
+
+def test_the_methods_with_personalised_models_are_compared_on_equal_terms() -> None:
+    """The same four sites, one with poor films and one without reports, and as many steps for the global model."""
+    demos = [PRESETS[name] for name in ("pms-fm", "fedsm", "fedfed")]
+    first = demos[0]
+    for demo in demos:
+        assert replace(demo, name=first.name, method=first.method, extra=first.extra) == first
+        assert demo.method.steps("train") == 30
+    cohort = Assembly(first).cohort
+    assert Assembly(first).sites() == ("site-1", "site-2", "site-3", "site-4")
+    assert cohort.report_from is not None
+    retrieved = {site for site, source in zip(cohort.sites or (), cohort.report_from, strict=True) if source}
+    assert retrieved == {"site-4"}
+
+
+def test_the_pms_fm_preset_is_the_papers() -> None:
+    """Spec 7.4 and 16: 100 rounds, batch 48, AdamW 2e-5, weight decay 1e-4, 77 tokens, lambda 0.65, threshold 0.4."""
+    paper = get("pms-fm-paper")
+    method, training, model, extra = paper.method, paper.training, paper.model, paper.extra
+    assert isinstance(method, PMSFM)
+    assert isinstance(extra, SelectorConfig)
+    assert (method.softpull, method.threshold, method.weighting, method.selector_lr) == (0.65, 0.4, "samples", 1e-5)
+    assert (extra.report_weight, extra.token_weight, extra.sites) == (0.8, 0.2, 4)
+    assert (training.batch_size, training.optimizer, training.lr, training.weight_decay) == (48, "adamw", 2e-5, 1e-4)
+    assert paper.rounds.rounds == 100
+    assert (model.image_tower, model.text_tower) == ("swin_tiny_patch4_window7_224", "emilyalsentzer/Bio_ClinicalBERT")
+    assert (model.embedding_dim, model.head_hidden, model.alignment, model.text_pooling) == (512, None, False, "mean")
+    assert (model.image_size, model.max_tokens, model.pretrained) == (224, 77, True)
+
+
+def test_get_names_the_nearest() -> None:
+    assert get("fedavg") is PRESETS["fedavg"]
+    with pytest.raises(ValueError, match=r"unknown preset 'lokal'; did you mean 'local'\?; there are: fedavg, "):
+        get("lokal")
+
+
+def test_server_and_sites_start_from_the_same_weights_everywhere() -> None:
+    one, other = Assembly(SMALL), Assembly(SMALL)
+    torch.manual_seed(5)
+    same_bytes(one.server(one.sites()).state, other.server(other.sites()).state)
+    third = Assembly(replace(SMALL, rounds=Rounds(rounds=1, seed=1)))
+    assert differs(one.server(one.sites()).state, third.server(third.sites()).state)
+
+
+def test_the_server_does_not_share_the_sites_tensors() -> None:
+    assembly = Assembly(SMALL)
+    server = assembly.server(assembly.sites())
+    before = clone(server.state)
+    assembly.site("site-1").handle(Broadcast(0, "train", server.state))
+    same_bytes(server.state, before)
+
+
+def test_sites_have_their_own_records_and_all_of_them_once() -> None:
+    assembly = Assembly(SMALL)
+    assert assembly.sites() == ("site-1", "site-2", "site-3")
+    for split in ("train", "val", "test"):
+        rows = [assembly.cohort.rows(split, site) for site in assembly.sites()]
+        together = np.concatenate(rows)
+        assert sorted(together.tolist()) == assembly.cohort.rows(split).tolist()
+    counts = [assembly.site(name).client.data.num_train for name in assembly.sites()]
+    assert counts == [len(assembly.cohort.rows("train", name)) for name in assembly.sites()]
+
+
+def test_the_cohort_and_the_modules_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    real = SyntheticCohort.build
+    monkeypatch.setattr(SyntheticCohort, "build", lambda self: calls.append(1) or real(self))
+    assembly = Assembly(SMALL)
+    clients = [assembly.site(name).client for name in assembly.sites()]
+    assert calls == [1]
+    assert len({id(client.model) for client in clients}) == 1
+    assert len({client.name for client in clients}) == 3
+
+
+class Unpartitioned:
+    """The built-in cohort without its sites."""
+
+    def build(self) -> Any:
+        return replace(SMALL.data.build(), sites=None)
+
+
+def test_a_cohort_without_sites_is_dealt_to_the_sites_of_the_partition() -> None:
+    def dealt(**settings: Any) -> tuple[Any, ...]:
+        rounds = Rounds(seed=settings.pop("seed", 0))
+        cohort = Assembly(replace(SMALL, data=Unpartitioned(), partition=Partition(**settings), rounds=rounds)).cohort
+        return cohort.sites
+
+    assert set(dealt(sites=2)) == {"site-1", "site-2"}
+    assert dealt(sites=2) == dealt(sites=2) != dealt(sites=2, seed=1)
+    assert set(dealt(sites=4)) == {"site-1", "site-2", "site-3", "site-4"}
+    sites = dict(zip(SMALL.data.build().studies, dealt(sites=3), strict=True))
+    assert len(sites) == len(set(SMALL.data.build().studies))
+
+
+@pytest.mark.parametrize("wrong", [{"sites": 0}, {"sites": -1}, {"sites": 2, "beta": 0.0}, {"sites": 7}])
+def test_a_partition_that_cannot_be_made_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"site|beta"):
+        _ = Assembly(replace(SMALL, data=Unpartitioned(), partition=Partition(**wrong))).cohort
+
+
+def test_an_unknown_site_is_refused() -> None:
+    with pytest.raises(ValueError, match="site 'site-9' has no records in this experiment; there are: site-1, site-2"):
+        Assembly(SMALL).site("site-9")
+    with pytest.raises(ValueError, match="there are: pooled"):
+        Assembly(replace(SMALL, method=Centralized())).site("site-1")
+    assert Assembly(replace(SMALL, method=Centralized())).sites() == (POOLED,)
+
+
+def test_site_memories_are_under_the_run_folder(tmp_path: Any) -> None:
+    assert Assembly(SMALL, tmp_path).site("site-1").memory.folder == tmp_path / "sites" / "site-1"
+    assert Assembly(SMALL).site("site-1").memory.folder is None

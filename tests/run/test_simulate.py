@@ -1,0 +1,292 @@
+"""The folder of a run: what is in it, what its tables say, and that it can be resumed after any kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.presets import SMALL
+from support.toy import Fuse, forked, same_bytes, small
+
+from fedvlp.core.checkpoint import CheckpointError, load_tensors
+from fedvlp.core.server_state import Server
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.run.config import from_config, to_config
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder, environment
+from fedvlp.run.metrics import by_site, overall, scalars, suffix, summary
+from fedvlp.run.simulate import simulate
+
+TWO = replace(SMALL, data=replace(SMALL.data, sites=2, size=48), rounds=Rounds(rounds=2, evaluate_every=1))
+
+RECORD = {
+    "round": 3, "phase": "align", "seconds": 1.5, "dropped": {"c": "no reply"}, "members": ["a", "b", "c"],
+    "sites": {"a": {"val/mean/r1": 10.0, "val/all/mean/r5": 5.0, "loss/x": 0.5, "evaluate": 1.0},
+              "b": {"val/mean/r1": 30.0, "loss/x": 1.5}},
+    "bytes": {"bytes_down": 30, "bytes_up": 20}, "memory": {"dro_weights": [0.2, 0.3, 0.5]},
+}  # fmt: skip
+
+
+def rows(folder: RunFolder) -> list[list[str]]:
+    with open(folder.path / "metrics.csv", newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, list[dict[str, Any]], list[Any]]:
+    """A run of FedDRA over two sites and two rounds."""
+    experiment = replace(TWO, method=FedDRA(local_steps=1, align_steps=1, dro_batch=4))
+    folder = RunFolder.create(tmp_path_factory.mktemp("runs"), experiment)
+    reported: list[Any] = []
+    return folder, simulate(experiment, folder, report=reported.append), reported
+
+
+def test_what_is_in_the_folder(finished: Any) -> None:
+    folder, history, reported = finished
+    names = {str(p.relative_to(folder.path)) for p in folder.path.rglob("*") if p.is_file() and "tb" not in p.parts}
+    assert {"config.json", "environment.json", "metrics.csv", "summary.json", "checkpoints/server.safetensors",
+            "model/model.safetensors", "model/config.json"} <= names  # fmt: skip
+    assert not any(".tmp" in name for name in names)
+    assert {p.parent.name for p in folder.path.glob("tb/**/events*")} == {"server", "site-1", "site-2"}
+    assert repr(reported) == repr(history)  # losses not yet known are nan, which equals nothing
+    assert json.dumps(folder.history(), sort_keys=True) == json.dumps(history, sort_keys=True)
+    assert [(r["round"], r["phase"]) for r in history] == [
+        (0, "align"), (0, "joint"), (1, "align"), (1, "joint"), (2, "evaluate")]  # fmt: skip
+
+
+def test_the_model_is_what_the_server_ended_with(finished: Any) -> None:
+    folder, _, _ = finished
+    model = DualEncoder.from_pretrained(folder.model.parent)
+    same_bytes(dict(model.state_dict()), Server.load(folder.checkpoint)[0].state)
+    assert torch.isfinite(model.text_head[0].weight).all()
+
+
+def test_metrics_csv_holds_every_number(finished: Any) -> None:
+    folder, history, _ = finished
+    head, *body = rows(folder)
+    assert head == ["round", "phase", "site", "metric", "value"]
+    expected = [
+        [str(record["round"]), record["phase"], site, name, str(value)]
+        for record in history
+        for site, values in scalars(record).items()
+        for name, value in values.items()
+    ]
+    assert body == expected
+    seen = {(site, name) for _, _, site, name, _ in body}
+    assert {("site-1", "loss/contrastive"), ("site-2", "probe/loss"), ("server", "bytes_up"),
+            ("server", "dro_weights/site-2"), ("server", "val/all/mean/r1/worst")} <= seen  # fmt: skip
+
+
+def test_the_summary_compares_the_first_with_the_last_model(finished: Any) -> None:
+    folder, history, _ = finished
+    saved = json.loads((folder.path / "summary.json").read_text())
+    assert saved == summary(history) == {"initial": overall(history[0]), "trained": overall(history[-1])}
+    key = "test/all/mean/r10/average"
+    values = [record["sites"][site]["test/all/mean/r10"] for record in (history[0], history[-1])
+              for site in ("site-1", "site-2")]  # fmt: skip
+    assert saved["initial"][key] == pytest.approx(sum(values[:2]) / 2)
+    assert saved["trained"][key] == pytest.approx(sum(values[2:]) / 2)
+
+
+def test_the_environment_says_how_to_repeat_it(finished: Any) -> None:
+    folder, _, _ = finished
+    noted = json.loads((folder.path / "environment.json").read_text())
+    assert noted == environment(folder.experiment())
+    assert noted["packages"]["torch"] == version("torch")
+    assert noted["seed"] == 0
+
+
+def test_the_configuration_comes_back(finished: Any) -> None:
+    folder, _, _ = finished
+    assert to_config(folder.experiment()) == json.loads(folder.config.read_text())
+    with pytest.raises(ValueError, match=r"holds no run: config\.json is missing"):
+        RunFolder(folder.path.parent).experiment()
+
+
+def test_no_machine_path_is_written(finished: Any) -> None:
+    folder, _, _ = finished
+    for file in folder.path.rglob("*"):
+        if file.is_file() and file.suffix in (".json", ".csv"):
+            assert str(folder.path) not in file.read_text()
+
+
+# Numbers
+
+
+def test_metrics_by_site() -> None:
+    pooled = {"sites": {"pooled": {"site-1:val/mean/r1": 1.0, "site-2:val/mean/r1": 2.0, "loss/x": 3.0}}}
+    assert by_site(pooled) == {
+        "site-1": {"val/mean/r1": 1.0}, "site-2": {"val/mean/r1": 2.0}, "pooled": {"loss/x": 3.0},
+    }  # fmt: skip
+    assert by_site(RECORD) == RECORD["sites"]
+
+
+def test_overall_by_hand() -> None:
+    """Of 10 and 30: average 20, worst 10; what not all sites have is left out."""
+    figures = overall(RECORD)
+    assert figures["val/mean/r1/average"] == 20.0
+    assert figures["val/mean/r1/worst"] == 10.0
+    assert {name.rpartition("/")[0] for name in figures} == {"val/mean/r1"}
+    assert overall({"sites": {"a": {"loss/x": 1.0}}}) == {}
+    assert overall({"sites": {}}) == {}
+
+
+def test_scalars_by_hand() -> None:
+    values = scalars(RECORD)
+    assert values["a"] == RECORD["sites"]["a"]  # type: ignore[index]
+    own = values["server"]
+    assert (own["seconds"], own["bytes_down"], own["bytes_up"]) == (1.5, 30, 20)
+    assert [own[f"dro_weights/{site}"] for site in "abc"] == [0.2, 0.3, 0.5]
+    assert own["val/mean/r1/worst"] == 10.0
+
+
+def test_the_table_by_hand(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.note([RECORD])
+    folder.note([{**RECORD, "sites": {"a": {"loss/x": 0.1 + 0.2}}, "memory": {}, "bytes": {}}])
+    assert rows(folder) == [
+        ["round", "phase", "site", "metric", "value"],
+        ["3", "align", "server", "seconds", "1.5"],
+        ["3", "align", "a", "loss/x", "0.30000000000000004"],
+    ]
+
+
+def test_no_figures_no_summary() -> None:
+    assert summary([]) == summary([{"sites": {"a": {"loss/x": 1.0}}}]) == {}
+
+
+@pytest.mark.parametrize(("tag", "said"), [("loss/x", "/align"), ("seconds", "/align"), ("val/mean/r1", "")])
+def test_curves_of_both_phases_of_a_round_are_told_apart(tag: str, said: str) -> None:
+    assert suffix(RECORD, tag) == said
+    assert suffix({**RECORD, "phase": "evaluate"}, tag) == ""
+
+
+# Which run is resumed
+
+
+def test_runs_are_numbered(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "notes").mkdir()
+    assert [RunFolder.create(tmp_path, SMALL).path.name for _ in range(3)] == ["001", "002", "003"]
+    assert RunFolder.create(tmp_path, replace(SMALL, name="other")).path == tmp_path / "other" / "001"
+
+
+def test_the_unfinished_run_of_the_same_configuration_is_found(tmp_path: Path) -> None:
+    assert RunFolder.latest(tmp_path, SMALL) is None
+    mine = RunFolder.create(tmp_path, SMALL)
+    changed = replace(SMALL, method=FedAvg(local_steps=2))
+    assert RunFolder.latest(tmp_path, changed) is None
+    other = RunFolder.create(tmp_path, changed)
+    (tmp_path / "small" / "003").mkdir()  # no configuration: never started
+    assert RunFolder.latest(tmp_path, SMALL) == mine
+    assert RunFolder.latest(tmp_path, changed) == other
+    other.model.parent.mkdir()
+    other.model.touch()
+    assert RunFolder.latest(tmp_path, changed) is None
+    assert RunFolder.latest(tmp_path, SMALL) == mine
+    newer = RunFolder.create(tmp_path, SMALL)
+    assert RunFolder.latest(tmp_path, SMALL) == newer
+
+
+@pytest.mark.parametrize("text", ["", '{"path": "fedvlp.Experiment", "args": {"gone": 1}}'])
+def test_a_run_of_another_version_is_passed_over(tmp_path: Path, text: str) -> None:
+    mine, old = RunFolder.create(tmp_path, SMALL), RunFolder.create(tmp_path, SMALL)
+    old.config.write_text(text)
+    assert RunFolder.latest(tmp_path, SMALL) == mine
+
+
+def test_the_thousandth_run_is_newer_than_the_999th(tmp_path: Path) -> None:
+    for number in ("999", "1000"):
+        folder = RunFolder(tmp_path / "small" / number)
+        folder.path.mkdir(parents=True)
+        folder.config.write_text(json.dumps(to_config(SMALL)))
+    assert RunFolder.latest(tmp_path, SMALL).path.name == "1000"  # type: ignore[union-attr]
+
+
+# Resuming
+
+
+def model_of(experiment: Experiment, path: Path) -> dict[str, torch.Tensor]:
+    folder = RunFolder(path)
+    simulate(experiment, folder)
+    return load_tensors(folder.model)[0]
+
+
+def facts(folder: RunFolder) -> list[list[str]]:
+    """metrics.csv without the clock; in any order, because a resumed server has its memory sorted by name."""
+    return sorted(row for row in rows(folder) if row[3] != "seconds")
+
+
+@pytest.mark.parametrize("name", ["feddra", "local"])
+def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The whole thing, towers, cohort and evaluation: SIGKILL at some writes, resumed through ``simulate``."""
+    experiment = replace(TWO, method=small(METHODS[name]))
+    expected = model_of(experiment, tmp_path / "whole")
+    last = 12 if name == "feddra" else 10
+    for moment in (1, 6, last):
+
+        def killed(moment: int = moment) -> None:
+            fuse, rename = Fuse(moment), os.replace
+            monkeypatch.setattr(os, "replace", lambda *a: (fuse(), rename(*a)))
+            simulate(experiment, RunFolder(tmp_path / str(moment)))
+
+        assert forked(killed) == -signal.SIGKILL
+        same_bytes(model_of(experiment, tmp_path / str(moment)), expected)
+        assert facts(RunFolder(tmp_path / str(moment))) == facts(RunFolder(tmp_path / "whole"))
+
+
+def test_sites_side_by_side_give_the_same_bytes(tmp_path: Path) -> None:
+    alone, aside = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "aside")
+    simulate(TWO, alone, workers=1)
+    simulate(TWO, aside, workers=2)
+    same_bytes(load_tensors(alone.model)[0], load_tensors(aside.model)[0])
+    assert facts(alone) == facts(aside)
+
+
+def test_a_finished_run_can_be_asked_for_again(finished: Any) -> None:
+    folder, history, _ = finished
+    before = folder.model.read_bytes()
+    reported: list[Any] = []
+    again = simulate(folder.experiment(), folder, report=reported.append)
+    assert json.dumps(again, sort_keys=True) == json.dumps(history, sort_keys=True)
+    assert reported == []
+    assert folder.model.read_bytes() == before
+
+
+def test_killed_before_the_last_record_was_noted(tmp_path: Path) -> None:
+    """The checkpoint is written first; the table must catch up when nothing is left to run."""
+    folder = RunFolder(tmp_path)
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["phase"] == "evaluate":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(replace(TWO, method=Local(local_steps=1)), folder, report=stop)
+    whole = rows(folder)
+    folder.note(folder.history()[:-1])  # as a kill between checkpoint and table leaves it
+    simulate(replace(TWO, method=Local(local_steps=1)), folder)
+    assert rows(folder) == whole
+
+
+def test_a_damaged_checkpoint_is_named_and_not_replaced(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    simulate(TWO, folder)
+    folder.checkpoint.write_bytes(folder.checkpoint.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"server\.safetensors"):
+        simulate(TWO, folder)
+    assert folder.checkpoint.stat().st_size == 100
+
+
+def test_the_demo_of_the_simulator_is_the_same_experiment() -> None:
+    assert from_config(to_config(TWO)) == TWO

@@ -1,0 +1,68 @@
+"""What tests/training/test_distributed.py starts under torchrun: trains each case and writes what every rank ends with.
+
+torchrun --standalone --nproc-per-node 2 tests/support/two_ranks.py OUT
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fedvlp.core.checkpoint import save_tensors
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods import FedAvg, FedDRA, FedRGB
+from fedvlp.training import distributed
+from fedvlp.training.config import Training
+from support.towers import client, encoder
+from support.toy import SGD
+
+STEP = replace(SGD, batch_size=10, lr=0.002)
+UNEVEN = replace(STEP, batch_size=9, gather_negatives=True)
+AVERAGE = FedAvg(local_steps=3)
+CASES: dict[str, tuple[Any, str, Training, float]] = {  # method, phase, training, dropout
+    "gathered": (AVERAGE, "train", replace(STEP, gather_negatives=True), 0.0),
+    "uneven, in micro-batches": (AVERAGE, "train", replace(UNEVEN, micro_batch=2), 0.0),
+    "align": (FedDRA(align_steps=3), "align", UNEVEN, 0.0),
+    "joint": (FedDRA(local_steps=3), "joint", UNEVEN, 0.0),
+    "guided": (FedRGB(local_steps=3), "local", UNEVEN, 0.0),
+    "apart": (AVERAGE, "train", STEP, 0.0),
+    "dropout": (AVERAGE, "train", replace(STEP, gather_negatives=True), 0.5),
+}
+
+
+def handled(name: str, folder: Path | None = None) -> tuple[Update, Any]:
+    """The answer of a site with this process's part of the work, and the site's whole state."""
+    method, phase, training, dropout = CASES[name]
+    one = client(encoder(dropout))
+    state = {n: t.clone() for n, t in one.state().items()}
+    update = Site(one, method, training, SiteMemory(folder)).handle(Broadcast(0, phase, state))
+    return update, one.state()
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    distributed.join()
+    for name in CASES:
+        update, state = handled(name, out / name)
+        metrics = {n: v for n, v in update.metrics.items() if n != "seconds"}
+        save_tensors(out / f"{name}-{distributed.rank()}.safetensors", state, metrics)
+    told = distributed.tell(*(({"a": [1, "x"]}, {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)})
+                        if distributed.rank() == 0 else (None, {})))  # fmt: skip
+    save_tensors(out / f"told-{distributed.rank()}.safetensors", told[1], told[0])
+    try:
+        distributed.my_rows(3, 2)
+    except ValueError as error:
+        (out / f"refused-{distributed.rank()}.json").write_text(json.dumps(str(error)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

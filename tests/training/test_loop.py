@@ -1,0 +1,414 @@
+"""The one loop: a step by hand, when it stops, what is frozen, and what the scalars of a broadcast do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import FrozenInstanceError, dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from support.toy import ADAMW, SGD, Pairs, Toy, clone, pairs, same_bytes
+from torch import Tensor, nn
+
+from fedvlp.core.client import Client, named_state
+from fedvlp.core.method import Method
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import Batch, Broadcast, Update, VLOutput, group
+from fedvlp.objectives.convirt import ConVIRT
+from fedvlp.training.config import Training
+from fedvlp.training.loop import Aborted, mean_terms, train
+
+
+class Scalars(nn.Module):
+    """image = a x, text = b y with the single weights a = 2 and b = 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_encoder, self.text_encoder = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+        nn.init.constant_(self.image_encoder.weight, 2.0)
+        nn.init.constant_(self.text_encoder.weight, 1.0)
+
+    def forward(self, batch: Batch) -> VLOutput:
+        return VLOutput(self.image_encoder(batch["image"]), self.text_encoder(batch["text"]))
+
+
+class Square(nn.Module):
+    """mean (image - text)^2"""
+
+    def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        return {"square": (output.image - output.text).square().mean()}
+
+
+def scalars_client() -> Client:
+    data = Pairs(torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [2.0]]))
+    return Client("a", 0, Scalars(), Square(), data)
+
+
+def weights(client: Client) -> tuple[float, float]:
+    return client.model.image_encoder.weight.item(), client.model.text_encoder.weight.item()
+
+
+def go(method: Method, client: Client, training: Training, message: Broadcast | None = None, stop: Any = None) -> Any:
+    message = message or Broadcast(0, method.phases(0)[0], {})
+    return train(method, client, message, training, stop or (lambda: False))
+
+
+def toy_client(seed: int = 0, **options: Any) -> Client:
+    return Client("a", 0, Toy(seed, **options), ConVIRT(), pairs(1))
+
+
+def test_one_step_by_hand() -> None:
+    """x = (1, 2), y = (3, 2), a = 2, b = 1: residuals 2*1 - 3 = -1 and 2*2 - 2 = 2, loss (1 + 4)/2 = 2.5.
+
+    dL/da = mean 2 r x = (-2 + 8)/2 = 3, dL/db = -mean 2 r y = -(-6 + 8)/2 = -1; with lr 0.1: a = 1.7, b = 1.1.
+    """
+    client = scalars_client()
+    metrics = go(Method(local_steps=1), client, replace(SGD, batch_size=2))
+    assert metrics == {"square": 2.5}
+    assert weights(client) == pytest.approx((1.7, 1.1))
+
+
+def test_two_steps_by_hand() -> None:
+    """From (1.7, 1.1): residuals 1.7 - 3.3 = -1.6, 3.4 - 2.2 = 1.2, loss (2.56 + 1.44)/2 = 2, so the mean is 2.25.
+
+    dL/da = (-3.2 + 4.8)/2 = 0.8, dL/db = -(-9.6 + 4.8)/2 = 2.4: a = 1.62, b = 0.86.
+    """
+    client = scalars_client()
+    assert go(Method(local_steps=2), client, replace(SGD, batch_size=2))["square"] == pytest.approx(2.25)
+    assert weights(client) == pytest.approx((1.62, 0.86))
+
+
+def test_adamw_by_hand() -> None:
+    """The first AdamW step is lr (wd p + sign g): a = 2 - 0.01 (0.1*2 + 1) = 1.988, b = 1 - 0.01 (0.1 - 1) = 1.009."""
+    client = scalars_client()
+    go(Method(local_steps=1), client, replace(ADAMW, batch_size=2))
+    assert weights(client) == pytest.approx((1.988, 1.009), abs=1e-6)
+
+
+def test_warm_up_by_hand() -> None:
+    """Two warm-up steps: lr 0.05, then 0.1. Step 1: a = 2 - 0.15 = 1.85, b = 1.05. Residuals there are -1.3 and 1.6:
+
+    dL/da = (-2.6 + 6.4)/2 = 1.9, dL/db = -(-7.8 + 6.4)/2 = 0.7, so a = 1.85 - 0.19 = 1.66, b = 1.05 - 0.07 = 0.98.
+    """
+    client = scalars_client()
+    go(Method(local_steps=1), client, replace(SGD, batch_size=2, warmup_steps=2))
+    assert weights(client) == pytest.approx((1.85, 1.05))
+    client = scalars_client()
+    go(Method(local_steps=2), client, replace(SGD, batch_size=2, warmup_steps=2))
+    assert weights(client) == pytest.approx((1.66, 0.98))
+    client = scalars_client()
+    message = Broadcast(0, "train", {}, scalars={"lr_scale": 2.0})
+    go(Method(local_steps=1), client, replace(SGD, batch_size=2, warmup_steps=2), message)
+    assert weights(client) == pytest.approx((1.7, 1.1))
+
+
+def test_sgd_uses_momentum_and_weight_decay() -> None:
+    """Step 1 by hand: a = 2 - 0.1 (3 + 0.5*2) = 1.6; b = 1 - 0.1 (-1 + 0.5*1) = 1.05."""
+    client = scalars_client()
+    go(Method(local_steps=1), client, replace(SGD, batch_size=2, weight_decay=0.5))
+    assert weights(client) == pytest.approx((1.6, 1.05))
+    with_momentum, without = scalars_client(), scalars_client()
+    go(Method(local_steps=2), with_momentum, replace(SGD, batch_size=2, momentum=0.9))
+    go(Method(local_steps=2), without, replace(SGD, batch_size=2))
+    assert weights(with_momentum)[0] == pytest.approx(weights(without)[0] - 0.1 * 0.9 * 3)
+
+
+def test_the_terms_are_summed_and_reported_by_name() -> None:
+    @dataclass(frozen=True)
+    class Two(Method):
+        def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+            terms = super().losses(client, batch, message)
+            return {**terms, "twice": 2 * terms["square"]}
+
+    client = scalars_client()
+    assert go(Two(local_steps=1), client, replace(SGD, batch_size=2)) == {"square": 2.5, "twice": 5.0}
+    assert weights(client) == pytest.approx((2 - 0.1 * 9, 1 + 0.1 * 3))
+
+
+@dataclass(frozen=True)
+class Hooked(Method):
+    """Notes the order of its hooks."""
+
+    def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
+        client.data.noted.append("complete")  # type: ignore[attr-defined]
+        return {**batch, "image": torch.zeros_like(batch["image"])}
+
+    def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        client.data.noted.append(f"losses {float(batch['image'].sum())}")  # type: ignore[attr-defined]
+        return super().losses(client, batch, message)
+
+    def after_step(self, client: Client, message: Broadcast) -> None:
+        client.data.noted.append(f"after {weights(client)[1]:.1f}")  # type: ignore[attr-defined]
+
+
+def test_the_hooks_of_a_step() -> None:
+    """With x = 0: r = -(3, 2), dL/db = -mean 2 r y = 9 + 4 = 13; after_step is called when b = 1 - 1.3 = -0.3."""
+    client = scalars_client()
+    client.data.noted = []  # type: ignore[attr-defined]
+    go(Hooked(local_steps=1), client, replace(SGD, batch_size=2))
+    assert client.data.noted == ["complete", "losses 0.0", "after -0.3"]  # type: ignore[attr-defined]
+
+
+def test_stops_between_steps() -> None:
+    client, asked = toy_client(), []
+    drawn = []
+    client.data.tick = lambda: drawn.append(1)  # type: ignore[attr-defined]
+
+    def third_time() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(Aborted, match="a: stopped in round 0 phase train"):
+        go(Method(local_steps=50), client, SGD, stop=third_time)
+    assert len(drawn) == 3  # two steps were done, the third batch was not used
+    two_steps = toy_client()
+    go(Method(local_steps=2), two_steps, SGD)
+    same_bytes(client.state(), two_steps.state())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_an_error_that_names_its_step(value: float) -> None:
+    calls = []
+
+    @dataclass(frozen=True)
+    class Breaks(Method):
+        def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+            calls.append(1)
+            extra = torch.tensor(value if len(calls) == 3 else 0.0)
+            return {**super().losses(client, batch, message), "extra": extra}
+
+    with pytest.raises(FloatingPointError, match=rf"a: loss term 'extra' is {value} at step 2 of round 4 phase train"):
+        go(Breaks(local_steps=5), toy_client(), SGD, Broadcast(4, "train", {}))
+
+
+def test_mean_terms_are_means() -> None:
+    history = [{"x": torch.tensor(1.0)}, {"x": torch.tensor(4.0)}]
+    assert mean_terms(history, "a", Broadcast(0, "train", {})) == {"x": 2.5}
+    assert mean_terms([], "a", Broadcast(0, "train", {})) == {}
+
+
+def moved(training: Training, scalars: dict[str, float]) -> dict[str, Tensor]:
+    """How far one step from the initial weights goes, in float64."""
+    client = toy_client()
+    client.model.double()
+    client.data.content = {"train": tuple(t.double() for t in client.data.content["train"])}  # type: ignore
+    before = clone(client.state())
+    go(Method(local_steps=1), client, training, Broadcast(0, "train", {}, scalars=scalars))
+    return {name: tensor - before[name] for name, tensor in client.state().items()}
+
+
+@pytest.mark.parametrize("training", [replace(SGD, weight_decay=0.3), replace(ADAMW, weight_decay=0.3)])
+def test_b6_doubling_lr_scale_doubles_the_first_step(training: Training) -> None:
+    """Both lr*g and the decoupled decay lr*wd*p are linear in lr."""
+    once, twice = moved(training, {"lr_scale": 1.0}), moved(training, {"lr_scale": 2.0})
+    assert max(step.abs().max() for step in once.values()) > 1e-4
+    for name, step in once.items():
+        assert torch.allclose(twice[name], 2 * step, rtol=1e-9, atol=1e-12), name
+
+
+def test_b6_doubling_loss_scale_doubles_an_sgd_step() -> None:
+    once, twice = moved(SGD, {"loss_scale": 1.0}), moved(SGD, {"loss_scale": 2.0})
+    for name, step in once.items():
+        assert torch.allclose(twice[name], 2 * step, rtol=1e-9, atol=1e-12), name
+
+
+def test_b6_doubling_loss_scale_leaves_an_adamw_step_unchanged() -> None:
+    """Up to eps in the denominator: g/(|g| + eps). It documents bug D2 of the released code."""
+    once, twice = moved(ADAMW, {"loss_scale": 1.0}), moved(ADAMW, {"loss_scale": 2.0})
+    for name, step in once.items():
+        assert torch.allclose(twice[name], step, rtol=1e-4, atol=1e-6), name
+
+
+def test_the_loss_that_is_reported_is_not_scaled() -> None:
+    client = scalars_client()
+    message = Broadcast(0, "train", {}, scalars={"loss_scale": 3.0})
+    assert go(Method(local_steps=1), client, replace(SGD, batch_size=2), message) == {"square": 2.5}
+    assert weights(client) == pytest.approx((2 - 0.1 * 9, 1 + 0.1 * 3))
+
+
+def test_a_fresh_optimiser_in_every_phase() -> None:
+    """Two tasks of one step each are not one task of two steps when there is momentum."""
+    split, whole = scalars_client(), scalars_client()
+    momentum = replace(SGD, batch_size=2, momentum=0.9)
+    for _ in range(2):
+        go(Method(local_steps=1), split, momentum)
+    go(Method(local_steps=2), whole, momentum)
+    assert weights(split) == pytest.approx((1.62, 0.86))  # as without momentum
+    assert weights(whole) != pytest.approx(weights(split))
+
+
+@dataclass(frozen=True)
+class HeadsOnly(Method):
+    """Trains everything but the encoders, and notes the modes in which they run."""
+
+    def trains(self, name: str, phase: str) -> bool:
+        return group(name) != "encoder"
+
+    def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        model = client.model
+        modes = tuple(m.training for m in (model.image_encoder, model.text_encoder, model.image_alignment,
+                                           model.text_head, client.objective))  # fmt: skip
+        client.data.modes.append(modes)  # type: ignore[attr-defined]
+        return super().losses(client, batch, message)
+
+
+def test_what_is_frozen_runs_in_eval_mode_and_keeps_its_bits() -> None:
+    client = toy_client(norm=True, dropout=0.5)
+    client.data.modes = []  # type: ignore[attr-defined]
+    before = clone(client.state())
+    assert any("running_mean" in name for name in before)
+    go(HeadsOnly(local_steps=3), client, ADAMW)
+    assert client.data.modes == [(False, False, True, True, True)] * 3  # type: ignore[attr-defined]
+    after = client.state()
+    for name, tensor in before.items():
+        assert torch.equal(tensor, after[name]) == (group(name) == "encoder"), name
+
+
+def test_what_was_frozen_trains_again_in_the_next_phase() -> None:
+    client = toy_client(norm=True)
+    client.data.modes = []  # type: ignore[attr-defined]
+    go(HeadsOnly(local_steps=1), client, SGD)
+    before = clone(client.state())
+    go(Method(local_steps=1), client, SGD)
+    assert all(not torch.equal(before[name], t) for name, t in client.state().items() if "weight" in name)
+    assert not torch.equal(before["image_encoder.1.running_mean"], client.state()["image_encoder.1.running_mean"])
+
+
+def test_gradients_are_not_kept() -> None:
+    client = toy_client()
+    go(Method(local_steps=2), client, SGD)
+    assert all(parameter.grad is None for _, parameter in client.parameters())
+
+
+def test_batches_depend_on_run_seed_site_round_and_phase_alone() -> None:
+    @dataclass(frozen=True)
+    class Phased(Method):
+        def phases(self, round: int) -> tuple[str, ...]:
+            return ("one", "two")
+
+    def rows(seed: int = 0, name: str = "a", round: int = 0, phase: str = "one", noise: int = 0) -> list[int]:
+        torch.manual_seed(noise)
+        client = Client(name, seed, Toy(), ConVIRT(), pairs(1, 100))
+        drawn: list[int] = []
+
+        @dataclass(frozen=True)
+        class Noting(Phased):
+            def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
+                drawn.extend(batch["row"].tolist())
+                return batch
+
+        go(Noting(local_steps=2), client, SGD, Broadcast(round, phase, {}))
+        return drawn
+
+    base = rows()
+    assert len(base) == 8
+    assert rows(noise=77) == base
+    assert all(rows(**other) != base for other in ({"seed": 1}, {"name": "b"}, {"round": 1}, {"phase": "two"}))
+
+
+def test_no_steps_no_change() -> None:
+    client = toy_client()
+    before = clone(client.state())
+    assert go(Method(local_steps=0), client, ADAMW) == {}
+    same_bytes(client.state(), before)
+
+
+def test_the_base_class_trains_and_shares_everything() -> None:
+    client = toy_client(norm=True)
+    message = Broadcast(0, "train", {})
+    assert Method().upload(client, message).keys() == client.state().keys()
+    assert Method().upload(client, message)["text_head.bias"] is not None
+    assert Method().phases(5) == ("train",)
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", [0.0, 12.0]), ("uniform", [0.0, 1.0])])
+def test_weight(weighting: str, expected: list[float]) -> None:
+    server = Server(("a", "b"), {})
+    method = Method(weighting=weighting)
+    assert [method.weight(server, Update("a", 0, "train", n)) for n in (0, 12)] == expected
+
+
+def test_expected_weight_is_last_rounds() -> None:
+    server = Server(("a", "b", "c"), {}, samples={"a": 3, "c": 4})
+    assert Method().expected_weight(server) == 7.0
+    assert Method(weighting="uniform").expected_weight(server) == 3.0
+
+
+def test_the_objective_is_trained_too() -> None:
+    class Learnt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.temperature = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+            return {"x": (output.image * output.text).mean() * self.temperature}
+
+    client = Client("a", 0, Toy(), Learnt(), pairs(1))
+    go(Method(local_steps=1), client, SGD)
+    assert client.state()["objective.temperature"].item() != 1.0
+    assert "objective.temperature" in named_state(client.model, client.objective)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "said"),
+    [
+        (Method, {"weighting": "sample"}, "samples or uniform"),
+        (Method, {"local_steps": -1}, "local_steps is -1"),
+        (Training, {"batch_size": 1}, "at least 2"),
+        (Training, {"optimizer": "adam"}, "adamw or sgd"),
+        (Training, {"lr": -1e-3}, "lr is -0.001"),
+        (Training, {"lr": math.nan}, "lr is nan"),
+        (Training, {"threads": 0}, "at least 1"),
+        (Training, {"warmup_steps": -1}, "warmup_steps is -1"),
+    ],
+)
+def test_bad_hyper_parameters_fail_when_they_are_built(kind: Any, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        kind(**arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"weight_decay": -0.1}, {"beta1": 1.0}, {"momentum": -1.0}, {"lr": math.inf}])
+def test_what_the_optimiser_would_refuse_fails_when_it_is_built(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Training(optimizer="sgd" if "momentum" in arguments else "adamw", **arguments)  # type: ignore[arg-type]
+
+
+def test_hyper_parameters_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Method().local_steps = 3  # type: ignore[misc]
+
+
+def test_a_batch_without_any_loss_term_says_so() -> None:
+    """A site that holds images alone gives the contrastive objective nothing to compute (faults, row 12)."""
+    client = toy_client()
+    client.data._batch = lambda split, rows: {"image": client.data.content[split][0][rows]}  # type: ignore
+    with pytest.raises(Exception, match=r"modality|term"):
+        go(Method(local_steps=1), client, SGD)
+
+
+def test_an_optimiser_handed_on_makes_two_phases_one() -> None:
+    """Two phases of three full-batch AdamW steps on one optimiser are six steps; a fresh one and its warm-up differ."""
+    method, training = Method(local_steps=3), replace(ADAMW, batch_size=2, warmup_steps=1)
+    ends = {}
+    for name, kept in (("handed on", {}), ("fresh", None)):
+        client = scalars_client()
+        for round in range(2):
+            message = Broadcast(round, "train", {})
+            train(method, client, message, training, lambda: False, optimizer=kept)
+        ends[name] = weights(client)
+    whole = scalars_client()
+    go(replace(method, local_steps=6), whole, training)
+    assert ends["handed on"] == pytest.approx(weights(whole), abs=1e-6)
+    assert ends["fresh"] != pytest.approx(weights(whole), abs=1e-5)
+
+
+def test_an_optimiser_handed_on_is_not_warmed_up_again() -> None:
+    """SGD without momentum has no tensors to hand on, AdamW's step of a warm phase is full-sized at once."""
+    client, kept = scalars_client(), {}
+    training = replace(ADAMW, batch_size=2, warmup_steps=4, lr=0.01, weight_decay=0.0)
+    go_on = {"optimizer": kept}
+    train(Method(local_steps=4), client, Broadcast(0, "train", {}), training, lambda: False, **go_on)
+    before = weights(client)[0]
+    train(Method(local_steps=1), client, Broadcast(1, "train", {}), training, lambda: False, **go_on)
+    assert abs(weights(client)[0] - before) > 0.005, "a quarter of the rate would move it by less"
