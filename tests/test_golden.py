@@ -226,7 +226,7 @@ def test_make_golden_says_what_changed_and_keeps_a_file_whose_figures_stayed(
 # Learning
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=100)
 def test_fedavg_reaches_five_times_chance_on_records_it_never_saw(tmp_path: Path) -> None:
     """The preset as it is, tiny towers and 2,000 records at five sites; only the rounds are fewer.
 

@@ -17,7 +17,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.slow(seconds=125)
 def test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """SIGINT reaches the whole process group, as from a terminal, while round 1 is under way."""
     chosen = presets.get("fedavg")

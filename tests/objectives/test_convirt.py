@@ -1,4 +1,4 @@
-"""ConVIRT: the checks of spec/methods.md 2.1 (a) to (d), in float64, and what it refuses."""
+"""ConVIRT: the checks of spec 2.1 (a) to (d), in float64, and what it refuses."""
 
 from __future__ import annotations
 

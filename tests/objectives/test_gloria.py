@@ -1,4 +1,4 @@
-"""GLoRIA: the checks of spec/methods.md 2.2, against plain float64 loops, masks, gradients and what it refuses."""
+"""GLoRIA: the checks of spec 2.2, against plain float64 loops, masks, gradients and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MedCLIP: the checks of spec/methods.md 2.4, label vectors by hand, the learned scale, and what it refuses."""
+"""MedCLIP: the checks of spec 2.4, label vectors by hand, the learned scale, and what it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MGCA: the checks of spec/methods.md 2.3, against plain float64 loops, Sinkhorn against POT, freeze and masks."""
+"""MGCA: the checks of spec 2.3, against plain float64 loops, Sinkhorn against POT, freeze and masks."""
 
 from __future__ import annotations
 

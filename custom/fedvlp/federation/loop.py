@@ -187,7 +187,7 @@ class Federation:
             raise QuorumLostError(
                 f"round {server.round} phase {server.phase}: {len(replies)} valid updates, {needed} needed. "
                 + "; ".join(f"{site}: {why}" for site, why in sorted(dropped.items()))
-                + ". The model is as it was before this phase; mend the sites and resume."
+                + ". The model is as it was before this phase; resume the run once these are solved."
             )
         for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1

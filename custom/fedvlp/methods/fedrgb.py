@@ -36,9 +36,9 @@ class FedRGB(RobustWeights):
     ``local`` uploads encoders (and the objective's own parameters), ``aligner`` uploads al*, weighted by w; f' is
     dropped and al_i stays in the site's memory. The model is (enc, al*). ``avg_aligner, alpha=0`` is FedAvg with
     uniform weights, bit for bit.
-    Differs: alpha weighs the guidance, as section 5.4 describes, not L_task, as eq. 2 prints (``eq2``); al_i is not
-    sent; v_i is L_dro of the model that the round starts from (zt~ = zt, so L_CL + L_task), measured in ``local``;
-    a site that missed ``local`` uses its al_i of an earlier round, or the teacher if it has none.
+    Differs: alpha weighs the guidance, as the paper's section 5.4 describes, not L_task, as eq. 2 prints (``eq2``);
+    al_i is not sent; v_i is L_dro of the model that the round starts from (zt~ = zt, so L_CL + L_task), measured in
+    ``local``; a site that missed ``local`` uses its al_i of an earlier round, or the teacher if it has none.
     """
 
     local_steps: int = 50  # steps of the local phase, E

@@ -100,7 +100,7 @@ class RobustWeights(Method):
         server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
-        """v_i: mean hardness of the received model on a fixed tenth of the training records (spec 3.6)."""
+        """v_i: mean hardness of the received model on a fixed ``dro_fraction`` of the training records (spec 3.6)."""
         count = client.data.num_train
         wanted = max(self.dro_batch, math.floor(self.dro_fraction * count))
         if count < self.dro_batch:

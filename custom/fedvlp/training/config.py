@@ -90,7 +90,7 @@ class Training:
             return torch.device("cpu")
         if not torch.cuda.is_available():
             raise DeviceError(
-                "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or mend the "
+                "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or fix the "
                 "driver (nvidia-smi shows what it sees)"
             )
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
