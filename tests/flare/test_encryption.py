@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 
-tenseal = pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
+pytestmark = pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'")
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
 ROUNDS = Rounds(rounds=3, evaluate_every=1)
 

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,7 @@ import pytest
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.flare.privacy_budget import Ledger, epsilon
 
-pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
-optimize = pytest.importorskip("scipy.optimize")
-normal = pytest.importorskip("scipy.stats").norm
+pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
 
 
 def exact(releases: dict[float, int], delta: float) -> float:
@@ -23,12 +22,15 @@ def exact(releases: dict[float, int], delta: float) -> float:
 
     delta(eps) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), mu = sqrt(sum k (2 / noise)^2).
     """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
     mu = math.sqrt(sum(count * (2 / noise) ** 2 for noise, count in releases.items()))
 
     def gap(eps: float) -> float:
-        return normal.cdf(mu / 2 - eps / mu) - math.exp(eps) * normal.cdf(-mu / 2 - eps / mu) - delta
+        return norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu) - delta
 
-    return float(optimize.brentq(gap, 0, 200))
+    return float(brentq(gap, 0, 200))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
-pytestmark = pytest.mark.slow(seconds=65)
-pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
-pytest.importorskip("tenseal", reason="pip install 'fedvlp[he]'")
+pytestmark = [
+    pytest.mark.slow(seconds=65),
+    pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'"),
+    pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'"),
+]
 
 POLICIES = Path(__file__).parents[2] / "provisioning" / "site"
 HE = """  - path: nvflare.lighter.impl.he.HEBuilder

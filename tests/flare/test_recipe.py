@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nvflare.recipe import SimEnv
 
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.recipe import FedVLPRecipe
@@ -30,6 +29,8 @@ def test_an_unknown_setting_is_refused() -> None:
 
 @pytest.mark.slow
 def test_it_runs_in_simenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvflare.recipe import SimEnv
+
     monkeypatch.setenv("FEDVLP_HOME", str(tmp_path / "results"))
     FedVLPRecipe("fedavg", SETTINGS).execute(SimEnv(num_clients=5, workspace_root=str(tmp_path / "workspace")))
     assert RunFolder(tmp_path / "results" / "fedavg" / "001").model.exists()
