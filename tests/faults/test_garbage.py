@@ -1,4 +1,4 @@
-"""Spec faults, rows 1-7 and 26 at FLARE's door: whatever a site sends, its reply is refused in words or passes checks.
+"""Spec faults, rows 1-7 and 26, in FLARE: whatever a site sends, its reply is refused in words or passes checks.
 
 A callback that raised would leave the round waiting for a site that has answered, so nothing may be raised.
 """

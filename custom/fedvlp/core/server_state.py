@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Server:
-    """What the server knows. ``memory`` is the method's. All is in every checkpoint but ``host`` and ``modalities``,
+    """What the server knows; ``memory`` is the method's.
 
-    which follow from the experiment (``Assembly.equip``), and ``metrics``, which is in the history.
+    A checkpoint holds all of it but ``host`` and ``modalities``, which follow from the experiment
+    (``Assembly.equip``), and ``metrics``, which is in the history.
     """
 
     sites: tuple[str, ...]  # sorted by name

@@ -1,5 +1,4 @@
-"""Fewer bytes: how a tensor is written for the wire, and read back. Pure functions of tensors (federation/wire.py uses
-them).
+"""Fewer bytes: how a tensor is written for the wire (federation/wire.py), and read back. Pure functions of tensors.
 
 Only float32 tensors of two dimensions or more are coded, the bulk of a model; vectors and scalars (biases, norms,
 temperatures), integers and other types travel as they are. An 8-bit tensor ``w`` [R, ...] is two tensors: codes ``w``

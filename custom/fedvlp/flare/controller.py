@@ -1,4 +1,4 @@
-"""The server's door to FLARE: sends the messages of the round loop as tasks. No line here knows a method's name."""
+"""The server's side of FLARE: sends the messages of the round loop as tasks. No line here knows a method's name."""
 
 from __future__ import annotations
 
