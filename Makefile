@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: demo poc test test-all golden mutants lint bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
