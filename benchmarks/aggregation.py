@@ -26,7 +26,8 @@ import torch
 from common import fresh_peak, interleaved, machine, peak, rounded, say, spread, table
 from torch import Tensor
 
-from fedvlp.core.aggregation import EXACT_NUMEL, StreamingMean, check_tensors
+from fedvlp.core.aggregation import EXACT_NUMEL, StreamingMean
+from fedvlp.core.gate import check_tensors
 from fedvlp.core.types import State
 
 KEPT = "fedvlp, accumulator kept (round 2 on)"

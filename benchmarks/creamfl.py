@@ -68,8 +68,8 @@ def measure(chosen: Experiment) -> dict[str, float]:
     cohort = chosen.data.build()  # with every report and image
     rows, tokenizer = {split: cohort.rows(split) for split in SPLITS}, assembly.modules()[0].tokenizer
     records = SiteData(cohort, rows, tokenizer, chosen.model.image_size)
-    assert server.host is not None
-    with server.host.session(server.state) as client:
+    assert server.trainer is not None
+    with server.trainer.session(server.state) as client:
         batches = (batch for split in ("val", "test") for batch in records.batches(split, 64, drop_last=False))
         figures = retrieval(*embed(client.model, batches), KS)
     recalls = {f"R@{k}": figures[f"mean/r{k}"] for k in KS}

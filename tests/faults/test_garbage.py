@@ -16,10 +16,10 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 
-from fedvlp.core.aggregation import check
-from fedvlp.core.types import Update
+from fedvlp.core.gate import check
+from fedvlp.core.types import Expected, Failure, Update
 from fedvlp.flare import messages
-from fedvlp.flare.controller import FederatedController, SiteUnavailableError
+from fedvlp.flare.controller import FederatedController
 
 REFERENCE = {"text_head.bias": torch.zeros(3)}
 GOOD = messages.send_update(Update("a", 1, "train", 5, {"text_head.bias": torch.ones(3)}, metrics={"loss/x": 0.5}))
@@ -36,10 +36,9 @@ tensors = st.sampled_from([torch.ones(3), torch.ones(1), torch.ones(3).half(), t
 def refused(reply: Shareable) -> str | None:
     """What the controller and the server's checks say of a reply in round 1."""
     read = FederatedController._reply(reply, "a")
-    if isinstance(read, Exception):
-        assert isinstance(read, SiteUnavailableError)
-        return str(read)
-    return check(read, site="a", round=1, phase="train", reference=REFERENCE, max_samples=100)
+    if isinstance(read, Failure):
+        return read.text
+    return check(read, site="a", round=1, phase="train", expected=Expected(REFERENCE), max_samples=100)
 
 
 def changed(**header: Any) -> Shareable:
@@ -85,7 +84,7 @@ def test_no_body_and_no_header_raises(body: dict[Any, Any], header: Any) -> None
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(["round", "phase", "num_samples", "metrics", "modalities", "public_id"]), anything)
+@given(st.sampled_from(["round", "phase", "num_samples", "scalars", "metrics", "modalities", "public_id"]), anything)
 def test_no_value_of_the_header_raises(key: str, value: Any) -> None:
     reply = refused(changed(**{key: value}))
     assert reply is None or isinstance(reply, str)

@@ -17,7 +17,7 @@ from fedvlp.core.aggregation import clipped
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.methods import METHODS
@@ -78,7 +78,7 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
     "row 3: nothing": (lambda u: replace(u, state={}), "missing tensor(s)"),
     "row 4: the round before": (lambda u: replace(u, round=0), "for round 0"),
     "row 4: the round after": (lambda u: replace(u, round=2), "for round 2"),
-    "row 4: another phase": (lambda u: replace(u, phase="other"), "'other'"),
+    "row 4: another phase": (lambda u: replace(u, phase="other"), "phase a str of 5"),
     "row 5: another's name": (lambda u: replace(u, site="a"), "expected b"),
     "row 7: negative": (lambda u: replace(u, num_samples=-1), "num_samples is -1"),
     "row 7: a fraction": (lambda u: replace(u, num_samples=2.5), "num_samples is 2.5"),
@@ -86,7 +86,7 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
     "row 7: True": (lambda u: replace(u, num_samples=True), "num_samples is True"),
     "row 6: NaN metric": (lambda u: replace(u, metrics={"probe/loss": math.nan}), "probe/loss"),
     "row 6: 1e13 as a metric": (lambda u: replace(u, metrics={"probe/loss": -1e13}), "probe/loss"),
-    "row 9: an exception": (lambda u: TimeoutError("no answer in 60 s"), "no answer in 60 s"),
+    "row 9: an exception": (lambda u: Failure(FailureKind.LOST, "no answer in 60 s"), "no answer in 60 s"),
 }
 
 
@@ -94,7 +94,7 @@ SPOILS: dict[str, tuple[Spoil, str]] = {
 def without_b() -> Server:
     """The run in which b simply failed in round 1."""
     one = world()
-    return one.run(Spoiled(one, lambda update: RuntimeError()))
+    return one.run(Spoiled(one, lambda update: Failure(FailureKind.FAILED, "RuntimeError")))
 
 
 @pytest.mark.parametrize("fault", SPOILS)
@@ -124,7 +124,7 @@ def test_every_method_drops_it(name: str, fault: str) -> None:
 
     one, other = world(name), world(name)
     seen = one.run(Spoiled(one, spoil))
-    expected = other.run(Spoiled(other, lambda update: RuntimeError()))
+    expected = other.run(Spoiled(other, lambda update: Failure(FailureKind.FAILED, "RuntimeError")))
     assert {r["round"] for r in seen.history if r["dropped"]} == {1}
     same_bytes(seen.state, expected.state)
     same_bytes(seen.memory, expected.memory)
@@ -186,7 +186,10 @@ def exchange(**broken: str) -> Callable[[World], Any]:
 
         def run(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
             for site, reply in inner(messages):
-                yield site, ConnectionError("gone") if str(messages[site].round) in broken.get(site, "") else reply
+                yield (
+                    site,
+                    Failure(FailureKind.LOST, "gone") if str(messages[site].round) in broken.get(site, "") else reply,
+                )
 
         return run
 

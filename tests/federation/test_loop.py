@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,13 +12,14 @@ import pytest
 import torch
 from support.toy import World, clone, same_bytes
 
-from fedvlp.core.aggregation import in_site_order, payload
+from fedvlp.core.aggregation import Aggregator, in_site_order, payload
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, Broadcast, Reply, State, Update, group
+from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, Reply, State, Update, group
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 
 Answer = Callable[[str, Broadcast], Reply | None]
+BOOM = Failure(FailureKind.FAILED, "boom")
 START = {"w": torch.tensor([1.0, 1.0]), "n": torch.tensor(5)}
 
 
@@ -26,7 +27,7 @@ def add_one(site: str, message: Broadcast) -> Update:
     """A site that adds 1, 2 or 3 to w (a, b, c) and says it has 10, 20 or 30 records."""
     number = "abc".index(site) + 1
     state = {} if message.phase == EVALUATE else {"w": message.state["w"] + number, "n": message.state["n"] + 1}
-    metrics = {"evaluate": message.scalars["evaluate"]}
+    metrics = {"evaluate": float(message.evaluate)}
     return Update(site, message.round, message.phase, 10 * number, state, metrics=metrics)
 
 
@@ -58,7 +59,7 @@ def federation(exchange: Any, method: Method | None = None, one: Server | None =
 
 
 def failing(*rounds: int) -> Answer:
-    return lambda site, message: RuntimeError("boom") if message.round in rounds else add_one(site, message)
+    return lambda site, message: BOOM if message.round in rounds else add_one(site, message)
 
 
 def test_two_rounds_by_hand() -> None:
@@ -124,13 +125,18 @@ class Restless(Method):
         server.memory[f"prepared in round {server.round}"] = torch.ones(1)
         server.replace({"w": server.state["w"] + 100})
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        def noting() -> Iterator[Update]:
-            for update in updates:
-                server.memory = server.memory | {f"seen/{update.site}": update.state["w"].clone()}
-                yield update
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        mean = super().aggregator(server, phase)
 
-        super().aggregate(server, noting(), phase)
+        class Noting:
+            def add(self, update: Update) -> None:
+                server.memory = server.memory | {f"seen/{update.site}": update.state["w"].clone()}
+                mean.add(update)
+
+            def commit(self) -> None:
+                mean.commit()
+
+        return Noting()
 
 
 def test_below_the_quorum_the_methods_memory_is_as_it_was() -> None:
@@ -250,7 +256,7 @@ def test_when_sites_evaluate(every: int, wanted: list[int]) -> None:
     exchange = Scripted()
     run = federation(exchange, rounds=4, evaluate_every=every)
     run.run()
-    assert [int(m.scalars[EVALUATE]) for m in exchange.messages[::3]] == wanted
+    assert [m.evaluate for m in exchange.messages[::3]] == wanted
     assert [record["phase"] for record in run.server.history] == ["train"] * 4 + ["evaluate"] * bool(every)
     assert exchange.messages[-1].round == (4 if every else 3)
     assert run.server.state["w"].tolist() == [9.0, 9.0]  # the evaluation changed nothing
@@ -288,9 +294,17 @@ class Halves(Method):
     def start(self, server: Server) -> None:
         server.memory["count"] = torch.zeros(1)
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        super().aggregate(server, updates, phase)
-        server.memory = {"count": server.memory["count"] + 1}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        mean = super().aggregator(server, phase)
+
+        class Counting:
+            add = staticmethod(mean.add)
+
+            def commit(self) -> None:
+                mean.commit()
+                server.memory = {"count": server.memory["count"] + 1}
+
+        return Counting()
 
 
 def halves(site: str, message: Broadcast) -> Update:
@@ -323,7 +337,7 @@ def test_a_round_is_missed_with_all_its_phases() -> None:
     """Two rounds of two phases are four misses: c, silent in one phase of round 2, is asked in the next."""
 
     def silent_once(site: str, message: Broadcast) -> Reply:
-        return RuntimeError("boom") if (message.round, message.phase) == (2, "one") else halves(site, message)
+        return BOOM if (message.round, message.phase) == (2, "one") else halves(site, message)
 
     exchange = Scripted(a=halves, b=halves, c=silent_once)
     one = server({"w": torch.zeros(1), "v": torch.zeros(1)})
@@ -473,3 +487,52 @@ def test_toys_learn_through_the_loop() -> None:
     history = world.run().history
     losses = [sum(m["loss/contrastive"] for m in record["sites"].values()) for record in history]
     assert losses[-1] < 0.7 * losses[0]
+
+
+class Hostile(dict[str, torch.Tensor]):
+    """Tensors that raise when they are looked at."""
+
+    def keys(self) -> Any:
+        raise ZeroDivisionError("Jane Doe")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"state": Hostile()}, {"state": 7}, {"modalities": 7}, {"metrics": None}, {"num_samples": "x"}, {"aux": [1]}],
+    ids=lambda broken: next(iter(broken)),
+)
+@pytest.mark.parametrize("clip", [0.0, 2.0])
+def test_a_reply_that_breaks_its_own_check_costs_its_site_this_phase(broken: dict[str, Any], clip: float) -> None:
+    """Without c the mean of 1 and 2 is added: 2.5. Nothing that the site sent is told."""
+
+    def hostile(site: str, message: Broadcast) -> Update:
+        return replace(add_one(site, message), **broken)
+
+    run = federation(Scripted(c=hostile), rounds=1, clip_to_median=clip)
+    assert run.run()["w"].tolist() == [2.5, 2.5]
+    (record,) = run.server.history
+    assert list(record["dropped"]) == ["c"]
+    assert "Jane" not in record["dropped"]["c"]
+
+
+def test_an_error_while_updates_are_folded_leaves_the_server_as_it_was() -> None:
+    @dataclass(frozen=True)
+    class Breaks(Method):
+        def aggregator(self, server: Server, phase: str) -> Aggregator:
+            mean = super().aggregator(server, phase)
+
+            class Half:
+                add = staticmethod(mean.add)
+
+                def commit(self) -> None:
+                    mean.commit()
+                    server.memory["half"] = torch.ones(1)
+                    raise RuntimeError("half way")
+
+            return Half()
+
+    run = federation(Scripted(), method=Breaks(), rounds=1)
+    with pytest.raises(RuntimeError, match="half way"):
+        run.run()
+    same_bytes(run.server.state, START)
+    assert run.server.memory == {}

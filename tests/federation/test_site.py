@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ class Counts(Method):
         return super().upload(client, message)
 
 
-def message(world: World, round: int = 0, phase: str = "train", **scalars: float) -> Broadcast:
-    return Broadcast(round, phase, world.server().state, scalars=scalars)
+def message(world: World, round: int = 0, phase: str = "train", **options: Any) -> Broadcast:
+    return Broadcast(round, phase, world.server().state, **options)
 
 
 def task(site: Site, world: World, round: int, phase: str = "train") -> float:
@@ -131,7 +132,7 @@ class Recorder:
 def test_the_received_model_is_measured_not_the_trained_one() -> None:
     recorder = Recorder()
     world = World(Method(local_steps=2), evaluate=recorder)
-    update = world.site("a").handle(message(world, evaluate=1.0))
+    update = world.site("a").handle(message(world, evaluate=1))
     assert update.metrics["bias"] == pytest.approx(float(world.server().state["text_head.bias"].sum()))
     assert update.metrics["bias"] != pytest.approx(float(update.state["text_head.bias"].sum()))
 
@@ -139,7 +140,7 @@ def test_the_received_model_is_measured_not_the_trained_one() -> None:
 def test_what_is_measured_is_what_is_asked_for() -> None:
     recorder = Recorder()
     world = World(Method(local_steps=0), evaluate=recorder)
-    for wanted in (0.0, 1.0, 2.0):
+    for wanted in (0, 1, 2):
         world.site("a").handle(message(world, evaluate=wanted))
     world.site("a").handle(message(world))
     assert recorder.calls == [("val",), ("val", "test")]
@@ -160,9 +161,9 @@ def test_probe_and_evaluation_belong_to_the_first_phase() -> None:
     recorder = Recorder()
     world = World(TwoPhases(local_steps=1), evaluate=recorder)
     site = world.site("a")
-    first, second = (site.handle(message(world, 0, phase, evaluate=1.0)) for phase in ("one", "two"))
-    assert first.metrics["probe/seen"] == 1.0
-    assert not {"probe/seen", "bias"} & set(second.metrics)
+    first, second = (site.handle(message(world, 0, phase, evaluate=1)) for phase in ("one", "two"))
+    assert first.measured["probe/seen"] == 1.0
+    assert not {"probe/seen", "bias"} & set(second.measured)
     assert recorder.calls == [("val",)]
 
 
@@ -171,7 +172,7 @@ def test_an_evaluation_trains_and_sends_nothing() -> None:
     data = pairs(0)
     data.tick = lambda: drawn.append(1)
     world = World(Counts(local_steps=2), {"a": data}, evaluate=recorder)
-    update = world.site("a").handle(message(world, 2, EVALUATE, evaluate=2.0))
+    update = world.site("a").handle(message(world, 2, EVALUATE, evaluate=2))
     assert update.state == {}
     assert (update.phase, recorder.calls, drawn) == (EVALUATE, [("val", "test")], [])
 

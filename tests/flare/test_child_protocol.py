@@ -8,7 +8,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 
 from fedvlp.core.checkpoint import CheckpointError
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
+from fedvlp.federation.wire import NotHeldError
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.paths import SitePaths
 from fedvlp.run import presets
@@ -25,13 +26,13 @@ def _registered() -> None:
 
 
 def test_a_task_reaches_the_child_with_the_sites_own_experiment_and_place() -> None:
-    sent = Broadcast(3, "align", TENSORS, {"public": torch.randn(2, 2)}, {"lr_scale": 1.25})
+    sent = Broadcast(3, "align", TENSORS, {"public": torch.randn(2, 2)}, lr_scale=1.25)
     task = messages.send_broadcast(sent, RUN)
     task.set_header("task_id", "17")
     handed = fobs.loads(fobs.dumps(child_protocol.to_child(task, presets.get("feddra"), PLACE)))
     assert handed.get_header("task_id") == "17"
     message, run, experiment, place = child_protocol.in_child(FLModelUtils.from_shareable(handed))
-    assert (message.round, message.phase, message.scalars, run, place) == (3, "align", {"lr_scale": 1.25}, RUN, PLACE)
+    assert (message.round, message.phase, message.lr_scale, run, place) == (3, "align", 1.25, RUN, PLACE)
     assert fingerprint(experiment) == fingerprint(presets.get("feddra"))
     assert message.state.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
@@ -52,8 +53,10 @@ def test_an_update_comes_back_as_it_would_from_the_jobs_process(state: dict[str,
 
 
 def test_a_failure_comes_back_in_fedvlps_words_only() -> None:
-    def came(error: Exception) -> Update | str:
+    def came(error: Exception) -> Reply:
         return child_protocol.from_child(FLModelUtils.to_shareable(child_protocol.answer(error)), "site-1")
 
-    assert came(CheckpointError("the disk is full")) == "CheckpointError: the disk is full"
-    assert came(FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")) == "FileNotFoundError"
+    assert came(CheckpointError("the disk is full")) == Failure(FailureKind.FAILED, "CheckpointError: the disk is full")
+    assert came(NotHeldError("gone")) == Failure(FailureKind.NOT_HELD, "NotHeldError: gone")
+    foreign = FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")
+    assert came(foreign) == Failure(FailureKind.FAILED, "FileNotFoundError")

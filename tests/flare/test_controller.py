@@ -25,7 +25,7 @@ from support.toy import same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast
+from fedvlp.core.types import Broadcast, Failure, FailureKind
 from fedvlp.federation.loop import Federation
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages
@@ -174,7 +174,7 @@ def test_before_the_quorum_there_is_no_grace(make: Make) -> None:
 
 def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> None:
     """a fails at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s: it is waited for."""
-    failed = Fate(change=lambda reply: messages.send_failure("ValueError"))
+    failed = Fate(change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "ValueError")))
     flare = make({("a", 0): failed, ("c", 0): Fate(train=30.0)})
     flare.submit(grace=5.0)
     assert dropped(flare) == [{"a": "ValueError"}, {}, {}]
@@ -306,8 +306,8 @@ GARBAGE = {
     "NaN": (with_nan, "NaN or infinite"),
     "words for tensors": (no_tensors, "is a str, expected a tensor"),
     "another round": (told(round=7), "it is for round 7"),
-    "metrics of another kind": (told(metrics=5), "unreadable reply: TypeError"),
-    "a filter's refusal": (filtered, "NotHeldError: a filter of the site refused the task"),
+    "metrics of another kind": (told(metrics=5), "metrics is 5, expected a dictionary"),
+    "a filter's refusal": (filtered, "a filter of the site refused the task"),
     "half a record": (told(num_samples=1.5), "num_samples is 1.5"),
 }
 
@@ -431,7 +431,9 @@ def test_an_abort_before_the_first_task_leaves_a_run_that_begins_there(make: Mak
 
 def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, tmp_path: Path) -> None:
     """Two of three fail in round 1: the checkpoint is, byte for byte, the one after round 0."""
-    fails = Fate(change=lambda reply: messages.send_failure("CheckpointError: the disk is full"))
+    fails = Fate(
+        change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "CheckpointError: the disk is full"))
+    )
     flare = make({("a", 1): fails, ("b", 1): fails})
     checkpoints: list[bytes] = []
     flare.clock.plan(2.0, lambda: checkpoints.append(flare.run.checkpoint.read_bytes()))
@@ -508,7 +510,7 @@ def test_a_foreign_error_ends_the_job_and_its_text_stays(make: Make, monkeypatch
         raise KeyError("/data/DOE^JANE")
 
     flare = make()
-    monkeypatch.setattr(Method, "aggregate", broken)
+    monkeypatch.setattr(Method, "aggregator", broken)
     job = flare.submit()
     assert job.panic == "KeyError"
     assert status(flare) == {"status": "failed", "reason": "KeyError"}
@@ -571,8 +573,8 @@ class ServerTrains(Method):
     uses_public: ClassVar[bool] = True
 
     def prepare(self, server: Server) -> None:
-        assert server.host is not None
-        server.host.train(self, server, "public")
+        assert server.trainer is not None
+        server.trainer.train(self, server, "public")
 
 
 def test_an_abort_is_heard_while_the_server_itself_trains(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -585,8 +587,8 @@ def test_an_abort_is_heard_while_the_server_itself_trains(make: Make, monkeypatc
         flare.job.abort_now()
 
     def watched(method: Method, server: Server, *args: Any, **options: Any) -> Federation:
-        assert server.host is not None
-        server.host.client.data.tick = abort  # type: ignore[attr-defined]
+        assert server.trainer is not None
+        server.trainer.client.data.tick = abort  # type: ignore[attr-defined]
         return Federation(method, server, *args, **options)
 
     monkeypatch.setattr(controller_module, "Federation", watched)

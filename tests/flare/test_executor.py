@@ -27,7 +27,7 @@ from support.flare_memory import Engine, on_toys, site_executor, toy_experiment,
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
 from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.paths import SitePaths
@@ -111,7 +111,7 @@ def test_a_failure_is_an_error_reply_in_fedvlps_words_only(
     door_of_a = site_executor(FEDAVG)
     with caplog.at_level(logging.ERROR):
         reply = door_of_a.execute("train", task(data), fl_ctx, Signal())
-    assert messages.failure(reply) == said
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, said)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert f"train failed: {said}" in caplog.text
     assert "DOE" not in caplog.text
@@ -138,7 +138,7 @@ def test_the_task_of_another_experiment_or_version_is_refused(
         reply = site_executor(FEDAVG).execute("train", task(data, **{what: "another"}), fl_ctx, Signal())
         said = messages.failure(reply)
         assert said is not None
-        assert said.startswith(f"RefusedError: the server's {what} is another, this site's is ")
+        assert said.text.startswith(f"RefusedError: the server's {what} is another, this site's is ")
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "toy/../../x"])
@@ -296,9 +296,11 @@ def test_a_child_that_is_lost_is_one_sites_error_with_a_remedy(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_child(monkeypatch, lambda shareable: make_reply(ReturnCode.EXECUTION_EXCEPTION))
-    said = str(messages.failure(child_executor().execute("train", task(data), fl_ctx, Signal())))
-    assert said.startswith("ChildLostError: the training process ended or fell silent before it answered")
-    assert "A smaller training.batch_size needs less memory" in said
+    said = messages.failure(child_executor().execute("train", task(data), fl_ctx, Signal()))
+    assert said is not None
+    assert said.kind is FailureKind.LOST
+    assert said.text.startswith("the training process ended or fell silent before it answered")
+    assert "A smaller training.batch_size needs less memory" in said.text
 
 
 def test_an_abort_of_the_childs_task_stays_one(
@@ -316,7 +318,7 @@ def test_what_the_child_says_of_its_failure_is_the_reply(
     in_child(monkeypatch, lambda shareable: FLModelUtils.to_shareable(failed))
     with caplog.at_level(logging.ERROR):
         reply = child_executor().execute("train", task(data), fl_ctx, Signal())
-    assert messages.failure(reply) == "FloatingPointError: a: loss is nan at step 3"
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, "FloatingPointError: a: loss is nan at step 3")
     assert "train failed: FloatingPointError: a: loss is nan at step 3" in caplog.text
 
 
@@ -350,7 +352,7 @@ def handed(data: dict[str, Pairs], tmp_path: Path, round: int = 0, **run: str) -
     return FLModelUtils.from_shareable(child_protocol.to_child(shareable, LOCAL, place))
 
 
-def replies(client: FakeClient) -> Iterator[Update | str]:
+def replies(client: FakeClient) -> Iterator[Reply]:
     return (child_protocol.from_child(FLModelUtils.to_shareable(model), "a") for model in client.sent)
 
 
@@ -373,7 +375,8 @@ def test_the_child_tells_its_failure_and_ends(
     monkeypatch.setattr(child, "flare", client)
     child.main()
     (said,) = replies(client)
-    assert str(said).startswith("RefusedError: the server's version is another")
+    assert isinstance(said, Failure)
+    assert said.text.startswith("RefusedError: the server's version is another")
     assert len(client.models) == 1, "the second task was not fetched"
 
 
@@ -463,12 +466,12 @@ def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
     monkeypatch.setattr(child_protocol.distributed, "tell", told)
     model = handed(data, tmp_path)
     sent, run, experiment, place = child_protocol.in_child(model)
-    sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, {"lr_scale": 0.5})
+    sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, lr_scale=0.5)
     passed = child_protocol.to_ranks((sent, run, experiment, place))
     assert passed is not None
     received, *rest = passed
     assert rest == [run, experiment, place]
-    assert (received.round, received.phase, received.scalars) == (0, "train", {"lr_scale": 0.5})
+    assert (received.round, received.phase, received.lr_scale) == (0, "train", 0.5)
     same_bytes(received.state, sent.state)
     same_bytes(received.aux, sent.aux)
     assert child_protocol.to_ranks(None) is None

@@ -10,7 +10,7 @@ from nvflare.apis.shareable import make_reply
 from nvflare.fuel.utils import fobs
 
 from fedvlp.core.checkpoint import CheckpointError
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Update, header
 from fedvlp.flare import messages
 
 RUN = {"folder": "feddra/001", "fingerprint": "abc", "version": "0"}
@@ -32,9 +32,10 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def test_a_broadcast_survives_flares_own_serialiser_bit_for_bit() -> None:
-    sent = Broadcast(3, "align", tensors(), {"public": torch.randn(2, 2)}, {"lr_scale": 1.25})
+    sent = Broadcast(3, "align", tensors(), {"public": torch.randn(2, 2)}, lr_scale=1.25, public_id=7)
     received, run = messages.receive_broadcast(fobs.loads(fobs.dumps(messages.send_broadcast(sent, RUN))))
-    assert (received.round, received.phase, received.scalars, run) == (3, "align", {"lr_scale": 1.25}, RUN)
+    assert (header(received), run) == (header(sent), RUN)
+    assert (received.round, received.phase, received.lr_scale, received.public_id) == (3, "align", 1.25, 7)
     assert received.aux.keys() == {"public"}
     for name, tensor in sent.state.items():
         assert received.state[name].dtype == tensor.dtype
@@ -61,12 +62,35 @@ def test_a_message_of_somebody_else_is_refused() -> None:
         messages.receive_broadcast(stranger)
 
 
+@pytest.mark.parametrize("kind", FailureKind)
+def test_the_kind_of_a_failure_survives(kind: FailureKind) -> None:
+    failed = Failure(kind, "some words")
+    assert messages.failure(fobs.loads(fobs.dumps(messages.send_failure(failed)))) == failed
+
+
+@pytest.mark.parametrize("kind", ["of another fedvlp", 7, None, ["not held"]])
+def test_a_strange_kind_is_an_ordinary_failure(kind: object) -> None:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(messages.KIND, kind)
+    reply.set_header(messages.REASON, "x" * 5000)
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, "x" * messages.LONGEST_REASON)
+
+
+def test_a_text_that_begins_like_another_failure_changes_nothing() -> None:
+    """What the server does next depends on the kind alone."""
+    failed = messages.failure(messages.send_failure(Failure(FailureKind.FAILED, "NotHeldError: gone")))
+    assert failed is not None
+    assert failed.kind is FailureKind.FAILED
+
+
 def test_only_fedvlps_own_words_leave_a_site() -> None:
     """An exception's text may hold a patient's path: of foreign errors just the type is sent."""
     foreign = FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")
-    assert messages.failure(messages.send_failure(foreign)) == "FileNotFoundError"
-    assert messages.failure(messages.send_failure(ValueError("Jane Doe"))) == "ValueError"
+    assert messages.failure(messages.send_failure(foreign)) == Failure(FailureKind.FAILED, "FileNotFoundError")
+    assert messages.failure(messages.send_failure(ValueError("Jane Doe"))) == Failure(FailureKind.FAILED, "ValueError")
     ours = CheckpointError("cannot write: the disk is full")
-    assert messages.failure(messages.send_failure(ours)) == "CheckpointError: cannot write: the disk is full"
-    assert messages.failure(make_reply(ReturnCode.TASK_ABORTED)) == ReturnCode.TASK_ABORTED
+    told = Failure(FailureKind.FAILED, "CheckpointError: cannot write: the disk is full")
+    assert messages.failure(messages.send_failure(ours)) == told
+    aborted = Failure(FailureKind.FAILED, ReturnCode.TASK_ABORTED)
+    assert messages.failure(make_reply(ReturnCode.TASK_ABORTED)) == aborted
     assert messages.failure(messages.send_update(Update("a", 0, "train", 5))) is None

@@ -14,7 +14,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Update
 from fedvlp.flare import messages
 from fedvlp.flare.privacy_filters import (
     RECEIVED,
@@ -70,7 +70,7 @@ def refused(site_filter: UpdateFilter, reply: Shareable | Update, fl_ctx: FLCont
     said = messages.failure(out)
     assert said is not None
     assert not out.get("DXO")
-    return said
+    return said.text
 
 
 def test_noise_is_added_to_the_clipped_change_and_epsilon_is_told(tmp_path: Path) -> None:
@@ -150,6 +150,9 @@ def test_a_filter_that_does_not_say_what_may_leave_cannot_be_made() -> None:
 def test_aux_tensors_and_strange_tensors_are_refused(tmp_path: Path) -> None:
     dp = ClipAndNoise(**BUDGET)
     assert "beside the model" in refused(dp, update(aux={"rep": torch.ones(2)}), context(tmp_path))
+    assert "exact figures of this site's records (loss)" in refused(
+        dp, update(scalars={"loss": 7.3}), context(tmp_path)
+    )
     assert "int64" in refused(dp, update(state={"image_head.w": torch.ones(100, 100).long()}), context(tmp_path))
     assert "not received" in refused(dp, update(state={"other": torch.ones(1)}), context(tmp_path))
     assert not (tmp_path / "privacy").exists(), "a refusal costs no budget"
@@ -217,5 +220,5 @@ def test_what_rides_beside_an_update_or_on_a_failure_stays(tmp_path: Path) -> No
     assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     aborted = rule.process(make_reply(ReturnCode.TASK_ABORTED), context(tmp_path))
     assert aborted.get_return_code() == ReturnCode.TASK_ABORTED
-    own = rule.process(messages.send_failure("PrivacyError: used up"), context(tmp_path))
-    assert messages.failure(own) == "PrivacyError: used up"
+    own = rule.process(messages.send_failure(Failure(FailureKind.FAILED, "PrivacyError: used up")), context(tmp_path))
+    assert messages.failure(own) == Failure(FailureKind.FAILED, "PrivacyError: used up")

@@ -35,7 +35,7 @@ from support.toy import clone, same_bytes, three_sites
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, State
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State
 from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import FedDRA, Local
@@ -113,7 +113,9 @@ class Schedule:
             "gone": Fate(train=train, dies=True),
             "unreadable": Fate(train=train, change=told(metrics=5)),
             "invalid": Fate(train=train, change=told(num_samples=1.5)),
-            "error": Fate(train=train, change=lambda reply: messages.send_failure("ValueError")),
+            "error": Fate(
+                train=train, change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "ValueError"))
+            ),
         }
         return kinds[draw.choice([*kinds, "slow", "slow"])]
 

@@ -16,8 +16,9 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.aggregation import StreamingMean, check, check_tensors, in_site_order, update_norm
-from fedvlp.core.types import Update
+from fedvlp.core.aggregation import StreamingMean, in_site_order, update_norm
+from fedvlp.core.gate import check, check_tensors
+from fedvlp.core.types import Expected, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
 from fedvlp.flare import messages, tensor_stream
 from fedvlp.flare.tensor_stream import OnDisk, PieceDecomposer, Spooled, grouped, in_pieces, joined
@@ -142,7 +143,7 @@ def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path) -> No
     updates = {"a": arrived("a", 1.0), "b": arrived("b", 3.0)}
     assert all(isinstance(update.state, Spooled) for update in updates.values())
     for site, update in updates.items():
-        assert check(update, site=site, round=0, phase="train", reference=state, max_samples=9) is None
+        assert check(update, site=site, round=0, phase="train", expected=Expected(state), max_samples=9) is None
     mean = StreamingMean(state)
     for _, update in in_site_order([("b", updates["b"]), ("a", updates["a"])], ["a", "b"], tmp_path / "spool"):
         assert isinstance(update, Update)

@@ -19,7 +19,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from support.flare_memory import Engine, MemoryFlare, toy_experiment
 from support.toy import three_sites
 
-from fedvlp.core.types import Update
+from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.flare import messages
 from fedvlp.flare.tracking import RUN_FOLDER, Announcer, SiteCurves, TensorBoardReceiver
 
@@ -123,7 +123,7 @@ def test_before_the_filters_nothing_is_announced(tmp_path: Path, event: str) -> 
 
 def test_a_failure_has_no_curves(tmp_path: Path) -> None:
     used = engine(tmp_path)
-    leaving(used, messages.send_failure("ValueError"))
+    leaving(used, messages.send_failure(Failure(FailureKind.FAILED, "ValueError")))
     assert not used.fired
 
 

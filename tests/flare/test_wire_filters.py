@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from fedvlp.core.types import Broadcast, Reply, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.wire import NotHeldError, ServerEnd
 from fedvlp.flare import messages as wire
@@ -66,7 +66,7 @@ def exchange(fl_ctx: FLContext, seen: list[Update | Broadcast]) -> Any:
             try:
                 task = DecodeTask().process(wire.send_broadcast(message, RUN), fl_ctx)
             except NotHeldError:
-                yield site, RuntimeError(wire.failure(make_reply(ReturnCode.TASK_DATA_FILTER_ERROR)))
+                yield site, wire.failure(make_reply(ReturnCode.TASK_DATA_FILTER_ERROR))
                 continue
             received, _ = wire.receive_broadcast(task)
             reply = Update(site, received.round, "train", 5, {n: t + 0.01 for n, t in received.state.items()})
@@ -109,7 +109,7 @@ def test_a_site_whose_folder_is_gone_is_sent_all(tmp_path: Path) -> None:
 
 def test_errors_pass_and_whatever_is_no_update_of_tensors_is_refused(tmp_path: Path) -> None:
     fl_ctx = context(tmp_path)
-    failed = wire.send_failure("no")
+    failed = wire.send_failure(Failure(FailureKind.FAILED, "no"))
     assert EncodeResult().process(failed, fl_ctx) is failed
     with pytest.raises(ValueError, match="before any task"):
         EncodeResult().process(wire.send_update(Update("site-1", 0, "train", 5, STATE)), fl_ctx)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.toy import Fuse, World, forked, same_bytes
+from support.toy import Fuse, World, aggregate, forked, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.server_state import Server
@@ -243,12 +244,17 @@ def test_the_softmax_is_almost_a_no_op(renorm: str, alpha: float, expected: floa
     Sizes are the published ones: 10 sites of about 2,300 training records (spec 12.2) and 2,701 public records.
     """
     held = {f"s{i}": ("image",) if i < 8 else MODALITIES for i in range(10)}
-    server = Server(tuple(held), {}, modalities=held)
-    replies = [Update(site, 0, "train", 2300) for site in held] + [Update("server", 0, "train", 2701)]
+    server = Server(tuple(held), {"text_encoder.w": torch.zeros(1)}, modalities=held)
     method = CARMFL(renorm=renorm, alpha=alpha)
-    weights = {update.site: parts["text"] for update, parts in method.weighted(server, replies)}
-    share = sum(weights[f"s{i}"] for i in range(8)) / sum(weights.values())
-    assert 100 * share == pytest.approx(expected, abs=0.3)
+    aggregate(method, server, replies(held), "train")
+    assert 100 * server.state["text_encoder.w"].item() == pytest.approx(expected, abs=0.3)
+
+
+def replies(held: dict[str, tuple[str, ...]]) -> Iterator[Update]:
+    """Sites without reports send 1, the others and the public set 0: the mean is the share of the former."""
+    for site, modalities in {**held, "server": MODALITIES}.items():
+        value = torch.full((1,), float(modalities == ("image",)))
+        yield Update(site, 0, "train", 2701 if site == "server" else 2300, {"text_encoder.w": value})
 
 
 @pytest.mark.parametrize("method", [LINEAR, SOFTMAX])

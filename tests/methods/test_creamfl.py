@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import ADAMW, SGD, Pairs, Toy, World, differs, pairs, same_bytes
+from support.toy import ADAMW, SGD, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
 
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update, VLOutput
@@ -72,7 +72,7 @@ def targets_of(made: World, updates: list[Update], memory: State | None = None) 
         def train_server(self, server: Server, phase: str, aux: State | None = None) -> None:
             seen[phase] = aux or {}
 
-    Noting(**vars(made.method)).aggregate(server, updates, "train")
+    aggregate(Noting(**vars(made.method)), server, updates, "train")
     return seen.get("distil", {})
 
 

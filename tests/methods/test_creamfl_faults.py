@@ -72,7 +72,7 @@ def test_c2_the_servers_running_statistics_and_random_numbers_do_not_move() -> N
 
 def test_c3_every_party_sees_the_same_public_inputs() -> None:
     assembly = Assembly(SMALL)
-    host = assembly.server(assembly.sites()).host
+    host = assembly.server(assembly.sites()).trainer
     assert host is not None
     (shared,) = host.client.data.batches("train", 10_000, drop_last=False)
     for site in ("site-1", "site-2"):

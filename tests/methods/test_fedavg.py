@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.toy import World, clone, same_bytes
+from support.toy import World, aggregate, clone, same_bytes
 
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -20,7 +20,7 @@ def aggregated(method: Method, *updates: tuple[int, float]) -> float:
         Update(site, 0, "train", samples, {"image_head.bias": torch.tensor([value])})
         for site, (samples, value) in zip("abc", updates, strict=False)
     ]
-    method.aggregate(server, stream, "train")
+    aggregate(method, server, stream, "train")
     return server.state["image_head.bias"].item()
 
 

@@ -162,7 +162,7 @@ def test_b6_what_the_weight_does_to_the_first_step(training: Training, apply: st
     start = world.server().state
 
     def moved(scale: float) -> dict[str, Tensor]:
-        message = Broadcast(0, "joint", start, scalars={f"{apply}_scale": scale})
+        message = Broadcast(0, "joint", start, **{f"{apply}_scale": scale})
         return {n: t - start[n] for n, t in clone(world.site("a").handle(message).state).items()}
 
     once, twice = moved(1.0), moved(2.0)
@@ -225,7 +225,7 @@ def test_the_joint_phase_starts_from_the_averaged_alignment_and_the_rounds_encod
 
 
 def test_the_loss_travels_with_the_first_phase_alone(watched: Watch) -> None:
-    assert {("probe/loss" in reply.metrics, key[1]) for key, reply in watched.replies.items()} == {
+    assert {("loss" in reply.scalars, key[1]) for key, reply in watched.replies.items()} == {
         (True, "align"), (False, "joint"),
     }  # fmt: skip
 
@@ -233,7 +233,7 @@ def test_the_loss_travels_with_the_first_phase_alone(watched: Watch) -> None:
 def test_the_weights_move_after_the_first_phase_and_act_from_the_next(watched: Watch) -> None:
     scales = {key[:2]: [] for key in watched.sent}
     for key, message in watched.sent.items():
-        scales[key[:2]].append(message.scalars["lr_scale"])
+        scales[key[:2]].append(message.lr_scale)
     assert scales[0, "align"] == scales[0, "joint"] == scales[1, "align"] == [1.0] * 3
     assert scales[1, "joint"] == scales[2, "align"] != [1.0] * 3
     assert scales[2, "joint"] != scales[2, "align"]

@@ -244,7 +244,8 @@ def test_the_server_averages_encoders_then_teachers() -> None:
         for index, (site, message) in enumerate(messages.items()):
             step = (1 if message.phase == "local" else 2) * (2 * index + 1)
             state = {n: t + step for n, t in message.state.items() if one.method.shares(n, message.phase)}
-            yield site, Update(site, message.round, message.phase, 8 + 100 * index, state)
+            scalars = {"loss": 1.0} if message.phase == "local" else {}
+            yield site, Update(site, message.round, message.phase, 8 + 100 * index, state, scalars=scalars)
 
     one.rounds = Rounds(rounds=1, evaluate_every=0)
     server = one.run(exchange)
@@ -260,18 +261,18 @@ def test_weights_move_after_local_and_act_on_aligner_alone() -> None:
 
     def noting(messages):
         for site, message in messages.items():
-            seen.append((message.phase, dict(message.scalars)))
+            seen.append((message.phase, message.lr_scale))
             yield site, one.site(site).handle(message)
 
     one = world(replace(RGB, gamma=2.0), folder=None)
     one.data = {"a": three_sites()["a"], "b": three_sites()["b"], "c": three_sites()["c"]}
     history = one.run(noting).history
-    local = [scalars for phase, scalars in seen if phase == "local"]
-    assert all(scalars["lr_scale"] == 1.0 for scalars in local)
+    local = [scale for phase, scale in seen if phase == "local"]
+    assert all(scale == 1.0 for scale in local)
     uniform, moved = history[0]["memory"]["dro_weights"], history[2]["memory"]["dro_weights"]
     assert uniform == pytest.approx([1 / 3] * 3)
     assert max(moved) - min(moved) > 1e-3
-    last = [scalars["lr_scale"] for phase, scalars in seen if phase == "aligner"][-3:]
+    last = [scale for phase, scale in seen if phase == "aligner"][-3:]
     assert last == pytest.approx([3 * w for w in moved])  # those that this round's local phase gave
     assert history[3]["memory"]["dro_weights"] == moved
 
@@ -282,7 +283,7 @@ def test_local_is_not_scaled_even_after_the_weights_have_moved(action: str) -> N
     one = world(replace(RGB, gamma=2.0, dro_apply=action), rounds=Rounds(rounds=3, evaluate_every=0))
     spy = Recorder(one)
     history = one.run(spy).history
-    seen = {(message.round, message.phase, site): message.scalars[f"{action}_scale"] for site, message in spy.sent}
+    seen = {(message.round, message.phase, site): getattr(message, f"{action}_scale") for site, message in spy.sent}
     weights = {(record["round"], record["phase"]): record["memory"]["dro_weights"] for record in history}
     assert max(weights[1, "aligner"]) - min(weights[1, "aligner"]) > 1e-3, "w is not uniform when round 2 begins"
     assert [seen[2, "local", site] for site in "abc"] == [1.0, 1.0, 1.0]

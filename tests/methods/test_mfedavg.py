@@ -59,7 +59,7 @@ def test_a_site_sends_only_what_it_owns_and_more_is_refused() -> None:
     for site, held in server.modalities.items():
         update = place.site(site).handle(PLAIN.broadcast(server, site))
         assert {modality(name) for name in update.state} == {*held, ""}
-        assert update.state.keys() == PLAIN.expects(server, site)[0].keys()
+        assert update.state.keys() == PLAIN.expects(server, site).state.keys()
 
     def everything(messages: object) -> object:
         for site, reply in SequentialExchange(place.site)(messages):  # type: ignore[arg-type]
@@ -115,8 +115,8 @@ def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
     assert bound.steps("train") == 0
     start = world(bound).server()
     start.phase = "train"
-    assert start.host is not None
-    first = start.host.trained(bound, start, "public")
+    assert start.trainer is not None
+    first = start.trainer.trained(bound, start, "public")
     same_bytes(world(bound, rounds=replace(world(bound).rounds, rounds=1)).run().state, clone(first))
 
 

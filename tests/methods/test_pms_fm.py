@@ -208,7 +208,7 @@ def test_a_site_is_never_sent_another_sites_model(keep: float) -> None:
     assert len(uploads) == 9
     for receiver, message in spy.sent:
         assert message.aux == {}
-        assert message.scalars.keys() <= {"site", "evaluate"}
+        assert message.scalars.keys() == {"site"}
         assert message.scalars["site"] == SITES.index(receiver)
         for owner, state in uploads:
             held = [name for name, t in state.items() if t.numel() > 1 and torch.equal(t, message.state[name])]

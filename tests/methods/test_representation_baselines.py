@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import SGD, Pairs, World, differs, pairs, same_bytes, three_sites
+from support.toy import SGD, Pairs, World, aggregate, differs, pairs, same_bytes, three_sites
 
 from fedvlp.core.types import Broadcast, Update, VLOutput
 from fedvlp.federation.loop import Rounds
@@ -38,7 +38,7 @@ def test_fedmd_of_one_site_has_its_representations_as_consensus() -> None:
     server.phase = "train"
     made.method.prepare(server)
     update = made.site("a").handle(made.method.broadcast(server, "a"))
-    made.method.aggregate(server, [update], "train")
+    aggregate(made.method, server, [update], "train")
     same_bytes({n: server.memory[CONSENSUS + n] for n in ("image", "text")}, update.state)
     same_bytes(made.method.broadcast(server, "a").aux, update.state)
 
@@ -135,11 +135,11 @@ def test_fediot_averages_each_modality_over_those_that_have_it(alpha: float, wei
     made = world(FedIoT(alpha=alpha), data={"a": pairs(0, 2), "c": lone(1, 6, "image")})
     server = made.server()
     server.phase = "train"
-    ones = {name: torch.ones_like(t) for name, t in made.method.expects(server, "a")[0].items()}
-    threes = {name: 3 * torch.ones_like(t) for name, t in made.method.expects(server, "c")[0].items()}
+    ones = {name: torch.ones_like(t) for name, t in made.method.expects(server, "a").state.items()}
+    threes = {name: 3 * torch.ones_like(t) for name, t in made.method.expects(server, "c").state.items()}
     assert ones.keys() == server.state.keys()
     assert threes.keys() == {name for name in server.state if not name.startswith("text")}
-    made.method.aggregate(server, [Update("a", 0, "train", 2, ones), Update("c", 0, "train", 6, threes)], "train")
+    aggregate(made.method, server, [Update("a", 0, "train", 2, ones), Update("c", 0, "train", 6, threes)], "train")
     expected = (weights[0] * 1 + weights[1] * 3) / sum(weights)
     for name, tensor in server.state.items():
         wanted = 1.0 if name.startswith("text") else expected

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import SGD, Pairs, World, clone, differs, pairs, same_bytes
+from nvflare.apis.fl_context import FLContext
+from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Update
-from fedvlp.federation.loop import Federation, Rounds
-from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.core.types import Broadcast, Reply, Update
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
+from fedvlp.flare.privacy_filters import AllowMetrics
+from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.methods.math.dro import divergence
 from fedvlp.methods.robust import LOSSES, WEIGHTS, RobustWeights
 
@@ -32,8 +35,8 @@ def server(count: int = 5, round: int = 1, **options: Any) -> tuple[RobustWeight
 def told(method: RobustWeights, one: Server, losses: dict[str, float] | tuple[float, ...]) -> list[float]:
     """The weights after a phase in which the sites reported these losses."""
     losses = losses if isinstance(losses, dict) else dict(zip(one.sites, losses, strict=True))
-    updates = [Update(s, one.round, "train", 1, metrics={"probe/loss": loss}) for s, loss in sorted(losses.items())]
-    method.aggregate(one, updates, "train")
+    updates = [Update(s, one.round, "train", 1, scalars={"loss": loss}) for s, loss in sorted(losses.items())]
+    aggregate(method, one, updates, "train")
     return one.memory[WEIGHTS].tolist()
 
 
@@ -67,7 +70,7 @@ def test_round_0_does_not_move_them() -> None:
 def test_a_phase_without_losses_does_not_move_them() -> None:
     method, one = server()
     before = told(method, one, FIVE)
-    method.aggregate(one, [Update("a", 1, "train", 1, metrics={"loss/contrastive": 9.0})], "train")
+    aggregate(method, one, [Update("a", 1, "train", 1, metrics={"loss/contrastive": 9.0})], "train")
     assert one.memory[WEIGHTS].tolist() == before
 
 
@@ -132,18 +135,18 @@ def claims(loss: float) -> Federation:
     def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Update]]:
         for site, message in messages.items():
             value = loss if (site, message.round) == ("b", 1) else 1.0
-            yield site, Update(site, message.round, message.phase, 1, metrics={"probe/loss": value})
+            yield site, Update(site, message.round, message.phase, 1, scalars={"loss": value})
 
     rounds = Rounds(rounds=2, evaluate_every=0)
     return Federation(RobustWeights(rho=math.inf), Server(("a", "b"), {}), rounds, exchange)
 
 
-@pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_drops_the_update_and_keeps_the_weight(loss: float) -> None:
     run = claims(loss)
     run.run()
     assert list(run.server.history[1]["dropped"]) == ["b"]
-    assert "probe/loss" in run.server.history[1]["dropped"]["b"]
+    assert "scalar 'loss'" in run.server.history[1]["dropped"]["b"]
     assert run.server.memory[WEIGHTS].tolist() == [0.5, 0.5]
     assert run.server.memory[LOSSES].isnan().tolist() == [False, True]
 
@@ -171,14 +174,15 @@ def test_how_the_weights_act(action: str) -> None:
     method, one = server(2, dro_apply=action)
     one.phase = "train"
     one.memory[WEIGHTS] = torch.tensor([0.25, 0.75], dtype=torch.float64)
-    scalars = [method.broadcast(one, site).scalars for site in "ab"]
+    sent = [method.broadcast(one, site) for site in "ab"]
+    factors = [(message.lr_scale, message.loss_scale) for message in sent]
     shares = [method.weight(one, Update(site, 1, "train", 10)) for site in "ab"]
     if action == "aggregate":
-        assert scalars == [{}, {}]
+        assert factors == [(1.0, 1.0), (1.0, 1.0)]
         assert shares == [0.5, 1.5]
         assert method.weight(one, Update("a", 1, "train", 0)) == 0.0
     else:
-        assert scalars == [{f"{action}_scale": 0.5}, {f"{action}_scale": 1.5}]
+        assert factors == ([(0.5, 1.0), (1.5, 1.0)] if action == "lr" else [(1.0, 0.5), (1.0, 1.5)])
         assert shares == [1.0, 1.0]
 
 
@@ -188,7 +192,7 @@ def test_aggregate_by_hand() -> None:
     one.state = {"w": torch.zeros(1)}
     one.memory[WEIGHTS] = torch.tensor([0.25, 0.75], dtype=torch.float64)
     updates = [Update(site, 0, "train", 9, {"w": torch.tensor([value])}) for site, value in (("a", 2.0), ("b", 6.0))]
-    method.aggregate(one, updates, "train")
+    aggregate(method, one, updates, "train")
     assert one.state["w"].item() == 5.0
 
 
@@ -261,12 +265,16 @@ def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: floa
     assert len(drawn[0]) == len(set(drawn[0])) == rows
 
 
-def test_a_site_smaller_than_a_probe_batch_sends_no_loss() -> None:
+def test_a_site_smaller_than_a_probe_batch_knows_no_loss() -> None:
     """A smaller batch would have a smaller loss: InfoNCE contains log B."""
     method = RobustWeights(dro_batch=32, local_steps=1)
-    assert method.probe(World(method).client("a"), Broadcast(0, "train", {})) == {}
+    known = method.probe(World(method).client("a"), Broadcast(0, "train", {}))
+    assert known.keys() == {"loss"}
+    assert math.isnan(known["loss"])
     run = World(method, rounds=Rounds(rounds=3, evaluate_every=0)).run()
     assert run.memory[WEIGHTS].tolist() == [1 / 3] * 3
+    assert all(set(record["sites"]) == {"a", "b", "c"} for record in run.history)
+    assert not any("probe/loss" in metrics for record in run.history for metrics in record["sites"].values())
 
 
 def test_a_site_of_one_probe_batch_sends_its_loss() -> None:
@@ -320,3 +328,35 @@ def test_the_extreme_values_that_make_sense_are_taken() -> None:
 def test_an_infinite_gamma_fails_when_it_is_built() -> None:
     with pytest.raises(ValueError, match="gamma"):
         FedDRA(gamma=math.inf)
+
+
+@pytest.mark.parametrize(
+    "method", [FedDRA(**TOY, align_steps=1), FedRGB(**TOY, aligner_steps=1)], ids=["feddra", "fedrgb"]
+)
+def test_a_hospital_that_lets_no_metric_leave_changes_no_weight(method: RobustWeights) -> None:
+    """v_i is an input of the method, not a metric: with it missing, w would stay uniform and nobody would be told."""
+    world = World(method, rounds=Rounds(rounds=3, evaluate_every=0))
+    exchange, nothing = SequentialExchange(world.site), AllowMetrics(names=[], drop=True)
+
+    def silenced(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, update in exchange(messages):
+            yield site, nothing.filtered(update, FLContext())  # type: ignore[arg-type]
+
+    quiet, open_ = world.run(silenced), World(method, rounds=Rounds(rounds=3, evaluate_every=0)).run()
+    assert all(metrics.keys() <= {"probe/loss"} for record in quiet.history for metrics in record["sites"].values())
+    assert len(set(quiet.memory[WEIGHTS].tolist())) > 1
+    assert quiet.memory[WEIGHTS].tolist() == open_.memory[WEIGHTS].tolist()
+    same_bytes(quiet.state, open_.state)
+
+
+def test_an_update_without_the_loss_is_refused_in_words() -> None:
+    """As when a filter took it out: the run does not go on with weights that never move."""
+    world = World(FedDRA(**TOY, align_steps=1), rounds=Rounds(rounds=1, evaluate_every=0))
+    exchange = SequentialExchange(world.site)
+
+    def filtered(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, update in exchange(messages):
+            yield site, replace(update, scalars={})  # type: ignore[type-var]
+
+    with pytest.raises(QuorumLostError, match="it lacks the scalar 'loss', which the method needs"):
+        world.run(filtered)

@@ -34,8 +34,8 @@ class Public(Method):
     local_steps: int = 1
 
     def prepare(self, server: Server) -> None:
-        assert server.host is not None
-        server.host.train(self, server, "own")
+        assert server.trainer is not None
+        server.trainer.train(self, server, "own")
 
 
 SMALL = Experiment("small", Public(), MODEL, data=SyntheticCohort(sites=5, size=200, image_size=36),
@@ -76,7 +76,7 @@ def test_without_a_public_set_nothing_changes() -> None:
     plain = replace(SMALL, method=Method(), partition=Partition())
     assert Assembly(plain).cohort.sites == SMALL.data.build().sites
     server = Assembly(plain).server(("site-1",))
-    assert server.host is None
+    assert server.trainer is None
     assert server.modalities == {}
     assert Assembly(plain).site("site-1").client.public is None
     with pytest.raises(ValueError, match="this method needs a public set"):
@@ -85,7 +85,7 @@ def test_without_a_public_set_nothing_changes() -> None:
 
 def test_server_and_sites_hold_the_same_public_records() -> None:
     assembly = Assembly(SMALL)
-    host = assembly.server(assembly.sites()).host
+    host = assembly.server(assembly.sites()).trainer
     assert host is not None
     assert host.client.data.num_train == len(assembly.cohort.rows("train", PUBLIC)) > 0
     for site in assembly.sites():

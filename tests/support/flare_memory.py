@@ -44,7 +44,7 @@ from torch import nn
 from fedvlp.core.checkpoint import save_json, save_tensors
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply
+from fedvlp.core.types import Broadcast, Reply, Update
 from fedvlp.federation.exchange import answer
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site
@@ -502,7 +502,7 @@ class MemoryFlare:
         job = self.job
         if job.over:
             return
-        usable = not isinstance(FederatedController._reply(reply, client.name), Exception)
+        usable = isinstance(FederatedController._reply(reply, client.name), Update)
         self.arrivals.append(Arrival(self.clock.now, job.number, task, usable, whole))
         with job.engine.new_context() as context:
             job.communicator.process_submission(client, task.phase, number, reply, context)

@@ -6,7 +6,7 @@ import copy
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ class World:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
             server.modalities = {name: data.modalities for name, data in self.data.items()}
-            server.host = ServerTrainer(self.client("server"), self.training)
+            server.trainer = ServerTrainer(self.client("server"), self.training)
         return server
 
     @property
@@ -191,6 +191,14 @@ class World:
         federation, phase = self.federation(exchange, **options)
         federation.run(phase)
         return federation.server
+
+
+def aggregate(method: Method, server: Server, updates: Iterable[Update], phase: str) -> None:
+    """Folds ``updates`` into the server as the federation does when the quorum holds."""
+    aggregator = method.aggregator(server, phase)
+    for update in updates:
+        aggregator.add(update)
+    aggregator.commit()
 
 
 class Recorder:

@@ -12,7 +12,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State, Update
 from fedvlp.objectives.bce import BCE
-from support.toy import ADAMW, IMAGE, TEXT, Pairs, Toy, World, clone
+from support.toy import ADAMW, IMAGE, TEXT, Pairs, Toy, World, aggregate, clone
 
 LABELS = 3
 
@@ -47,7 +47,7 @@ def world(method: Method, data: dict[str, Pairs] | None = None, **options: Any) 
 def updates(server: Server, sites: dict[str, tuple[float, int]], method: Method) -> Iterator[Update]:
     """One update a site, every tensor it sends filled with its (value, number of samples)."""
     for name, (value, count) in sites.items():
-        reference = method.expects(server, name)[0]
+        reference = method.expects(server, name).state
         state = {n: torch.full_like(t, value) for n, t in reference.items()}
         yield Update(name, server.round, server.phase, count, state)
 
@@ -57,9 +57,9 @@ def aggregated(method: Method, data: dict[str, Pairs], sites: dict[str, tuple[fl
     server = world(method, data).server()
     method.start(server)
     server.phase = "train"
-    assert server.host is not None
+    assert server.trainer is not None
     start = clone(server.state)
-    own = clone(server.host.trained(method, server, "public"))
-    method.aggregate(server, updates(server, sites, method), "train")
+    own = clone(server.trainer.trained(method, server, "public"))
+    aggregate(method, server, updates(server, sites, method), "train")
     assert all(not torch.equal(own[n], start[n]) for n in own if "head" in n), "the virtual client trained"
     return server.state, own

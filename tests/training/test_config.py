@@ -24,7 +24,7 @@ STEP = replace(SGD, batch_size=10, lr=0.002)
 
 
 def go(one: Client, training: Training, steps: int = 1, **scalars: float) -> dict[str, float]:
-    return train(Method(local_steps=steps), one, Broadcast(0, "train", {}, scalars=scalars), training, lambda: False)
+    return train(Method(local_steps=steps), one, Broadcast(0, "train", {}, **scalars), training, lambda: False)
 
 
 def after(training: Training, steps: int = 1, **model: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The one loop: a step by hand, when it stops, what is frozen, and what the scalars of a broadcast do."""
+"""The one loop: a step by hand, when it stops, what is frozen, and how a broadcast scales it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_warm_up_by_hand() -> None:
     go(Method(local_steps=2), client, replace(SGD, batch_size=2, warmup_steps=2))
     assert weights(client) == pytest.approx((1.66, 0.98))
     client = scalars_client()
-    message = Broadcast(0, "train", {}, scalars={"lr_scale": 2.0})
+    message = Broadcast(0, "train", {}, lr_scale=2.0)
     go(Method(local_steps=1), client, replace(SGD, batch_size=2, warmup_steps=2), message)
     assert weights(client) == pytest.approx((1.7, 1.1))
 
@@ -188,13 +188,13 @@ def test_mean_terms_are_means() -> None:
     assert mean_terms([], "a", Broadcast(0, "train", {})) == {}
 
 
-def moved(training: Training, scalars: dict[str, float]) -> dict[str, Tensor]:
+def moved(training: Training, scales: dict[str, float]) -> dict[str, Tensor]:
     """How far one step from the initial weights goes, in float64."""
     client = toy_client()
     client.model.double()
     client.data.content = {"train": tuple(t.double() for t in client.data.content["train"])}  # type: ignore
     before = clone(client.state())
-    go(Method(local_steps=1), client, training, Broadcast(0, "train", {}, scalars=scalars))
+    go(Method(local_steps=1), client, training, Broadcast(0, "train", {}, **scales))
     return {name: tensor - before[name] for name, tensor in client.state().items()}
 
 
@@ -222,7 +222,7 @@ def test_b6_doubling_loss_scale_leaves_an_adamw_step_unchanged() -> None:
 
 def test_the_loss_that_is_reported_is_not_scaled() -> None:
     client = scalars_client()
-    message = Broadcast(0, "train", {}, scalars={"loss_scale": 3.0})
+    message = Broadcast(0, "train", {}, loss_scale=3.0)
     assert go(Method(local_steps=1), client, replace(SGD, batch_size=2), message) == {"square": 2.5}
     assert weights(client) == pytest.approx((2 - 0.1 * 9, 1 + 0.1 * 3))
 

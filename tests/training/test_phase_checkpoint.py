@@ -49,8 +49,8 @@ def site(folder: Path, training: Training = TRAINING, tick: Any = None) -> Site:
     return Site(one, Counting(), training, SiteMemory(folder))
 
 
-def message(round: int = 0, **scalars: float) -> Broadcast:
-    return Broadcast(round, "train", clone(client(encoder()).state()), scalars=scalars)
+def message(round: int = 0, **options: float) -> Broadcast:
+    return Broadcast(round, "train", clone(client(encoder()).state()), **options)
 
 
 def same(left: Update, right: Update, folders: tuple[Path, Path]) -> None:
@@ -117,14 +117,14 @@ def test_an_aborted_task_that_comes_again_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "other",
-    ["round", "scalars", "state", "training"],
+    ["round", "lr_scale", "state", "training"],
 )
 def test_another_tasks_checkpoint_is_not_used(other: str, tmp_path: Path) -> None:
     break_off(tmp_path)
     sent, training = message(), TRAINING
     if other == "round":
         sent = message(1)
-    elif other == "scalars":
+    elif other == "lr_scale":
         sent = message(lr_scale=2.0)
     elif other == "state":
         sent.state["image_encoder.summary"][0, 0, 0] += 1e-3

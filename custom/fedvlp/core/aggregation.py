@@ -1,4 +1,4 @@
-"""What the server does with updates: check each one, shorten it if asked to, and average them as they stream in.
+"""What the server does with updates that passed the gate: shortens them if asked to, averages them as they stream in.
 
 One update is resident at a time beside the accumulator. Updates are folded in site-name order, so the result does
 not depend on the order of arrival: in float64 for models up to ``EXACT_NUMEL`` values, in float32 beyond.
@@ -14,13 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedvlp.core.types import Broadcast, Reply, State, Update, is_statistic
+from fedvlp.core.types import Broadcast, Failure, Reply, State, Update, is_statistic
+
+if TYPE_CHECKING:
+    from fedvlp.core.server_state import Server
 
 logger = logging.getLogger(__name__)
 
@@ -30,68 +33,8 @@ EXACT_NUMEL = 16_000_000
 PARK_BYTES = 64_000_000
 """An update that arrives before its turn waits in memory up to this size, beyond on disk."""
 
-LARGEST_METRIC = 1e12
-"""A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
-
 BLOCK = 1 << 15
 """Values of a small model that are widened and added at a time: they stay in the cache, on one thread."""
-
-
-def check(
-    update: Update,
-    *,
-    site: str,
-    round: int,
-    phase: str,
-    reference: Mapping[str, Tensor],
-    max_samples: int,
-    aux: Mapping[str, Tensor] | None = None,
-) -> str | None:
-    """Why this reply must be dropped, or None. ``reference`` and ``aux`` hold exactly the tensors that it must carry.
-
-    FLARE itself lets NaN through, broadcasts a (1,) tensor into (3,) and counts 0 or negative samples as 1.
-    """
-    if update.site != site:
-        return f"it names another site than the channel it came through (expected {site})"
-    if (update.round, update.phase) != (round, phase):
-        return f"it is for round {update.round} phase {update.phase!r}, expected round {round} phase {phase!r}"
-    samples = update.num_samples
-    if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples <= max_samples:
-        return f"num_samples is {samples!r}, expected a whole number from 0 to {max_samples:,}"
-    for name, value in update.metrics.items():
-        if not isinstance(value, (int, float)) or not abs(value) <= LARGEST_METRIC:
-            return f"metric {name!r} is {str(value)[:20]}, expected a finite number up to {LARGEST_METRIC:g}"
-    return check_tensors(update.state, reference) or check_tensors(update.aux, aux or {})
-
-
-def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
-    """Why ``state`` does not have exactly the names, shapes and dtypes of ``reference`` with finite values, or None."""
-    for label, names in (("missing", reference.keys() - state.keys()), ("unexpected", state.keys() - reference.keys())):
-        if names:
-            listed = ", ".join(sorted(map(str, names))[:3])
-            return f"{len(names)} {label} tensor(s), e.g. {listed}"
-    for name, expected in reference.items():
-        seen = state[name]  # once: what waits on disk is read, and decoded, whenever it is asked for
-        if not isinstance(seen, Tensor):
-            return f"{name} is a {type(seen).__name__}, expected a tensor"
-        if seen.shape != expected.shape or seen.dtype != expected.dtype:
-            return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
-        problem = _check_values(name, seen)
-        if problem:
-            return problem
-    return None
-
-
-def _check_values(name: str, tensor: Tensor) -> str | None:
-    """Counts NaN and infinite values, refuses a negative running variance, which makes every output NaN; or None."""
-    # A finite sum proves every value finite in one read; only an infinite sum needs the exact count.
-    if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()):
-        bad = int((~torch.isfinite(tensor)).sum())
-        if bad:
-            return f"{name} has {bad} value(s) that are NaN or infinite"
-    if name.endswith(".running_var") and bool((tensor < 0).any()):
-        return f"{name} has a negative variance"
-    return None
 
 
 @torch.no_grad()
@@ -149,6 +92,36 @@ def clipped(
 def _median(norms: Iterable[float]) -> float:
     """The lower median of those that are not zero."""
     return statistics.median_low([norm for norm in norms if norm > 0] or [0.0])
+
+
+class Aggregator(Protocol):
+    """Folds the updates of one phase into the server's state and memory.
+
+    The federation gives it every checked update, in site order, and then lets it commit. It owns their lifetime: one
+    update is resident at a time, so ``add`` keeps no tensor of an update (a copy, if it must). When the quorum is lost,
+    ``commit`` is not called, and the server's state and memory are put back as they were.
+    """
+
+    def add(self, update: Update) -> None: ...
+
+    def commit(self) -> None: ...
+
+
+class MeanAggregator:
+    """FedAvg's: the weighted mean of the tensors of ``reference`` goes into ``server.state``."""
+
+    def __init__(
+        self, server: Server, reference: State, weight: Callable[[Server, Update], float], expected_weight: float
+    ) -> None:
+        self._server = server
+        self._weight = weight
+        self._mean = StreamingMean(reference, expected_weight, server.spare)
+
+    def add(self, update: Update) -> None:
+        self._mean.add(update.state, self._weight(self._server, update))
+
+    def commit(self) -> None:
+        self._server.replace(self._mean.result())
 
 
 class StreamingMean:
@@ -252,7 +225,7 @@ def in_site_order(
 
 def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     """Puts a reply aside; calling the result brings it back, its tensors mapped from disk if they are there."""
-    if spool is None or isinstance(reply, Exception) or not isinstance(reply.state, dict):
+    if spool is None or isinstance(reply, Failure) or not isinstance(reply.state, dict):
         return lambda: reply  # a view of the disk needs no parking
     if payload(reply) < PARK_BYTES:
         return lambda: reply
@@ -275,6 +248,6 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
 
 
 def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message, read one by one; what else a reply may hold is for :func:`check` to refuse."""
+    """Bytes of the tensors in a message, read one by one; what else a reply may hold is for the gate to refuse."""
     values = (value for part in (message.state, message.aux) for value in part.values())
     return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))

@@ -6,15 +6,16 @@ loop (training/loop.py). What it remembers between tasks is tensors: ``server.me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator, Tensor
 
-from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.aggregation import Aggregator, MeanAggregator
 from fedvlp.core.client import Client
-from fedvlp.core.types import Batch, Broadcast, State, Update
+from fedvlp.core.types import Batch, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Method:
-    """FedAvg, and the hooks of every other method. Hooks are listed in the order in which a round calls them."""
+class Schedule:
+    """What both halves know: the phases of a round, their steps, and which tensors train and travel in each."""
 
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
+    probes: ClassVar[tuple[str, ...]] = ()  # names of what SiteHooks.probe returns; an update without them is refused
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
@@ -35,7 +37,6 @@ class Method:
         require(self.weighting in ("samples", "uniform"), f"weighting is {self.weighting!r}; choose samples or uniform")
         require(self.local_steps >= 0, f"local_steps is {self.local_steps}; it must not be negative")
 
-    # Both halves
     def phases(self, round: int) -> tuple[str, ...]:
         """The phases of a round, in order; the server aggregates after each."""
         return ("train",)
@@ -52,7 +53,11 @@ class Method:
         """Whether the tensor ``name`` travels from the site to the server after ``phase``."""
         return self.trains(name, phase)
 
-    # Server half
+
+@dataclass(frozen=True)
+class ServerHooks(Schedule):
+    """The server half, in the order in which a phase calls it."""
+
     def start(self, server: Server) -> None:
         """Puts the method's tensors into ``server.memory`` before round 0."""
 
@@ -67,6 +72,14 @@ class Method:
         """What ``site`` is sent."""
         return Broadcast(server.round, server.phase, server.state)
 
+    def expects(self, server: Server, site: str) -> Expected:
+        """The tensors that the update of ``site`` must carry."""
+        return Expected({name: t for name, t in server.state.items() if self.shares(name, server.phase)})
+
+    def objection(self, server: Server, update: Update) -> str | None:
+        """Why an update with the tensors that are expected must be dropped all the same, or None."""
+        return None
+
     def weight(self, server: Server, update: Update) -> float:
         """The weight of one update in the mean; only ratios count."""
         return float(update.num_samples) if self.weighting == "samples" else float(update.num_samples > 0)
@@ -76,34 +89,33 @@ class Method:
         known = [server.samples.get(site, 0) for site in server.sites]
         return float(sum(known)) if self.weighting == "samples" else float(len(server.sites))
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        """Folds the stream of checked updates (in site order) into ``server.state``; commits only when it has ended."""
-        reference = {name: t for name, t in server.state.items() if self.shares(name, phase)}
-        mean = StreamingMean(reference, self.expected_weight(server), server.spare)
-        for update in updates:
-            mean.add(update.state, self.weight(server, update))
-            del update  # before the next one comes
-        server.replace(mean.result())
-
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
-        """The tensors that the reply of ``site`` must carry, ``state`` and ``aux``, as examples of shape and dtype."""
-        return {name: t for name, t in server.state.items() if self.shares(name, server.phase)}, {}
-
-    def objection(self, server: Server, update: Update) -> str | None:
-        """Why an update with the tensors that are expected must be dropped all the same, or None."""
-        return None
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        """Folds the updates of ``phase`` into ``server.state``: here their weighted mean."""
+        shared = {name: t for name, t in server.state.items() if self.shares(name, phase)}
+        return MeanAggregator(server, shared, self.weight, self.expected_weight(server))
 
     def finish(self, server: Server) -> State:
         """The trained model."""
         return server.state
 
-    # Site half
+
+@dataclass(frozen=True)
+class SiteHooks(Schedule):
+    """The site half, in the order in which a task calls it."""
+
     def receive(self, client: Client, message: Broadcast) -> None:
         """Puts the received weights into the client."""
         client.load(message.state)
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
-        """What the server needs to know of the received model on this site's data (first phase of a round)."""
+        """What the server must know of the received model on this site's data, by the names of ``probes``.
+
+        Called in eval mode, in the first phase of a round and in the last evaluation; nan where it cannot be known.
+        """
+        return {}
+
+    def figures(self, client: Client, message: Broadcast) -> dict[str, float]:
+        """Figures of the received model for people, when ``probe`` is called; they are metrics ``probe/<name>``."""
         return {}
 
     def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
@@ -124,3 +136,15 @@ class Method:
     def upload(self, client: Client, message: Broadcast) -> State:
         """What travels back: the live tensors, not copies (they are read before the next task begins)."""
         return {name: t for name, t in client.state().items() if self.shares(name, message.phase)}
+
+
+@dataclass(frozen=True)
+class Method(ServerHooks, SiteHooks):
+    """FedAvg, and the hooks of every other method."""
+
+
+def overridden(method: Schedule, *groups: type) -> list[str]:
+    """Names of the hooks defined by ``groups`` (e.g. ``ServerHooks``) that ``method`` has otherwise than FedAvg."""
+    hooks = [name for group in groups for name, hook in vars(group).items() if inspect.isfunction(hook)]
+    public = [name for name in hooks if not name.startswith("_")]
+    return [name for name in public if getattr(type(method), name) is not getattr(Method, name)]

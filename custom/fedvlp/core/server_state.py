@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Server:
     """What the server knows; ``memory`` is the method's.
 
-    A checkpoint holds all of it but ``host`` and ``modalities``, which follow from the experiment
+    A checkpoint holds all of it but ``trainer`` and ``modalities``, which follow from the experiment
     (``Assembly.equip``), and ``metrics``, which is in the history.
     """
 
@@ -35,7 +35,7 @@ class Server:
     spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
     metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
     modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
-    host: ServerTrainer | None = None  # trains and measures the server's model on the public set, if there is one
+    trainer: ServerTrainer | None = None  # trains and measures the server's model on the public set, if there is one
 
     def replace(self, tensors: State) -> None:
         """Commits new values for some tensors of the model; an empty dict keeps the model.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
 
 from torch import Tensor
 
@@ -43,35 +46,79 @@ SPECIAL, WORD, CONTINUATION = 0, 1, 2
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Server to one site: the global state this phase starts from. ``scalars`` may differ per site."""
+    """Server to one site: the state that this phase starts from, and how the site is to train on it."""
 
     round: int
     phase: str
     state: State
-    aux: State = field(default_factory=dict)
-    scalars: dict[str, float] = field(default_factory=dict)
+    aux: State = field(default_factory=dict)  # the method's other tensors
+    evaluate: int = 0  # held-out splits on which the received model is measured: 0 none, 1 val, 2 val and test
+    lr_scale: float = 1.0  # factor of the learning rate in this phase, >= 0
+    loss_scale: float = 1.0  # factor of the loss in this phase, >= 0
+    public_id: int | None = None  # id of the server's public set, from 0 to 2^53; None where the run has none
+    copy_base: int = 0  # label of the copy that the tensors change (federation/wire.py); 0: they are complete
+    copy_label: int = 0  # label of the copy that results
+    scalars: dict[str, float] = field(default_factory=dict)  # the method's; a hook adds to them, replaces none
 
 
 @dataclass(frozen=True)
 class Update:
-    """One site's reply to the server. ``num_samples`` is the size of its training split.
-
-    ``modalities`` are those of its records; ``public_id`` stands for the public records that it holds, 0 = none.
-    """
+    """One site's reply to the server: what it computed, and what the server must know of it."""
 
     site: str
     round: int
     phase: str
-    num_samples: int
+    num_samples: int  # of its training split, >= 0
     state: State = field(default_factory=dict)
     aux: State = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    modalities: tuple[str, ...] = ()
-    public_id: int = 0
+    scalars: dict[str, float] = field(default_factory=dict)  # what Method.probes declares; nan: unknown at this site
+    metrics: dict[str, float] = field(default_factory=dict)  # finite; for people, never read by a method
+    modalities: tuple[str, ...] = ()  # that its records have
+    public_id: int = 0  # of the public records that it holds; 0 = none
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """Every figure for the records of the run: the scalars that are known, as ``probe/<name>``, and the metrics."""
+        known = {f"probe/{name}": value for name, value in self.scalars.items() if not math.isnan(value)}
+        return {**known, **self.metrics}
 
 
-Reply = Update | Exception
+TENSORS = ("state", "aux")
+"""The fields of a Broadcast and of an Update that hold tensors."""
+
+
+def header(message: Broadcast | Update) -> dict[str, Any]:
+    """All other fields of a message: plain numbers, words, and dictionaries and tuples of them."""
+    return {f.name: getattr(message, f.name) for f in fields(message) if f.name not in TENSORS}
+
+
+class FailureKind(str, Enum):
+    """Why there is no update. What the server does next depends on this, never on a text."""
+
+    FAILED = "failed"  # the site could not do the task
+    NOT_HELD = "not held"  # the site lacks the copy that the tensors change: it is sent everything and asked again
+    LOST = "lost"  # no reply: silence, or a process that died
+    UNREADABLE = "unreadable"  # what came is no update
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A site's reply that is no update. ``text`` is for people: who reads it knows the site."""
+
+    kind: FailureKind
+    text: str
+
+
+Reply = Update | Failure
 """A site's answer: its update, or why there is none."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The tensors that a site's update must carry, no more and no fewer, as examples of shape and dtype."""
+
+    state: State = field(default_factory=dict)
+    aux: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,7 +166,4 @@ def is_statistic(name: str) -> bool:
 
 
 EVALUATE = "evaluate"
-"""A phase that only measures; and a scalar: 1 measures the received model on the val split, 2 on test as well."""
-
-PUBLIC = "public"
-"""A scalar: the ``public_id`` of the server's public set, where the method uses one."""
+"""The phase at the end of a run that only measures."""

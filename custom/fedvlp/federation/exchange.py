@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,22 @@ import torch
 from safetensors.torch import load, save
 
 from fedvlp.core.aggregation import in_site_order
-from fedvlp.core.types import Broadcast, Reply, Update
-from fedvlp.federation.site import reason
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update, header
+from fedvlp.federation.site import failure
 from fedvlp.federation.wire import Answers
 from fedvlp.training.loop import Aborted
 
 MakeSite = Callable[[str], Answers]
 
 
-class SiteFailedError(RuntimeError):
-    """A site could not answer; the message is the site's own."""
-
-
 def answer(site: Answers, message: Broadcast) -> Reply:
-    """The site's update, or the exception that prevented it (an abort goes through)."""
+    """The site's update, or why there is none (an abort goes through)."""
     try:
         return site.handle(message)
     except Aborted:
         raise
     except Exception as error:
-        return SiteFailedError(reason(error))
+        return failure(error)
 
 
 class SequentialExchange:
@@ -57,8 +53,7 @@ class SequentialExchange:
 
 def pack(message: Broadcast | Update) -> list[bytes]:
     """A message as [JSON header, safetensors of state, safetensors of aux]: no pickle."""
-    header = {k: v for k, v in asdict(replace(message, state={}, aux={})).items() if k not in ("state", "aux")}
-    return [json.dumps(header).encode(), _tensor_bytes(message.state), _tensor_bytes(message.aux)]
+    return [json.dumps(header(message)).encode(), _tensor_bytes(message.state), _tensor_bytes(message.aux)]
 
 
 def _tensor_bytes(state: dict[str, torch.Tensor]) -> bytes:
@@ -68,8 +63,8 @@ def _tensor_bytes(state: dict[str, torch.Tensor]) -> bytes:
 def unpack(kind: type[Any], parts: list[bytes]) -> Any:
     """The Broadcast or Update that :func:`pack` made."""
     state, aux = (load(part) if part else {} for part in parts[1:])
-    header = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(parts[0]).items()}
-    return kind(**header, state=state, aux=aux)
+    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(parts[0]).items()}
+    return kind(**plain, state=state, aux=aux)
 
 
 class WorkerPool:
@@ -116,8 +111,8 @@ class WorkerPool:
                 tensors = [packed[id(message.state)], _tensor_bytes(message.aux)]
                 connection = self._workers[index][1]
                 busy[connection] = (index, site)
-                header = pack(replace(message, state={}, aux={}))[0]
-                self._send(connection, [site.encode(), header, *tensors])
+                plain = pack(replace(message, state={}, aux={}))[0]
+                self._send(connection, [site.encode(), plain, *tensors])
 
         for index in queues:
             next_task(index)
@@ -138,9 +133,9 @@ class WorkerPool:
     def _receive(self, index: int) -> Reply:
         process, connection = self._workers[index]
         try:
-            status = connection.recv_bytes()
-            if status != b"update":
-                return SiteFailedError(connection.recv_bytes().decode())
+            status = connection.recv_bytes().decode()
+            if status != "update":
+                return Failure(FailureKind(status), connection.recv_bytes().decode())
             update: Update = unpack(Update, [connection.recv_bytes() for _ in range(3)])
             return update
         except (EOFError, ConnectionResetError):
@@ -148,7 +143,8 @@ class WorkerPool:
             connection.close()
             del self._workers[index]
             self._start(index)
-            return SiteFailedError(f"its worker process ended with exit code {process.exitcode} and was replaced")
+            text = f"its worker process ended with exit code {process.exitcode} and was replaced"
+            return Failure(FailureKind.LOST, text)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -181,6 +177,7 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
                     sites[name] = make_site(name)
                 reply = [b"update", *pack(sites[name].handle(message))]
             except Exception as error:
-                reply = [b"error", reason(error).encode()]
+                failed = failure(error)
+                reply = [failed.kind.value.encode(), failed.text.encode()]
             for part in reply:
                 connection.send_bytes(part)

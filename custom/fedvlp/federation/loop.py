@@ -17,10 +17,11 @@ from typing import Any
 
 from torch import Tensor
 
-from fedvlp.core.aggregation import check, clipped, update_norm
+from fedvlp.core.aggregation import clipped, update_norm
+from fedvlp.core.gate import check
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, MODALITIES, PUBLIC, Broadcast, Reply, State, Update
+from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.wire import Exchange, ServerEnd
@@ -41,10 +42,10 @@ class Rounds:
     evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
     seed: int = 0  # of everything
     max_samples: int = 10_000_000  # a site that claims more training samples is refused
-    max_missed: int = 2  # a site that missed the phases of so many rounds in a row is left out, asked now and then
-    probe_every: int = 3  # rounds after which a site left out is asked again
+    max_missed: int = 2  # a site silent for so many consecutive rounds is benched: left out for now
+    probe_every: int = 3  # a benched site is asked again every so many rounds
     clip_to_median: float = 0.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
-    max_empty: int = 10  # phases in a row without any training sample after which the run stops
+    max_empty: int = 10  # the run stops after so many consecutive phases in which no site had a training sample
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
@@ -115,32 +116,41 @@ class Federation:
         return self.method.finish(server)
 
     def _phase(self, index: int) -> None:
-        """One phase: broadcast, collect, aggregate, record."""
+        """One phase: broadcast, collect, aggregate, record. If it ends early, state and memory are as before."""
         server, began = self.server, time.perf_counter()
         replies: dict[str, Update] = {}
         dropped: dict[str, str] = {}
         state, memory = server.state, dict(server.memory)
         wanted = self._wanted(index)
-        server.metrics = server.host.measure(server.state, wanted) if server.host else {}
+        server.metrics = server.trainer.measure(server.state, wanted) if server.trainer else {}
         try:
             if server.phase == EVALUATE:
                 for _ in self._collect(self._messages(wanted), replies, dropped):
                     pass
             else:
-                self.method.prepare(server)
-                self.method.aggregate(server, self._collect(self._messages(wanted), replies, dropped), server.phase)
-        except QuorumLostError:
+                self._aggregate(wanted, replies, dropped)
+        except BaseException:
             server.state, server.memory = state, memory
             raise
         server.samples |= {site: update.num_samples for site, update in replies.items()}
         record = {
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
-            "dropped": dropped, "sites": {site: update.metrics for site, update in replies.items()},
+            "dropped": dropped, "sites": {site: update.measured for site, update in replies.items()},
             "members": list(server.sites), "bytes": self.exchange.bytes,
             "server": server.metrics,
             "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if _by_site(n, t, len(server.sites))},
         }  # fmt: skip
         server.history.append(record)
+
+    def _aggregate(self, wanted: int, replies: dict[str, Update], dropped: dict[str, str]) -> None:
+        """Hands the method one checked update at a time; commits when all have come and the quorum holds."""
+        self.method.prepare(self.server)
+        messages = self._messages(wanted)
+        aggregator = self.method.aggregator(self.server, self.server.phase)
+        for update in self._collect(messages, replies, dropped):
+            aggregator.add(update)
+            del update  # one is resident at a time
+        aggregator.commit()
 
     def _wanted(self, index: int) -> int:
         """How many held-out splits the model that this phase starts from is measured on: none, val, or test too."""
@@ -159,14 +169,14 @@ class Federation:
     def _messages(self, wanted: int) -> dict[str, Broadcast]:
         """One message per site that is asked this time."""
         server = self.server
-        public = {PUBLIC: float(server.host.client.public_id)} if server.host else {}
+        public_id = server.trainer.client.public_id if server.trainer else None
         messages = {}
         for site in self._asked():
             absent = server.missed.get(site, 0) >= self.rounds.max_missed * len(self.method.phases(server.round))
             if absent and server.round % self.rounds.probe_every:
                 continue
             message = self.method.broadcast(server, site)
-            messages[site] = replace(message, scalars={**message.scalars, **public, EVALUATE: float(wanted)})
+            messages[site] = replace(message, public_id=public_id, evaluate=wanted)
         return messages
 
     def _collect(
@@ -197,8 +207,8 @@ class Federation:
         """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
         server = self.server
         for site, reply in self.exchange(messages):
-            problem = self._problem(site, reply)
-            if problem or isinstance(reply, Exception):
+            problem = reply.text if isinstance(reply, Failure) else self._problem(site, reply)
+            if problem or isinstance(reply, Failure):
                 dropped[site] = problem
                 continue
             if any(name in server.state for name in reply.state):
@@ -217,19 +227,27 @@ class Federation:
                 "Look at the sites' data (num_samples in metrics.csv), then resume."
             )
 
-    def _problem(self, site: str, reply: Reply) -> str:
-        if isinstance(reply, Exception):
-            return str(reply)
-        server = self.server
-        if server.host:
-            if reply.public_id != server.host.client.public_id:
-                return "it is about another list of public records: the hash of their ids is not the server's"
-            server.modalities[site] = tuple(name for name in MODALITIES if name in reply.modalities)
-        reference, aux = ({}, {}) if server.phase == EVALUATE else self.method.expects(server, site)
+    def _problem(self, site: str, update: Update) -> str:
+        """Why the update must be dropped, or ""."""
+        try:
+            return self._refusal(site, update) or ""
+        except Exception as error:  # garbage may be wrong in any way; it costs its site this phase, not the run
+            logger.warning("%s: its update could not be checked: %s", site, type(error).__name__)
+            return f"its update could not be checked: {type(error).__name__}"
+
+    def _refusal(self, site: str, update: Update) -> str | None:
+        server, method = self.server, self.method
+        if server.trainer and update.public_id != server.trainer.client.public_id:
+            return "it is about another list of public records: the hash of their ids is not the server's"
+        if server.trainer:
+            server.modalities[site] = tuple(name for name in MODALITIES if name in update.modalities)
+        phases = method.phases(server.round)
+        probed = server.phase in (EVALUATE, phases[0])
         return check(
-            reply, site=site, round=server.round, phase=server.phase,
-            reference=reference, aux=aux, max_samples=self.rounds.max_samples,
-        ) or self.method.objection(server, reply) or ""  # fmt: skip
+            update, site=site, round=server.round, phase=server.phase, max_samples=self.rounds.max_samples,
+            expected=Expected() if server.phase == EVALUATE else method.expects(server, site),
+            probes=method.probes if probed else (),
+        ) or method.objection(server, update)  # fmt: skip
 
     def _save(self, next_phase: int) -> None:
         if self.checkpoint:

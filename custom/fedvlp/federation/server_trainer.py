@@ -78,7 +78,7 @@ class ServerTrainer:
         The mean loss terms go to ``server.metrics`` as ``loss/<term>``.
         """
         here = self.client.here
-        message = Broadcast(server.round, phase, here(server.state), here(aux or {}), {"lr_scale": lr_scale})
+        message = Broadcast(server.round, phase, here(server.state), here(aux or {}), lr_scale=lr_scale)
         with self.session(server.state, server.round, phase) as client:
             terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}

@@ -12,7 +12,7 @@ import torch
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.types import EVALUATE, PUBLIC, Broadcast, State, Update
+from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
@@ -33,6 +33,11 @@ def reason(error: Exception) -> str:
         return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
     ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
+
+
+def failure(error: Exception) -> Failure:
+    """The reply of a site whose task ended in ``error``."""
+    return Failure(getattr(error, "kind", FailureKind.FAILED), reason(error))
 
 
 class Evaluate(Protocol):
@@ -71,7 +76,8 @@ class Site:
             client.memory = client.here(self.memory.before((message.round, index)))
             unfinished = self._unfinished(message)
             method.receive(client, message)
-            metrics = self._measure(message) if index == 0 or message.phase == EVALUATE else {}
+            first = index == 0 or message.phase == EVALUATE
+            scalars, metrics = self._measure(message) if first else ({}, {})
             state: State = {}
             try:
                 if message.phase != EVALUATE:
@@ -87,7 +93,7 @@ class Site:
         metrics["seconds"] = time.perf_counter() - began
         return Update(
             client.name, message.round, message.phase, client.data.num_train, state,
-            metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
+            scalars=scalars, metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
         )  # fmt: skip
 
     def _unfinished(self, message: Broadcast) -> PhaseCheckpoint | None:
@@ -99,20 +105,21 @@ class Site:
         return PhaseCheckpoint(folder / "unfinished.safetensors", task, every)
 
     def _refuse_other_public_set(self, message: Broadcast) -> None:
-        expected, mine = message.scalars.get(PUBLIC), self.client.public_id
+        expected, mine = message.public_id, self.client.public_id
         if expected is not None and expected != mine:
             raise PublicSetError(
                 f"{self.client.name}: the ids of this site's public set have the hash {mine:012x}, the server's "
-                f"{int(expected):012x}; both must hold the same records in the same order"
+                f"{expected:012x}; both must hold the same records in the same order"
             )
 
-    def _measure(self, message: Broadcast) -> dict[str, float]:
-        """The probe of the method and, where asked for, the evaluation: both of the received model, in eval mode."""
-        wanted = int(message.scalars.get(EVALUATE, 0))
-        self.client.model.eval()
-        self.client.objective.eval()
+    def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float]]:
+        """The method's scalars, and metrics: its figures and, where asked for, the evaluation of the received model."""
+        client, method = self.client, self.method
+        client.model.eval()
+        client.objective.eval()
         with torch.no_grad():
-            metrics = {f"probe/{name}": v for name, v in self.method.probe(self.client, message).items()}
-            if wanted and self.evaluate is not None:
-                metrics |= self.evaluate(self.client, ("val", "test")[:wanted])
-        return metrics
+            scalars = method.probe(client, message)
+            metrics = {f"probe/{name}": value for name, value in method.figures(client, message).items()}
+            if message.evaluate and self.evaluate is not None:
+                metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])
+        return scalars, metrics

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.aggregation import in_site_order, payload
-from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation import codec
 from fedvlp.federation.codec import SCALE, CodecError, Wire
 from fedvlp.federation.site_memory import SiteMemory
 
-ON, LABEL = "wire/on", "wire/label"
-"""Scalars of a broadcast: the label of the copy that it changes (0: it holds everything), and of the result."""
+LABEL = "wire/label"
+"""In an end's memory: the label of the copy that it holds."""
 
 HELD, MISSED, DIGEST = "held/", "missed/", "digest/"
 """Prefixes in an end's memory: the copy, what 8-bit codes left out, hashes of the model that was encoded."""
@@ -45,12 +45,14 @@ class Answers(Protocol):
 class NotHeldError(RuntimeError):
     """The site does not hold the copy that a broadcast changes; the server then sends everything."""
 
+    kind = FailureKind.NOT_HELD
+
 
 @dataclass(frozen=True)
 class Copy:
     """What a site holds: a label, and the hash of every tensor of the model that it was made from."""
 
-    label: float
+    label: int
     digests: dict[str, bytes]
 
 
@@ -61,12 +63,12 @@ class Sent:
     base: State
     copy: Copy
     codes: State | None = None
-    on: float = 0.0
+    on: int = 0
 
-    def to(self, held: Copy | None) -> tuple[float, State]:
+    def to(self, held: Copy | None) -> tuple[int, State]:
         """The label of the copy to change, and the tensors to send to a site that holds ``held``."""
         if held is None or (self.codes is not None and held.label != self.on):
-            return 0.0, self.base
+            return 0, self.base
         changed = [name for name, value in self.copy.digests.items() if held.digests.get(name) != value]
         source = self.base if self.codes is None else self.codes
         return held.label, {key: source[key] for n in changed for key in (n, n + SCALE) if key in source}
@@ -93,9 +95,9 @@ class ServerEnd:
         sent = self._prepare(messages)
         lost: list[str] = []
         for site, reply in self._exchange(self._outgoing(messages, sent)):
-            if not isinstance(reply, Exception):
+            if isinstance(reply, Update):
                 reply = self._incoming(site, reply, sent[site], detach=bool(lost))
-            elif self._held.pop(site, None) and str(reply).startswith(NotHeldError.__name__):
+            elif self._held.pop(site, None) and reply.kind is FailureKind.NOT_HELD:
                 lost.append(site)
                 continue
             yield site, reply
@@ -103,7 +105,7 @@ class ServerEnd:
         if lost:
             again = {site: messages[site] for site in lost}
             for site, reply in self._exchange(self._outgoing(again, sent)):
-                yield site, reply if isinstance(reply, Exception) else self._incoming(site, reply, sent[site])
+                yield site, self._incoming(site, reply, sent[site]) if isinstance(reply, Update) else reply
 
     def _prepare(self, messages: Mapping[str, Broadcast]) -> dict[str, Sent]:
         """What each site is to hold after this phase; sites that are sent one state share it."""
@@ -140,7 +142,7 @@ class ServerEnd:
                 codes[name], codes[name + SCALE] = codec.quantise(tensor, base[name])
             else:
                 base[name] = codes[name] = tensor
-        on = float(memory[LABEL]) if memory else 0.0
+        on = int(memory[LABEL]) if memory else 0
         copy = Copy(label(digests), digests)
         hashes = {name: torch.tensor(list(value), dtype=torch.uint8) for name, value in digests.items()}
         self._memory.after(now, prefixed(HELD, base) | prefixed(DIGEST, hashes) | {LABEL: number(copy.label)})
@@ -148,23 +150,24 @@ class ServerEnd:
 
     def _outgoing(self, messages: Mapping[str, Broadcast], sent: Mapping[str, Sent]) -> dict[str, Broadcast]:
         encoded: dict[str, Broadcast] = {}
-        shared: dict[tuple[int, float], State] = {}  # sites that hold the same are sent the same tensors
+        shared: dict[tuple[int, int], State] = {}  # sites that hold the same are sent the same tensors
         for site, message in messages.items():
             on, state = sent[site].to(self._held.get(site))
             state = shared.setdefault((id(sent[site]), on), state)
-            scalars = {**message.scalars, ON: on, LABEL: sent[site].copy.label} if self.wire.skip_unchanged else None
-            encoded[site] = replace(message, state=state, scalars=scalars or message.scalars)
+            result = sent[site].copy.label if self.wire.skip_unchanged else 0
+            encoded[site] = replace(message, state=state, copy_base=on, copy_label=result)
             self.bytes["bytes_down"] += payload(encoded[site])
         return encoded
 
     def _incoming(self, site: str, update: Update, sent: Sent, detach: bool = False) -> Reply:
         """The decoded update; ``detach`` copies it, as it must wait for a site that is asked again."""
-        self.bytes["bytes_up"] += payload(update)
         try:
+            self.bytes["bytes_up"] += payload(update)
             state = update.state if self.wire.plain else codec.decode(update.state, sent.base, self.wire)
-        except CodecError as error:
+        except Exception as error:  # garbage may be wrong in any way, and costs its site this phase, not the run
             self._held.pop(site, None)
-            return error
+            why = str(error) if isinstance(error, CodecError) else f"its tensors raise {type(error).__name__}"
+            return Failure(FailureKind.UNREADABLE, why)
         if self.wire.skip_unchanged:
             self._held[site] = sent.copy
         if detach and isinstance(state, dict):  # not a view of the disk
@@ -194,8 +197,7 @@ class SiteEnd:
     def decode(self, message: Broadcast) -> Broadcast:
         """The broadcast as the method knows it. Raises NotHeldError, CodecError."""
         key = task(self._phases, message)
-        wire, scalars = self.wire, dict(message.scalars)
-        on, label = scalars.pop(ON, 0.0), scalars.pop(LABEL, 0.0)
+        wire, on = self.wire, message.copy_base
         memory = own(self._memory, key) if wire.skip_unchanged or wire.up == "int8" else {}
         held = part(memory, HELD) if on else {}
         if on and float(memory.get(LABEL, torch.zeros(()))) != on:
@@ -207,9 +209,9 @@ class SiteEnd:
             elif not (name.endswith(SCALE) and name.removesuffix(SCALE) in held):
                 held[name] = tensor
         state = {name: codec.widen(tensor) for name, tensor in held.items()}
-        keep = prefixed(HELD, held) | {LABEL: number(label)} if wire.skip_unchanged else {}
+        keep = prefixed(HELD, held) | {LABEL: number(message.copy_label)} if wire.skip_unchanged else {}
         self._task = _Task(key, state, part(memory, MISSED), keep)
-        return replace(message, state=state, scalars=scalars)
+        return replace(message, state=state, copy_base=0, copy_label=0)
 
     def encode(self, update: Update) -> Update:
         """The update for the way up; what the next task needs is kept from now on."""
@@ -261,7 +263,8 @@ def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> State:
     return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
-def number(value: float) -> Tensor:
+def number(value: int) -> Tensor:
+    """A label as a tensor for an end's memory; labels are below 2^53, so that float64 holds them exactly."""
     return torch.tensor(value, dtype=torch.float64)
 
 
@@ -270,7 +273,7 @@ def digest(tensor: Tensor) -> bytes:
     return hashlib.sha256(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
-def label(digests: Mapping[str, bytes]) -> float:
+def label(digests: Mapping[str, bytes]) -> int:
     """A name for a copy, from the tensors that it was made of: a whole number from 1 to 2^48."""
     whole = hashlib.sha256(repr(sorted(digests.items())).encode()).digest()
-    return float(1 + int.from_bytes(whole[:6], "big"))
+    return 1 + int.from_bytes(whole[:6], "big")

@@ -14,8 +14,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedvlp.core.types import Broadcast, State, Update
-from fedvlp.federation.site import reason
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, header
+from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.flare.paths import SitePaths
 from fedvlp.run.config import from_config, to_config
@@ -48,8 +48,7 @@ def to_ranks(task: Task | None) -> Task | None:
     if task is not None:
         message, run, experiment, place = task
         content = {
-            "message": {"round": message.round, "phase": message.phase, "scalars": message.scalars},
-            "run": run, "place": asdict(place), "experiment": _parts(experiment),
+            "message": header(message), "run": run, "place": asdict(place), "experiment": _parts(experiment),
         }  # fmt: skip
         tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
     content, tensors = distributed.tell(content, tensors)
@@ -74,12 +73,16 @@ def _experiment(parts: dict[str, Any]) -> Experiment:
 def answer(reply: Update | Exception) -> FLModel:
     """What the child sends back."""
     if isinstance(reply, Exception):
-        return FLModel(metrics={}, meta={FAILURE: reason(reply)})
+        failed = failure(reply)
+        return FLModel(metrics={}, meta={FAILURE: [failed.kind.value, failed.text]})
     return FLModelUtils.from_shareable(messages.send_update(reply))
 
 
-def from_child(reply: Shareable, site: str) -> Update | str:
+def from_child(reply: Shareable, site: str) -> Reply:
     """The child's update, or why there is none."""
     dxo = from_shareable(reply)
     failed = dxo.get_meta_prop(FAILURE)
-    return str(failed) if dxo.data_kind == DataKind.METRICS and failed else messages.receive_update(reply, site)
+    if dxo.data_kind != DataKind.METRICS or not failed:
+        return messages.receive_update(reply, site)
+    kind, text = failed
+    return Failure(FailureKind(kind), text)

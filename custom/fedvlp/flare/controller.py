@@ -22,7 +22,7 @@ from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, State
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation.loop import Federation, QuorumLostError
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
@@ -35,10 +35,6 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.training.loop import Aborted
-
-
-class SiteUnavailableError(RuntimeError):
-    """No usable reply came from a site; the message says why."""
 
 
 class SentOnce(list[ClientTask]):
@@ -132,8 +128,8 @@ class FederatedController(Controller):
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
-        if server.host:
-            server.host.should_stop = lambda: self._abort.triggered
+        if server.trainer:
+            server.trainer.should_stop = lambda: self._abort.triggered
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
         self._status(folder, "running", "")
@@ -218,7 +214,7 @@ class FederatedController(Controller):
                 if site not in waiting:
                     continue
                 waiting.remove(site)
-                good += not isinstance(reply, Exception)
+                good += isinstance(reply, Update)
                 if good >= needed and deadline == float("inf"):
                     deadline = time.monotonic() + self.grace
                 yield site, reply
@@ -226,7 +222,7 @@ class FederatedController(Controller):
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         for site in sorted(waiting):
-            yield site, SiteUnavailableError(f"no reply within {self.grace:g} s of the quorum")
+            yield site, Failure(FailureKind.LOST, f"no reply within {self.grace:g} s of the quorum")
 
     def _task(self, site: str, message: Broadcast, arrived: queue.Queue[tuple[str, Reply]]) -> Task:
         """One site's task. Its callbacks run under FLARE's lock, so they only pass the reply on."""
@@ -237,7 +233,7 @@ class FederatedController(Controller):
 
         def done(task: Task, fl_ctx: FLContext) -> None:
             if task.completion_status != TaskCompletionStatus.OK:
-                arrived.put((site, SiteUnavailableError(f"task ended as {task.completion_status}")))
+                arrived.put((site, Failure(FailureKind.LOST, f"task ended as {task.completion_status}")))
 
         task = Task(
             name=message.phase, data=messages.send_broadcast(message, self._run), timeout=self.task_timeout,
@@ -248,15 +244,11 @@ class FederatedController(Controller):
 
     @staticmethod
     def _reply(result: Shareable, site: str) -> Reply:
-        reason = messages.failure(result)
-        if reason is not None:
-            return SiteUnavailableError(reason)
         try:
-            return messages.receive_update(result, site)
+            return messages.failure(result) or messages.receive_update(result, site)
         except Exception as error:  # garbage may be wrong in any way, and FLARE swallows what a callback raises
-            return SiteUnavailableError(
-                f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"
-            )
+            text = f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"
+            return Failure(FailureKind.UNREADABLE, text)
 
     def process_result_of_unknown_task(
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

@@ -21,11 +21,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from torch import Tensor
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.checkpoint import save_json, save_tensors
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, Schedule, ServerHooks, overridden
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, Broadcast, State, Update
+from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
@@ -38,10 +39,6 @@ CIPHERTEXT = "ciphertext"
 WEIGHT = "encrypted_weight"
 MAX_SITES = 64
 HEADER = 8  # bytes of a row that say how long its ciphertext is
-PLAIN_HOOKS = (
-    "phases", "trains", "shares", "start", "prepare", "asks", "broadcast", "weight", "aggregate", "expects", "finish",
-    "upload",
-)  # fmt: skip
 
 
 class Cipher:
@@ -140,7 +137,9 @@ def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
 
 def refuse_unencryptable(method: Method) -> None:
     """Raises ValueError unless the method's server half is FedAvg's, with weights n_k: a sum is all that is added."""
-    changed = [hook for hook in PLAIN_HOOKS if getattr(type(method), hook) is not getattr(Method, hook)]
+    changed = overridden(method, Schedule, ServerHooks) + (["probes"] if method.probes else [])
+    if type(method).upload is not Method.upload:
+        changed.append("upload")
     if changed or method.weighting != "samples":
         why = f"overrides {', '.join(changed)}" if changed else f"has weighting {method.weighting!r}"
         raise ValueError(
@@ -162,21 +161,35 @@ class EncryptedMean(Method):
         total = server.memory.get(WEIGHT)
         aux = {} if total is None else {CIPHERTEXT: server.memory[CIPHERTEXT]}
         scalars = {} if total is None else {WEIGHT: float(total)}
-        return Broadcast(server.round, server.phase, server.state, aux, scalars)
+        return Broadcast(server.round, server.phase, server.state, aux, scalars=scalars)
 
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
+    def expects(self, server: Server, site: str) -> Expected:
         rows = self.cipher.rows(length(server.state))
-        return {}, {CIPHERTEXT: torch.empty(rows, self.cipher.width, dtype=torch.uint8)}
+        return Expected(aux={CIPHERTEXT: torch.empty(rows, self.cipher.width, dtype=torch.uint8)})
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        total, rows = 0, torch.empty(0)
-        for update in updates:
-            if update.num_samples:
-                sent = update.aux[CIPHERTEXT]
-                rows = self.cipher.add(rows, sent) if total else sent
-                total += update.num_samples
-        if total:
-            server.memory = {CIPHERTEXT: rows, WEIGHT: torch.tensor(float(total), dtype=torch.float64)}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return CiphertextSum(self.cipher, server)
+
+
+class CiphertextSum:
+    """The encrypted sum of the sites' weights times samples, and the plain sum of their samples."""
+
+    def __init__(self, cipher: Cipher, server: Server) -> None:
+        self._cipher = cipher
+        self._server = server
+        self._rows = torch.empty(0)
+        self._samples = 0
+
+    def add(self, update: Update) -> None:
+        if update.num_samples:
+            sent = update.aux[CIPHERTEXT]
+            self._rows = self._cipher.add(self._rows, sent) if self._samples else sent.clone()
+            self._samples += update.num_samples
+
+    def commit(self) -> None:
+        if self._samples:
+            weight = torch.tensor(float(self._samples), dtype=torch.float64)
+            self._server.memory = {CIPHERTEXT: self._rows, WEIGHT: weight}
 
 
 class Encrypt(UpdateFilter):

@@ -19,6 +19,7 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
+from fedvlp.core.types import Failure, FailureKind
 from fedvlp.deploy.site_config import processes_at
 from fedvlp.federation.site import reason
 from fedvlp.flare import child_protocol, messages
@@ -60,8 +61,11 @@ def command(processes: int) -> list[str]:
     return [sys.executable, "-u", *torchrun, *module]
 
 
-class ChildLostError(RuntimeError):
-    """The training process of a site ended or fell silent before it answered."""
+CHILD_LOST = Failure(
+    FailureKind.LOST,
+    "the training process ended or fell silent before it answered (killed for lack of memory, crashed or hung); this "
+    "site's log has its last lines. A smaller training.batch_size needs less memory",
+)
 
 
 class ChildExecutor(ClientAPIExecutor):
@@ -114,14 +118,9 @@ class ChildExecutor(ClientAPIExecutor):
         if code == ReturnCode.TASK_ABORTED:
             return reply
         if code != ReturnCode.OK:
-            return messages.send_failure(
-                ChildLostError(
-                    "the training process ended or fell silent before it answered (killed for lack of memory, crashed "
-                    "or hung); this site's log has its last lines. A smaller training.batch_size needs less memory"
-                )
-            )
-        update = child_protocol.from_child(reply, fl_ctx.get_identity_name())
-        if isinstance(update, str):
-            self.log_error(fl_ctx, f"{task_name} failed: {update}")
-            return messages.send_failure(update)
-        return messages.send_update(update)
+            return messages.send_failure(CHILD_LOST)
+        answer = child_protocol.from_child(reply, fl_ctx.get_identity_name())
+        if isinstance(answer, Failure):
+            self.log_error(fl_ctx, f"{task_name} failed: {answer.text}")
+            return messages.send_failure(answer)
+        return messages.send_update(answer)

@@ -14,14 +14,17 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
-from fedvlp.core.types import Broadcast, State, Update
-from fedvlp.federation.site import reason
-from fedvlp.federation.wire import NotHeldError
+from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update, header
+from fedvlp.federation import site
 from fedvlp.flare.tensor_stream import PieceDecomposer, loaded
 
 KEY = "fedvlp"
 AUX = "aux/"
-REASON = "fedvlp_reason"
+KIND, REASON = "fedvlp_failure", "fedvlp_reason"
+"""Headers of an error reply: a FailureKind, and a text for people."""
+
+LONGEST_REASON = 2000
+"""Characters of a site's reason that the server keeps."""
 
 
 def register(decomposer: PieceDecomposer | None = None) -> None:
@@ -45,55 +48,54 @@ def _parts(shareable: Shareable) -> tuple[State, State, dict[str, Any]]:
         raise ValueError("the message carries no fedvlp header; the peer runs something else")
     state = {name: tensor for name, tensor in dxo.data.items() if not name.startswith(AUX)}
     aux = {name.removeprefix(AUX): tensor for name, tensor in dxo.data.items() if name.startswith(AUX)}
-    return loaded(state), dict(loaded(aux)), meta
+    return loaded(state), dict(loaded(aux)), dict(meta)
 
 
 def send_broadcast(message: Broadcast, run: dict[str, str]) -> Shareable:
     """``run`` names the run (folder, configuration fingerprint, version) so that a site refuses another one's task."""
-    meta = {"round": message.round, "phase": message.phase, "scalars": dict(message.scalars), "run": run}
-    return _shareable(message, meta)
+    return _shareable(message, {**header(message), "run": run})
 
 
 def receive_broadcast(shareable: Shareable) -> tuple[Broadcast, dict[str, str]]:
     """The broadcast and the run it belongs to."""
     state, aux, meta = _parts(shareable)
-    return Broadcast(meta["round"], meta["phase"], state, aux, meta["scalars"]), meta["run"]
+    run = meta.pop("run")
+    return Broadcast(state=state, aux=aux, **meta), run
 
 
 def send_update(update: Update) -> Shareable:
     """The site's reply; its tensors are read by FLARE before the next task begins."""
-    meta = {
-        "round": update.round,
-        "phase": update.phase,
-        "num_samples": update.num_samples,
-        "metrics": dict(update.metrics),
-        "modalities": list(update.modalities),
-        "public_id": update.public_id,
-    }
-    return _shareable(update, meta)
+    return _shareable(update, {name: value for name, value in header(update).items() if name != "site"})
 
 
 def receive_update(shareable: Shareable, site: str) -> Update:
-    """The reply of ``site``: the name is the channel's, whatever the payload says. Its values are checked later."""
+    """The reply of ``site``: the name is the channel's, whatever the payload says.
+
+    What an Update does not have is left out; the gate checks the rest later. Raises anything on garbage.
+    """
     state, aux, meta = _parts(shareable)
-    held, metrics, public_id = tuple(meta["modalities"]), dict(meta["metrics"]), meta["public_id"]
-    if not all(isinstance(name, str) for name in (*held, *metrics)) or type(public_id) is not int:
-        raise ValueError("the header of the reply has values of another kind")
-    return Update(site, meta["round"], meta["phase"], meta["num_samples"], state, aux, metrics, held, public_id)
+    own = {name: meta[name] for name in header(Update(site, 0, "", 0)) if name != "site"}
+    own["modalities"] = tuple(own["modalities"])
+    return Update(site, state=state, aux=aux, **own)
 
 
-def send_failure(error: Exception | str) -> Shareable:
-    """An error reply; a text is one that :func:`core.site.reason` made in another process."""
+def send_failure(failed: Failure | Exception) -> Shareable:
+    """An error reply."""
+    failed = failed if isinstance(failed, Failure) else site.failure(failed)
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    reply.set_header(REASON, error if isinstance(error, str) else reason(error))
+    reply.set_header(KIND, failed.kind.value)
+    reply.set_header(REASON, failed.text)
     return reply
 
 
-def failure(shareable: Shareable) -> str | None:
+def failure(shareable: Shareable) -> Failure | None:
     """Why the site could not answer, or None when it did."""
     code = shareable.get_return_code(ReturnCode.OK)
-    if code == ReturnCode.TASK_DATA_FILTER_ERROR:  # nothing was trained
-        return (
-            f"{NotHeldError.__name__}: a filter of the site refused the task, or it lost its copy; its log says which"
-        )
-    return None if code == ReturnCode.OK else str(shareable.get_header(REASON, code))
+    if code == ReturnCode.OK:
+        return None
+    if code == ReturnCode.TASK_DATA_FILTER_ERROR:  # nothing was trained, so asking again costs little
+        text = "a filter of the site refused the task, or it lost its copy of the model; its log says which"
+        return Failure(FailureKind.NOT_HELD, text)
+    kind, text = shareable.get_header(KIND), shareable.get_header(REASON)
+    known = kind in [known.value for known in FailureKind]
+    return Failure(FailureKind(kind) if known else FailureKind.FAILED, str(text or code)[:LONGEST_REASON])

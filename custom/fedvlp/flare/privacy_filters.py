@@ -75,9 +75,10 @@ class UpdateFilter(Filter):
 def _bare_failure(code: str, shareable: Shareable) -> Shareable:
     """The error reply without anything else that rides on it."""
     reply = make_reply(str(code))
-    said = shareable.get_header(messages.REASON)
-    if isinstance(said, str):
-        reply.set_header(messages.REASON, said)
+    for name in (messages.KIND, messages.REASON):
+        said = shareable.get_header(name)
+        if isinstance(said, str):
+            reply.set_header(name, said)
     return reply
 
 
@@ -91,7 +92,8 @@ def _checked(shareable: Shareable, site: str) -> Update:
     numbers = all(type(value) is int for value in (update.round, update.num_samples, update.public_id))
     words = type(update.phase) is str and set(update.modalities) <= set(MODALITIES)
     tensors = all(isinstance(t, Tensor) for t in (*update.state.values(), *update.aux.values()))
-    if not (kind == DataKind.WEIGHTS and numbers and words and tensors and type(update.metrics) is dict):
+    figures = all(type(values) is dict for values in (update.scalars, update.metrics))
+    if not (kind == DataKind.WEIGHTS and numbers and words and tensors and figures):
         raise PrivacyError("the reply is not an update of fedvlp: a part has another type")
     return update
 
@@ -102,7 +104,8 @@ class ClipAndNoise(UpdateFilter):
     ``clip``: largest L2 norm of the change. ``noise_multiplier``: the noise's standard deviation in units of ``clip``.
     ``epsilon``, ``delta``: the budget of ``dataset`` over all rounds, restarts and jobs, kept in ``ledger`` (default:
     ``privacy/ledger.json`` in the site's kit). The protected unit is the site's whole data set; numbers beside the
-    tensors (metrics, num_samples) are not covered. Updates with ``aux`` tensors are refused.
+    tensors (metrics, num_samples) are not covered. Updates with ``aux`` tensors or with scalars, which would be exact,
+    are refused.
     """
 
     def __init__(
@@ -123,6 +126,11 @@ class ClipAndNoise(UpdateFilter):
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.aux:
             raise PrivacyError("the method sends tensors beside the model, which noise does not cover here")
+        if update.scalars:
+            named = ", ".join(sorted(map(str, update.scalars)))
+            raise PrivacyError(
+                f"the method sends exact figures of this site's records ({named}); take one without, e.g. FedAvg"
+            )
         if not update.state:
             return update
         released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)

@@ -34,7 +34,7 @@ class Announcer:
     def update(self, update: Update) -> None:
         """A site's own curves: loss terms, recall, seconds."""
         record = {"round": update.round, "phase": update.phase}
-        for tag, value in update.metrics.items():
+        for tag, value in update.measured.items():
             self._scalar(f"{tag}{suffix(record, tag)}", value, update.round)
 
     def record(self, record: Record) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, Data
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, MODALITIES, Batch, Broadcast, Update
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import only
 from fedvlp.methods.math.neighbours import most_alike, nearest
-from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.mfedavg import MFedAvg, TowerMeans
 
 LABELS = "labels"
 PARTNERS, ROUNDS = "partners", "partner_rounds"
@@ -48,10 +48,10 @@ class CARMFL(MFedAvg):
     # Server half
     def prepare(self, server: Server) -> None:
         """Features [P, d] of the public set by the global model, and its findings [P, L], if a site needs them."""
-        assert server.host is not None
+        assert server.trainer is not None
         if all(server.modalities.get(site) == MODALITIES for site in server.sites):
             return
-        with server.host.session(server.state, server.round, "features") as client:
+        with server.trainer.session(server.state, server.round, "features") as client:
             for part in MODALITIES:
                 server.memory[part], server.memory[LABELS] = (t.cpu() for t in features(client, client.data, part))
 
@@ -63,17 +63,8 @@ class CARMFL(MFedAvg):
     def share(self, held: tuple[str, ...], part: str) -> float:
         return 1.0 if not part or part in held else self.alpha
 
-    def weighted(self, server: Server, updates: Iterable[Update]) -> Iterator[tuple[Update, dict[str, float]]]:
-        """As printed, softmax over alpha n_k / n: needs the sum first, so a round's updates are held together."""
-        if self.renorm == "linear":
-            yield from super().weighted(server, updates)
-            return
-        kept = [replace(update, state={n: t.clone() for n, t in update.state.items()}) for update in updates]
-        total = sum(self.weight(server, update) for update in kept)
-        for update in kept:
-            n = self.weight(server, update)
-            parts = {part: math.exp(s * n / total) if n else 0.0 for part, s in self.factors(server, update).items()}
-            yield update, {**parts, "": n}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return SoftmaxMeans(self, server) if self.renorm == "softmax" else super().aggregator(server, phase)
 
     # Site half
     def sends(self, held: tuple[str, ...], name: str) -> bool:
@@ -91,7 +82,7 @@ class CARMFL(MFedAvg):
         noted = {PARTNERS: found[None].to(torch.int32), ROUNDS: torch.tensor([message.round]).to(found.device)}
         client.memory = {n: torch.cat([client.memory[n], t]) if n in client.memory else t for n, t in noted.items()}
 
-    def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
+    def figures(self, client: Client, message: Broadcast) -> dict[str, float]:
         """How many different public items a record has met so far, mean over the records."""
         if PARTNERS not in client.memory:
             return {}
@@ -104,6 +95,26 @@ class CARMFL(MFedAvg):
         rows = client.memory[PARTNERS][-1][batch["row"]]
         lent = next(client.public.batches("train", len(rows), drop_last=False, rows=rows))
         return {**batch, **{key: tensor for key, tensor in lent.items() if key.partition("_")[0] in missing}}
+
+
+class SoftmaxMeans(TowerMeans):
+    """As printed: weights are the softmax over alpha n_k / n, which needs n first, so the round's updates wait."""
+
+    def __init__(self, method: CARMFL, server: Server) -> None:
+        super().__init__(method, server)
+        self._waiting: list[Update] = []
+
+    def add(self, update: Update) -> None:
+        self._waiting.append(replace(update, state={name: t.clone() for name, t in update.state.items()}))
+
+    def write(self) -> None:
+        total = sum(self.method.weight(self.server, update) for update in self._waiting)
+        for update in self._waiting:
+            samples = self.method.weight(self.server, update)
+            factors = self.method.factors(self.server, update)
+            towers = {part: math.exp(f * samples / total) if samples else 0.0 for part, f in factors.items()}
+            self.fold(update, {**towers, "": samples})
+        super().write()
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput
 from fedvlp.core.validate import require
-from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PublicEnsemble, host, one_pass, public_pass
+from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PublicEnsemble, one_pass, public_pass, trainer
 from fedvlp.methods.math.contrast import contrast_scores, inter_contrast, intra_contrast, opposite, representations
 
 AGGREGATIONS = ("gca", "mean", "avg", "iot")
@@ -62,8 +62,9 @@ class CreamFL(PublicEnsemble):
 
     def log_weights(self, server: Server, update: Update, modality: str, sent: Tensor) -> Tensor:
         if self.aggregation == "gca":
-            own, paired = (t.to(host(server).client.device) for t in (sent, server.memory[GLOBAL + opposite(modality)]))
-            return contrast_scores(own, paired, self.gca_temperature, self.gca_exclude_positive).cpu()
+            device = trainer(server).client.device
+            paired = server.memory[GLOBAL + opposite(modality)].to(device)
+            return contrast_scores(sent.to(device), paired, self.gca_temperature, self.gca_exclude_positive).cpu()
         if self.aggregation == "mean":
             return super().log_weights(server, update, modality, sent)
         multimodal = self.aggregation == "iot" and len(update.state) > 1

@@ -7,7 +7,7 @@ own, larger one (Yu et al., 2023, https://arxiv.org/abs/2302.08888, Alg. 1).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.types import EVALUATE, Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import Ensemble, only, representations
 
@@ -88,14 +89,14 @@ class PublicEnsemble(Method):
     def asks(self, server: Server) -> tuple[str, ...]:
         if not 0 < self.sites_per_round < len(server.sites):
             return server.sites
-        generator = torch.Generator().manual_seed(seed(host(server).client.seed, "sites", server.round))
+        generator = torch.Generator().manual_seed(seed(trainer(server).client.seed, "sites", server.round))
         drawn = torch.randperm(len(server.sites), generator=generator)[: self.sites_per_round]
         return tuple(server.sites[index] for index in sorted(drawn.tolist()))
 
     def prepare(self, server: Server) -> None:
         if self.order == "released":
             self.train_server(server, TASK)
-        with host(server).session(server.state) as client:
+        with trainer(server).session(server.state) as client:
             reps = representations(client, ("image", "text"))
         server.memory |= {GLOBAL + name: tensor.cpu() for name, tensor in reps.items()}
 
@@ -103,8 +104,8 @@ class PublicEnsemble(Method):
         aux = {} if server.phase == EVALUATE else self.teachers(server)
         return Broadcast(server.round, server.phase, {}, aux)
 
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
-        return {name: server.memory[GLOBAL + name] for name in server.modalities[site]}, {}
+    def expects(self, server: Server, site: str) -> Expected:
+        return Expected({name: server.memory[GLOBAL + name] for name in server.modalities[site]})
 
     def objection(self, server: Server, update: Update) -> str | None:
         """No row may count more than others: all are unit vectors, as every model here represents records."""
@@ -114,20 +115,8 @@ class PublicEnsemble(Method):
                 return f"{name}: a row's length differs from 1 by {off:.3g}, expected unit vectors"
         return None
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        ensembles = {"image": Ensemble(), "text": Ensemble()}
-        for update in updates:
-            for name, sent in update.state.items():
-                with host(server).threads():
-                    ensembles[name].add(sent, self.log_weights(server, update, name, sent))
-                server.memory[f"{SAMPLE}{name}/{update.site}"] = sent[:SHOWN].clone()
-            del update  # before the next one comes
-        if self.order == "paper":
-            self.train_server(server, TASK)
-        combined = {name: ensemble.mean() for name, ensemble in ensembles.items() if ensemble.suppliers}
-        if self.kd_weight and combined:
-            self.train_server(server, DISTIL, self.targets(server, combined))
-        self.close(server, combined)
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return Distillation(self, server)
 
     def close(self, server: Server, combined: State) -> None:
         """Forgets the representations of the round that is over."""
@@ -136,7 +125,7 @@ class PublicEnsemble(Method):
     def train_server(self, server: Server, phase: str, aux: State | None = None) -> None:
         """The server's steps on the public set, with the learning rate of this round."""
         done = min(1.0, server.round / self.server_rounds) if self.server_rounds else 0.0
-        host(server).train(self, server, phase, aux, (1 + math.cos(math.pi * done)) / 2)
+        trainer(server).train(self, server, phase, aux, (1 + math.cos(math.pi * done)) / 2)
 
     # Site half
     def receive(self, client: Client, message: Broadcast) -> None:
@@ -187,10 +176,34 @@ class PublicEnsemble(Method):
         return reps
 
 
-def host(server: Server) -> ServerTrainer:
+class Distillation:
+    """Combines what the sites sent for every public item, and distils it into the server's model."""
+
+    def __init__(self, method: PublicEnsemble, server: Server) -> None:
+        self._method = method
+        self._server = server
+        self._ensembles = {"image": Ensemble(), "text": Ensemble()}
+
+    def add(self, update: Update) -> None:
+        for name, sent in update.state.items():
+            with trainer(self._server).threads():
+                self._ensembles[name].add(sent, self._method.log_weights(self._server, update, name, sent))
+            self._server.memory[f"{SAMPLE}{name}/{update.site}"] = sent[:SHOWN].clone()
+
+    def commit(self) -> None:
+        method, server = self._method, self._server
+        if method.order == "paper":
+            method.train_server(server, TASK)
+        combined = {name: ensemble.mean() for name, ensemble in self._ensembles.items() if ensemble.suppliers}
+        if method.kd_weight and combined:
+            method.train_server(server, DISTIL, method.targets(server, combined))
+        method.close(server, combined)
+
+
+def trainer(server: Server) -> ServerTrainer:
     """The server as a trainee; Assembly has given it one."""
-    assert server.host is not None
-    return server.host
+    assert server.trainer is not None
+    return server.trainer
 
 
 def one_pass(records: int, size: int) -> int:

@@ -5,18 +5,18 @@ Adapted to image-text pairs: where the paper asks a classifier, the objective as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, State, Update, VLOutput
+from fedvlp.core.types import Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 
 
@@ -71,18 +71,14 @@ class FedFed(Method):
         pool = server.memory if (server.round, server.phase) == (0, "train") else {}
         return replace(super().broadcast(server, site), aux=dict(pool))
 
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
+    def expects(self, server: Server, site: str) -> Expected:
         if server.phase != "give":
             return super().expects(server, site)
         image = torch.empty(self.shared, 1, self.image_size, self.image_size)
-        return {"image": image, "text": torch.empty(self.shared, self.embedding_dim)}, {}
+        return Expected({"image": image, "text": torch.empty(self.shared, self.embedding_dim)})
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        if phase != "give":
-            super().aggregate(server, updates, phase)
-            return
-        given = [update.state for update in updates]
-        server.memory |= {name: torch.cat([pairs[name] for pairs in given]) for name in ("image", "text")}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return Pool(server) if phase == "give" else super().aggregator(server, phase)
 
     # Site half
     def receive(self, client: Client, message: Broadcast) -> None:
@@ -126,6 +122,21 @@ class FedFed(Method):
         residuals = [batch["image"] - distiller(batch["image"])[0] for batch in batches]
         image, text = self._noised(torch.cat(residuals)), torch.cat([model(batch).text for batch in batches])
         return {"image": image, "text": text}
+
+
+class Pool:
+    """Aggregator of the ``give`` phase: everybody's pairs, one site after the other."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._given: list[State] = []
+
+    def add(self, update: Update) -> None:
+        self._given.append({name: tensor.clone() for name, tensor in update.state.items()})
+
+    def commit(self) -> None:
+        pool = {name: torch.cat([pairs[name] for pairs in self._given]) for name in ("image", "text")}
+        self._server.memory |= pool
 
 
 def _match(client: Client, image: Tensor, text: Tensor | None, batch: Batch) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, Update
-from fedvlp.methods.ensemble import GLOBAL, host
+from fedvlp.methods.ensemble import GLOBAL, trainer
 from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.math.contrast import best_is_own, opposite
 
@@ -36,8 +36,8 @@ class FedGEMS(FedMD):
 
     def targets(self, server: Server, combined: State) -> State:
         own = self.teachers(server)
-        there = host(server).client.here(own)
-        with host(server).threads():
+        there = trainer(server).client.here(own)
+        with trainer(server).threads():
             right = {name: best_is_own(there[name], there[opposite(name)]).cpu() for name in combined}
         return {name: torch.where(right[name][:, None], own[name], tensor) for name, tensor in combined.items()}
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator
 
-from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.aggregation import Aggregator, StreamingMean
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, Batch, Broadcast, State, Update, modality
+from fedvlp.core.types import MODALITIES, Batch, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require
 
 if TYPE_CHECKING:
@@ -38,20 +38,11 @@ class FedIoT(Method):
         super().__post_init__()
         require(self.alpha > 0, f"alpha is {self.alpha}; it must be positive")
 
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
-        return held(server.modalities[site], server.state), {}
+    def expects(self, server: Server, site: str) -> Expected:
+        return Expected(held(server.modalities[site], server.state))
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        parts = (*MODALITIES, SHARED)
-        means = {p: StreamingMean({n: t for n, t in server.state.items() if modality(n) == p}) for p in parts}
-        for update in updates:
-            has = server.modalities[update.site]
-            weight = self.weight(server, update) * (self.alpha if has == MODALITIES else 1.0)
-            for part in (*has, SHARED):
-                means[part].add(update.state, weight)
-            del update  # before the next one comes
-        for mean in means.values():
-            server.replace(mean.result())
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return ModalityMeans(self, server)
 
     def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
         private = super().batches(client, message, training, generator)
@@ -64,6 +55,30 @@ class FedIoT(Method):
 
     def upload(self, client: Client, message: Broadcast) -> State:
         return held(client.data.modalities, client.state())
+
+
+class ModalityMeans:
+    """One mean for each modality's tensors, over the sites that have it, and one for what all share."""
+
+    def __init__(self, method: FedIoT, server: Server) -> None:
+        self._method = method
+        self._server = server
+        self._means = {
+            kind: StreamingMean({name: t for name, t in server.state.items() if modality(name) == kind})
+            for kind in (*MODALITIES, SHARED)
+        }
+
+    def add(self, update: Update) -> None:
+        modalities = self._server.modalities[update.site]
+        weight = self._method.weight(self._server, update)
+        if modalities == MODALITIES:
+            weight *= self._method.alpha
+        for kind in (*modalities, SHARED):
+            self._means[kind].add(update.state, weight)
+
+    def commit(self) -> None:
+        for mean in self._means.values():
+            self._server.replace(mean.result())
 
 
 def held(modalities: Sequence[str], state: State) -> State:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
-from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.aggregation import Aggregator, StreamingMean
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, Broadcast, State, Update, modality
+from fedvlp.core.types import MODALITIES, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require
 
 VIRTUAL = "public"
@@ -40,8 +39,8 @@ class MFedAvg(Method):
         return self.local_steps if self.private or phase == VIRTUAL else 0
 
     # Server half
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
-        return {n: t for n, t in server.state.items() if self.sends(server.modalities[site], n)}, {}
+    def expects(self, server: Server, site: str) -> Expected:
+        return Expected({n: t for n, t in server.state.items() if self.sends(server.modalities[site], n)})
 
     def share(self, held: tuple[str, ...], part: str) -> float:
         """The factor of n_k in the mean of a ``part`` (image, text, or "" for what both share) at a site."""
@@ -53,28 +52,16 @@ class MFedAvg(Method):
         counts = self.private or update.site not in server.sites
         return {part: counts * self.share(held, part) for part in (*MODALITIES, "")}
 
-    def weighted(self, server: Server, updates: Iterable[Update]) -> Iterator[tuple[Update, dict[str, float]]]:
-        """Every update with its weight in the mean of each part; only ratios count."""
-        for update in updates:
-            n = self.weight(server, update)
-            yield update, {part: n * share for part, share in self.factors(server, update).items()}
-            del update  # before the next one comes
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return TowerMeans(self, server)
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        parts = {part: {n: t for n, t in server.state.items() if modality(n) == part} for part in (*MODALITIES, "")}
-        means = {part: StreamingMean(tensors) for part, tensors in parts.items()}
-        for update, weights in self.weighted(server, chain(updates, self.virtual_client(server))):
-            for part, mean in means.items():
-                mean.add(update.state, weights[part])
-            del update
-        server.replace({name: tensor for mean in means.values() for name, tensor in mean.result().items()})
-
-    def virtual_client(self, server: Server) -> Iterator[Update]:
+    def virtual_client(self, server: Server) -> Update | None:
         """The server's own update, trained on the public set from the weights that the sites were sent."""
-        if self.public and server.host is not None:
-            host = server.host
-            state = host.trained(self, server, VIRTUAL)
-            yield Update(host.client.name, server.round, server.phase, host.client.data.num_train, state)
+        trainer = server.trainer
+        if not self.public or trainer is None:
+            return None
+        state = trainer.trained(self, server, VIRTUAL)
+        return Update(trainer.client.name, server.round, server.phase, trainer.client.data.num_train, state)
 
     # Site half
     def sends(self, held: tuple[str, ...], name: str) -> bool:
@@ -83,3 +70,36 @@ class MFedAvg(Method):
 
     def upload(self, client: Client, message: Broadcast) -> State:
         return {name: t for name, t in client.state().items() if self.sends(client.data.modalities, name)}
+
+
+class TowerMeans:
+    """One mean for each tower, over the sites that have its modality, and one for what both share."""
+
+    def __init__(self, method: MFedAvg, server: Server) -> None:
+        self.method = method
+        self.server = server
+        self._means = {
+            part: StreamingMean({name: t for name, t in server.state.items() if modality(name) == part})
+            for part in (*MODALITIES, "")
+        }
+
+    def add(self, update: Update) -> None:
+        samples = self.method.weight(self.server, update)
+        factors = self.method.factors(self.server, update)
+        self.fold(update, {part: samples * factor for part, factor in factors.items()})
+
+    def fold(self, update: Update, weights: Mapping[str, float]) -> None:
+        """Adds an update with its weight in the mean of each part; only ratios count."""
+        for part, mean in self._means.items():
+            mean.add(update.state, weights[part])
+
+    def commit(self) -> None:
+        own = self.method.virtual_client(self.server)
+        if own is not None:
+            self.add(own)
+        self.write()
+
+    def write(self) -> None:
+        """The means become the server's weights."""
+        for mean in self._means.values():
+            self.server.replace(mean.result())

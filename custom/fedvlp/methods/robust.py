@@ -7,12 +7,14 @@ loss by an exponentiated-gradient step and projects it onto a divergence ball ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
@@ -22,6 +24,11 @@ from fedvlp.core.validate import require
 from fedvlp.methods.math.dro import dro_weights, step_multiplier
 
 WEIGHTS, LOSSES = "dro_weights", "dro_losses"
+"""In the server's memory: w and the last known v, float64 [N] each."""
+
+HARDNESS = "loss"
+"""The scalar of an update that holds v_i."""
+
 ACTIONS = ("lr", "loss", "aggregate")
 
 
@@ -33,6 +40,8 @@ class RobustWeights(Method):
     the round's first phase (no visit of its own), so w moves right after that phase and acts from the next phase on;
     the initial model's loss (round 0) does not move it.
     """
+
+    probes: ClassVar[tuple[str, ...]] = (HARDNESS,)
 
     weighting: str = "uniform"  # the mean over sites is 1/N (Alg. 1)
     gamma: float = 0.5  # step of the exponentiated gradient, >= 0 (released code: 0.01 x 50 steps)
@@ -67,30 +76,21 @@ class RobustWeights(Method):
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         message = super().broadcast(server, site)
-        if self.dro_apply == "aggregate":
-            return message
-        return replace(message, scalars={f"{self.dro_apply}_scale": self.multiplier(server, site)})
+        if self.dro_apply == "lr":
+            return replace(message, lr_scale=self.multiplier(server, site))
+        if self.dro_apply == "loss":
+            return replace(message, loss_scale=self.multiplier(server, site))
+        return message
 
     def weight(self, server: Server, update: Update) -> float:
         weight = super().weight(server, update)
         return weight * self.multiplier(server, update.site) if self.dro_apply == "aggregate" else weight
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        losses: dict[str, float] = {}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return RobustAggregator(self, server, super().aggregator(server, phase))
 
-        def noting() -> Iterator[Update]:
-            for update in updates:
-                if "probe/loss" in update.metrics:
-                    losses[update.site] = update.metrics["probe/loss"]
-                yield update
-                del update
-
-        super().aggregate(server, noting(), phase)
-        if losses and server.round > 0:
-            self.reweigh(server, losses)
-
-    def reweigh(self, server: Server, losses: dict[str, float]) -> None:
-        """w <- Proj(EG(w, v)) (spec 3.1); a site that sent no loss counts with its last one."""
+    def reweigh(self, server: Server, losses: Mapping[str, float]) -> None:
+        """w <- Proj(EG(w, v)) (spec 3.1); a site whose v_i is unknown counts with its last one."""
         known = server.memory[LOSSES].clone()
         for site, loss in losses.items():
             known[server.sites.index(site)] = min(loss, self.loss_cap)
@@ -100,17 +100,41 @@ class RobustWeights(Method):
         server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
-        """v_i: mean hardness of the received model on a fixed ``dro_fraction`` of the training records (spec 3.6)."""
+        """v_i: mean hardness of the received model on a fixed ``dro_fraction`` of the training records (spec 3.6).
+
+        nan at a site with fewer records than one batch of ``dro_batch``.
+        """
         count = client.data.num_train
         wanted = max(self.dro_batch, math.floor(self.dro_fraction * count))
         if count < self.dro_batch:
-            return {}
+            return {HARDNESS: math.nan}
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
         losses = [self.hardness(client.objective(client.model(batch), batch)) for batch in batches]
-        return {"loss": float(torch.stack(losses).mean())}
+        return {HARDNESS: float(torch.stack(losses).mean())}
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
         """v_i of one batch from the objective's terms: the contrastive loss."""
         return terms["contrastive"]
+
+
+class RobustAggregator:
+    """The mean of the updates; then w moves by the losses v that came with them."""
+
+    def __init__(self, method: RobustWeights, server: Server, mean: Aggregator) -> None:
+        self._method = method
+        self._server = server
+        self._mean = mean
+        self._losses: dict[str, float] = {}
+
+    def add(self, update: Update) -> None:
+        self._mean.add(update)
+        loss = update.scalars.get(HARDNESS, math.nan)  # sent in the first phase of a round alone
+        if not math.isnan(loss):
+            self._losses[update.site] = loss
+
+    def commit(self) -> None:
+        self._mean.commit()
+        if self._losses and self._server.round > 0:
+            self._method.reweigh(self._server, self._losses)

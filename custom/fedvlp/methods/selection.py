@@ -5,18 +5,18 @@ The part that FedSM and PMS-FM share beside SoftPull: the training of one select
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.aggregation import Aggregator, StreamingMean
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.types import Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.methods.softpull import SoftPull
 
@@ -52,26 +52,18 @@ class Selection(SoftPull):
             server.memory |= {prefix + name: torch.zeros_like(t) for name, t in _selector(server.state).items()}
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
-        return replace(super().broadcast(server, site), scalars={"site": float(server.sites.index(site))})
+        message = super().broadcast(server, site)
+        return replace(message, scalars=message.scalars | {"site": float(server.sites.index(site))})
 
-    def expects(self, server: Server, site: str) -> tuple[State, State]:
-        state, aux = super().expects(server, site)
-        return state | (_selector(server.state, GRADIENT) if server.phase == "train" else {}), aux
+    def expects(self, server: Server, site: str) -> Expected:
+        expected = super().expects(server, site)
+        if server.phase != "train":
+            return expected
+        return replace(expected, state=expected.state | _selector(server.state, GRADIENT))
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        if phase == "personal":
-            super().aggregate(server, updates, phase)
-            return
-        gradient = StreamingMean(_selector(server.state, GRADIENT))
-
-        def noting() -> Iterator[Update]:
-            for update in updates:
-                gradient.add(update.state, self.weight(server, update))
-                yield update
-                del update
-
-        super().aggregate(server, noting(), phase)
-        self.step(server, gradient.result())
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        inner = super().aggregator(server, phase)
+        return SelectorStep(self, server, inner) if phase == "train" else inner
 
     def step(self, server: Server, gradient: State) -> None:
         """One Adam step on the selector; the moments stay in the server's memory."""
@@ -111,6 +103,24 @@ class Selection(SoftPull):
             for gradient, part in zip(total.values(), parts, strict=True):
                 gradient.add_(part, alpha=len(batch["row"]) / client.data.num_train)
         return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
+
+
+class SelectorStep:
+    """FedAvg's mean; then one step of the selector on the mean of the sites' gradients."""
+
+    def __init__(self, method: Selection, server: Server, mean: Aggregator) -> None:
+        self._method = method
+        self._server = server
+        self._mean = mean
+        self._gradient = StreamingMean(_selector(server.state, GRADIENT))
+
+    def add(self, update: Update) -> None:
+        self._gradient.add(update.state, self._method.weight(self._server, update))
+        self._mean.add(update)
+
+    def commit(self) -> None:
+        self._mean.commit()
+        self._method.step(self._server, self._gradient.result())
 
 
 def _selector(state: Mapping[str, Tensor], prefix: str = "") -> State:

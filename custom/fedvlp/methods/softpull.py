@@ -5,11 +5,12 @@ The part that FedSM and PMS-FM share: beside the global model the server keeps o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -54,15 +55,24 @@ class SoftPull(Method):
             return message
         return replace(message, state=server.state | self.personal(server, site))
 
-    def aggregate(self, server: Server, updates: Iterable[Update], phase: str) -> None:
-        if phase != "personal":
-            super().aggregate(server, updates, phase)
-            return
-        models = {site: self.personal(server, site) for site in server.sites}  # who does not reply keeps what it has
-        for update in updates:
-            models[update.site] = {name: tensor.clone() for name, tensor in update.state.items()}
-        for site, own in soft_pull(models, self.softpull).items():
-            server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return PersonalModels(self, server) if phase == "personal" else super().aggregator(server, phase)
+
+
+class PersonalModels:
+    """Aggregator of the ``personal`` phase: pulls the personalised models of all sites towards each other."""
+
+    def __init__(self, method: SoftPull, server: Server) -> None:
+        self._method = method
+        self._server = server
+        self._models = {site: method.personal(server, site) for site in server.sites}  # the silent keep what they have
+
+    def add(self, update: Update) -> None:
+        self._models[update.site] = {name: tensor.clone() for name, tensor in update.state.items()}
+
+    def commit(self) -> None:
+        for site, own in soft_pull(self._models, self._method.softpull).items():
+            self._server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
 
 
 def _owned(site: str, name: str) -> str:

@@ -111,7 +111,7 @@ class Assembly:
         if not self.has_public:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training
-        server.host = ServerTrainer(
+        server.trainer = ServerTrainer(
             self.client("server", self.public(None)), training, evaluation(self.config(), public=True)
         )
         return server

@@ -33,7 +33,7 @@ def train(
 ) -> dict[str, float]:
     """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
 
-    ``message.scalars`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
+    ``message`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
     steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
     ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
     optimiser's tensors of an earlier phase that trained the same parameters, replaced by those of this one.
@@ -42,7 +42,7 @@ def train(
     phases = method.phases(message.round)
     part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
-    step = Stepper(client, training, message.scalars, seed(client.seed, client.name, message.round, part, "ranks"))
+    step = Stepper(client, training, message, seed(client.seed, client.name, message.round, part, "ranks"))
     if optimizer:
         step.go_on(optimizer)
     batches = method.batches(client, message, training, generator)

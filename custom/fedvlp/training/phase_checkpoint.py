@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.client import Client
-from fedvlp.core.types import Broadcast, State
+from fedvlp.core.types import Broadcast, State, header
 from fedvlp.training import distributed
 from fedvlp.training.step import Stepper
 
@@ -90,7 +90,7 @@ class PhaseCheckpoint:
 def identity(message: Broadcast, memory: State, settings: object) -> str:
     """A hash of everything that a task depends on; ``settings`` are frozen dataclasses."""
     found = hashlib.blake2b(digest_size=16)
-    found.update(json.dumps([message.round, message.phase, sorted(message.scalars.items()), repr(settings)]).encode())
+    found.update(json.dumps([header(message), repr(settings)], sort_keys=True).encode())
     for kind, tensors in (("state", message.state), ("aux", message.aux), ("memory", memory)):
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.seeds import seed
-from fedvlp.core.types import Batch, State
+from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
 from fedvlp.training.config import Training
@@ -26,13 +26,13 @@ Losses = Callable[[Batch], dict[str, Tensor]]
 class Stepper:
     """The optimiser steps of one phase on a client's trainable parameters."""
 
-    def __init__(self, client: Client, training: Training, scalars: dict[str, float], purpose: int) -> None:
-        """``scalars``: of the broadcast. ``purpose``: a seed that names the phase."""
+    def __init__(self, client: Client, training: Training, message: Broadcast, purpose: int) -> None:
+        """``message`` scales the learning rate or the loss. ``purpose``: a seed that names the phase."""
         self.client, self.training, self.purpose = client, training, purpose
         self.parameters = [parameter for _, parameter in client.trainable()]
-        self.optimizer = training.build(self.parameters, scalars.get("lr_scale", 1.0))
+        self.optimizer = training.build(self.parameters, message.lr_scale)
         self.schedule = training.warm_up(self.optimizer)
-        self.loss_scale = scalars.get("loss_scale", 1.0)
+        self.loss_scale = message.loss_scale
         self.device = client.device
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")

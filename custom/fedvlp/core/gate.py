@@ -1,0 +1,139 @@
+"""The gate through which every reply of a site passes before the server uses it: types, lengths, ranges and tensors.
+
+A reply may be wrong in any way, by accident or on purpose. FLARE itself lets NaN through, broadcasts a (1,) tensor into
+(3,) and counts 0 or negative samples as 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.types import MODALITIES, Expected, Update
+
+LARGEST_METRIC = 1e12
+"""A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
+
+MOST_METRICS = 1000
+"""Figures in one reply; a model judged on 14 findings by two splits reports some dozens."""
+
+LONGEST_NAME = 200
+"""Characters of a metric's name."""
+
+PUBLIC_IDS = 2**53
+"""Every id of a public set is smaller, so that it is exact as a float too."""
+
+
+def check(
+    update: Update,
+    *,
+    site: str,
+    round: int,
+    phase: str,
+    expected: Expected,
+    max_samples: int,
+    probes: tuple[str, ...] = (),
+) -> str | None:
+    """Why this reply of ``site`` must be dropped, or None.
+
+    It must carry exactly the tensors of ``expected``, finite, and exactly the scalars named in ``probes``.
+    """
+    if update.site != site:
+        return f"it names another site than the channel it came through (expected {site})"
+    if type(update.round) is not int or (update.round, update.phase) != (round, phase):
+        return f"it is for round {_shown(update.round)} phase {_shown(update.phase)}, expected {round} {phase!r}"
+    return (
+        _check_header(update, max_samples)
+        or _check_scalars(update, probes)
+        or _check_metrics(update)
+        or check_tensors(update.state, expected.state)
+        or check_tensors(update.aux, expected.aux)
+    )
+
+
+def _check_header(update: Update, max_samples: int) -> str | None:
+    samples, held, public_id = update.num_samples, update.modalities, update.public_id
+    if type(samples) is not int or not 0 <= samples <= max_samples:
+        return f"num_samples is {_shown(samples)}, expected a whole number from 0 to {max_samples:,}"
+    if not isinstance(held, tuple) or sum(name in held for name in MODALITIES) != len(held):
+        return f"modalities is {_shown(held)}, expected some of {', '.join(MODALITIES)}, each once"
+    if type(public_id) is not int or not 0 <= public_id < PUBLIC_IDS:
+        return f"public_id is {_shown(public_id)}, expected a whole number from 0 to 2^53"
+    return None
+
+
+def _check_scalars(update: Update, probes: tuple[str, ...]) -> str | None:
+    """A scalar may be nan (the site cannot know it) but not be left out: the method would go on without it, unsaid."""
+    scalars = update.scalars
+    if not isinstance(scalars, dict):
+        return f"scalars is a {type(scalars).__name__}, expected a dictionary"
+    missing = [name for name in probes if name not in scalars]
+    if missing:
+        return (
+            f"it lacks the scalar {missing[0]!r}, which the method needs; see what this site's filters take out, or "
+            "choose a method that does without it"
+        )
+    if len(scalars) > len(probes):
+        return f"it has {len(scalars) - len(probes)} scalar(s) that the method does not know"
+    for name, value in scalars.items():
+        if not _is_number(value) or abs(value) > LARGEST_METRIC:
+            return f"scalar {name!r} is {_shown(value)}, expected a number up to {LARGEST_METRIC:g}, or nan"
+    return None
+
+
+def _check_metrics(update: Update) -> str | None:
+    metrics = update.metrics
+    if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
+        return f"metrics is {_shown(metrics)}, expected a dictionary of at most {MOST_METRICS} figures"
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            return f"the name of a metric is {_shown(name)}, expected at most {LONGEST_NAME} printable characters"
+        if not _is_number(value) or not abs(value) <= LARGEST_METRIC:
+            return f"metric {name!r} is {_shown(value)}, expected a finite number up to {LARGEST_METRIC:g}"
+    return None
+
+
+def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> str | None:
+    """Why ``state`` does not have exactly the names, shapes and dtypes of ``reference`` with finite values, or None."""
+    if not isinstance(state, Mapping):
+        return f"its tensors are a {type(state).__name__}, expected a dictionary"
+    for label, names in (("missing", reference.keys() - state.keys()), ("unexpected", state.keys() - reference.keys())):
+        if names:
+            listed = ", ".join(sorted(str(name)[:LONGEST_NAME] for name in names)[:3])
+            return f"{len(names)} {label} tensor(s), e.g. {listed}"
+    for name, expected in reference.items():
+        seen = state[name]  # once: what waits on disk is read, and decoded, whenever it is asked for
+        if not isinstance(seen, Tensor):
+            return f"{name} is a {type(seen).__name__}, expected a tensor"
+        if seen.shape != expected.shape or seen.dtype != expected.dtype:
+            return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
+        problem = _check_values(name, seen)
+        if problem:
+            return problem
+    return None
+
+
+def _check_values(name: str, tensor: Tensor) -> str | None:
+    """Counts NaN and infinite values, refuses a negative running variance, which makes every output NaN; or None."""
+    # A finite sum proves every value finite in one read; only an infinite sum needs the exact count.
+    if tensor.is_floating_point() and not math.isfinite(tensor.sum().item()):
+        bad = int((~torch.isfinite(tensor)).sum())
+        if bad:
+            return f"{name} has {bad} value(s) that are NaN or infinite"
+    if name.endswith(".running_var") and bool((tensor < 0).any()):
+        return f"{name} has a negative variance"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """A number as it is; of anything else, which may be a patient's words, what it is and how long."""
+    if value is None or isinstance(value, (int, float)):
+        return repr(value)[:40]
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (str, tuple, dict)) else "")
