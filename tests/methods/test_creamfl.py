@@ -205,7 +205,7 @@ def test_batches_alternate_private_steps_and_passes_over_the_public_set() -> Non
     client, message = made.client("c"), Broadcast(0, "train", {}, {"image": units(1), "text": units(2)})
 
     def kinds(method: PublicEnsemble, message: Broadcast = message) -> list[str]:
-        batches = list(method.batches(client, message, SGD, torch.Generator().manual_seed(0)))
+        batches = list(method.batches(client, message, SGD.batch_size, torch.Generator().manual_seed(0)))
         for batch in batches:
             assert not any(name.startswith(("text", PUBLIC + "text")) for name in batch), "an image-only site"
         return [("p" if "row" in b else "") + ("P" if PUBLIC + "row" in b else "") for b in batches]
@@ -219,7 +219,7 @@ def test_batches_alternate_private_steps_and_passes_over_the_public_set() -> Non
 def test_a_pass_over_the_public_set_sees_every_item_once() -> None:
     client = world(public=pairs(99, 8)).client("a")
     message = Broadcast(0, "train", {}, {"image": units(1, 8), "text": units(2, 8)})
-    batches = SMALL.batches(client, message, SGD, torch.Generator().manual_seed(0))
+    batches = SMALL.batches(client, message, SGD.batch_size, torch.Generator().manual_seed(0))
     rows = [batch[PUBLIC + "row"].tolist() for batch in batches if PUBLIC + "row" in batch]
     assert [sorted(rows[i] + rows[i + 1]) for i in (0, 2)] == [list(range(8))] * 2
     assert rows[:2] != rows[2:], "another order every time"

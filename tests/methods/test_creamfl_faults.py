@@ -79,7 +79,8 @@ def test_c3_every_party_sees_the_same_public_inputs() -> None:
         client = assembly.site(site).client
         seen = torch.full_like(shared["image"], torch.nan)
         teachers = {name: torch.zeros(len(seen), 16) for name in ("image", "text")}
-        for batch in METHOD.batches(client, Broadcast(0, "train", {}, teachers), SMALL.training, torch.Generator()):
+        message, size = Broadcast(0, "train", {}, teachers), SMALL.training.batch_size
+        for batch in METHOD.batches(client, message, size, torch.Generator()):
             if PUBLIC + "row" in batch:
                 seen[batch[PUBLIC + "row"]] = batch[PUBLIC + "image"]
         known = ~seen.flatten(1).isnan().any(dim=1)

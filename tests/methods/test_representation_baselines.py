@@ -46,9 +46,9 @@ def test_fedmd_of_one_site_has_its_representations_as_consensus() -> None:
 def test_fedmd_digests_the_consensus_first_and_then_revisits_its_records() -> None:
     method = FedMD(**{**STEPS, "local_epochs": 2})
     client, teachers = world(method).client("a"), {"image": torch.zeros(8, 4)}
-    batches = method.batches(client, Broadcast(0, "train", {}, teachers), SGD, torch.Generator())
+    batches = method.batches(client, Broadcast(0, "train", {}, teachers), SGD.batch_size, torch.Generator())
     assert [PUBLIC + "row" in batch for batch in batches] == [True, True, False, False] * 2
-    first = method.batches(client, Broadcast(0, "train", {}), SGD, torch.Generator())
+    first = method.batches(client, Broadcast(0, "train", {}), SGD.batch_size, torch.Generator())
     assert [PUBLIC + "row" in batch for batch in first] == [False] * 4, "no consensus before the first round"
 
 
@@ -152,7 +152,7 @@ def test_fediot_gives_the_public_set_to_multimodal_sites() -> None:
 
     def of_public(site: str) -> list[bool]:
         client, message = made.client(site), Broadcast(0, "train", {})
-        batches = made.method.batches(client, message, SGD, torch.Generator().manual_seed(0))
+        batches = made.method.batches(client, message, SGD.batch_size, torch.Generator().manual_seed(0))
         return [bool((batch["image"][0] == public).all(dim=1).any()) for batch in batches]
 
     assert of_public("a") == [False, True, False, True]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.methods import FedAvg, FedDRA, FedFed
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import OBJECTIVES, GLoRIAConfig
 from fedvlp.run.config import fingerprint, from_config, nearest, override, to_config
@@ -235,3 +235,21 @@ def test_nearest() -> None:
 def test_defaults_are_an_experiment() -> None:
     experiment = Experiment("x", FedAvg())
     assert (experiment.model, experiment.training, experiment.rounds) == (ModelConfig(), Training(), Rounds())
+
+
+def test_a_size_that_two_parts_share_is_given_once() -> None:
+    """FedFed's pool and CreamFL's class weights have the model's sizes, in whatever order settings are overridden."""
+    model = dataclasses.replace(PRESETS["fedfed"].model, embedding_dim=32, image_size=40)
+    fedfed = dataclasses.replace(PRESETS["fedfed"], model=model)
+    assert isinstance(fedfed.method, FedFed)
+    assert (fedfed.method.embedding_dim, fedfed.method.image_size) == (32, 40)
+    creamfl = override(PRESETS["creamfl"], "model.embedding_dim", "32")
+    assert creamfl.objective.dim == 32
+    assert from_config(to_config(fedfed)) == fedfed
+
+
+def test_a_size_given_twice_must_be_the_same() -> None:
+    with pytest.raises(
+        ValueError, match=r"method.embedding_dim is 48, but it follows model.embedding_dim, which is 128"
+    ):
+        override(PRESETS["fedfed"], "method.embedding_dim", "48")

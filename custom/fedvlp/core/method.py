@@ -20,7 +20,6 @@ from fedvlp.core.validate import require
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
-    from fedvlp.training.config import Training
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Schedule:
     """What both halves know: the phases of a round, their steps, and which tensors train and travel in each."""
 
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
+    pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
     probes: ClassVar[tuple[str, ...]] = ()  # names of what SiteHooks.probe returns; an update without them is refused
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
@@ -98,6 +98,10 @@ class ServerHooks(Schedule):
         """The trained model."""
         return server.state
 
+    def personal(self, server: Server, site: str) -> State:
+        """The tensors in which the model of ``site`` that is kept at the server differs from the global one, if any."""
+        return {}
+
 
 @dataclass(frozen=True)
 class SiteHooks(Schedule):
@@ -118,9 +122,9 @@ class SiteHooks(Schedule):
         """Figures of the received model for people, when ``probe`` is called; they are metrics ``probe/<name>``."""
         return {}
 
-    def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
-        """One batch for every optimiser step of the phase."""
-        return client.data.train_batches(self.steps(message.phase), training.batch_size, generator)
+    def batches(self, client: Client, message: Broadcast, batch_size: int, generator: Generator) -> Iterator[Batch]:
+        """One batch of ``batch_size`` records for every optimiser step of the phase."""
+        return client.data.train_batches(self.steps(message.phase), batch_size, generator)
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
         """Fills in what a batch lacks, e.g. a missing modality."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -13,7 +15,28 @@ from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.types import State
 
 if TYPE_CHECKING:
-    from fedvlp.federation.server_trainer import ServerTrainer
+    from fedvlp.core.client import Client
+    from fedvlp.core.method import Method
+
+
+class Trainer(Protocol):
+    """The server as a trainee, on the public set (federation/server_trainer.py)."""
+
+    client: Client
+
+    def stop_when(self, asked: Callable[[], bool]) -> None: ...
+
+    def threads(self) -> AbstractContextManager[None]: ...
+
+    def session(self, state: Mapping[str, Tensor], *purpose: object) -> AbstractContextManager[Client]: ...
+
+    def train(
+        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
+    ) -> None: ...
+
+    def trained(self, method: Method, server: Server, phase: str) -> State: ...
+
+    def measure(self, state: State, splits: int) -> dict[str, float]: ...
 
 
 @dataclass
@@ -35,7 +58,7 @@ class Server:
     spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
     metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
     modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
-    trainer: ServerTrainer | None = None  # trains and measures the server's model on the public set, if there is one
+    trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
 
     def replace(self, tensors: State) -> None:
         """Commits new values for some tensors of the model; an empty dict keeps the model.

@@ -33,6 +33,10 @@ class ServerTrainer:
     evaluate: Evaluate | None = None
     should_stop: Callable[[], bool] = lambda: False
 
+    def stop_when(self, asked: Callable[[], bool]) -> None:
+        """Training raises Aborted at the next step after ``asked()`` is True."""
+        self.should_stop = asked
+
     @contextmanager
     def threads(self) -> Iterator[None]:
         """A fixed number of threads, as another number gives other last bits; then those of before."""

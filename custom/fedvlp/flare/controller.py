@@ -129,7 +129,7 @@ class FederatedController(Controller):
         if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
         if server.trainer:
-            server.trainer.should_stop = lambda: self._abort.triggered
+            server.trainer.stop_when(lambda: self._abort.triggered)
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
         self._status(folder, "running", "")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -19,14 +19,10 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.server_state import Server
+from fedvlp.core.server_state import Server, Trainer
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import Ensemble, only, representations
-
-if TYPE_CHECKING:
-    from fedvlp.federation.server_trainer import ServerTrainer
-    from fedvlp.training.config import Training
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
@@ -133,12 +129,12 @@ class PublicEnsemble(Method):
         assert client.initial is not None
         client.load(own or client.initial())
 
-    def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
-        size = training.batch_size
+    def batches(self, client: Client, message: Broadcast, batch_size: int, generator: Generator) -> Iterator[Batch]:
         if message.phase in (TASK, DISTIL):
             steps = self.server_steps if message.phase == TASK else self.distil_steps
-            return client.data.train_batches(steps or one_pass(client.data.num_train, size), size, generator)
-        return self.local_batches(client, message, size, generator)
+            steps = steps or one_pass(client.data.num_train, batch_size)
+            return client.data.train_batches(steps, batch_size, generator)
+        return self.local_batches(client, message, batch_size, generator)
 
     def local_batches(self, client: Client, message: Broadcast, size: int, generator: Generator) -> Iterator[Batch]:
         """In each local epoch private batches and, if there are teachers, the public set once."""
@@ -200,7 +196,7 @@ class Distillation:
         method.close(server, combined)
 
 
-def trainer(server: Server) -> ServerTrainer:
+def trainer(server: Server) -> Trainer:
     """The server as a trainee; Assembly has given it one."""
     assert server.trainer is not None
     return server.trainer

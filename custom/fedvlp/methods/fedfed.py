@@ -5,7 +5,7 @@ Adapted to image-text pairs: where the paper asks a classifier, the objective as
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,8 +43,8 @@ class FedFed(Method):
     residual: float = 2.0  # the paper's CE of x_s
     kl: float = 0.005
     plain: float = 0.4  # the paper's CE of x
-    image_size: int = 64  # pixels, and
-    embedding_dim: int = 128  # d of the model: what the server holds the shared pairs against
+    image_size: int = field(default=64, metadata={"follows": "model.image_size"})  # pixels of the shared images
+    embedding_dim: int = field(default=128, metadata={"follows": "model.embedding_dim"})  # d of the shared embeddings
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Generator
 
@@ -14,9 +14,6 @@ from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require
-
-if TYPE_CHECKING:
-    from fedvlp.training.config import Training
 
 SHARED = ""  # what belongs to no modality, e.g. the objective
 
@@ -44,12 +41,12 @@ class FedIoT(Method):
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return ModalityMeans(self, server)
 
-    def batches(self, client: Client, message: Broadcast, training: Training, generator: Generator) -> Iterator[Batch]:
-        private = super().batches(client, message, training, generator)
+    def batches(self, client: Client, message: Broadcast, batch_size: int, generator: Generator) -> Iterator[Batch]:
+        private = super().batches(client, message, batch_size, generator)
         if not self.share_public or client.public is None or len(client.data.modalities) < 2:
             yield from private
             return
-        public = client.public.train_batches(self.steps(message.phase), training.batch_size, generator)
+        public = client.public.train_batches(self.steps(message.phase), batch_size, generator)
         for step, batch in enumerate(private):
             yield next(public) if step % 2 else batch
 

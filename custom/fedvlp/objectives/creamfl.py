@@ -6,7 +6,7 @@ Differs: a record may have several positive labels, or none (see ``CreamFLTask``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class CreamFLTaskConfig:
     """Configuration of ``CreamFLTask``; the defaults are the released code's (spec 6.2)."""
 
     classes: int = 5  # L labels, or L + 1 with "none of them"
-    dim: int = 128  # d, the model's embedding_dim
+    dim: int = field(default=128, metadata={"follows": "model.embedding_dim"})  # d
     feature_scale: float = 128.0
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes

@@ -21,7 +21,6 @@ from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import Centralized
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import POOLED, Experiment
@@ -41,7 +40,7 @@ class Assembly:
     @property
     def pooled(self) -> bool:
         """Whether all records train at one place."""
-        return isinstance(self.experiment.method, Centralized)
+        return self.experiment.method.pooled
 
     @property
     def cohort(self) -> Cohort:

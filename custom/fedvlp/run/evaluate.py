@@ -12,7 +12,6 @@ from fedvlp.core.types import MODALITIES, State
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
-from fedvlp.methods.softpull import SoftPull
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
@@ -137,9 +136,9 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
 
 def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
     """The sites' own models, if the method has such: at the server (PMS-FM, FedSM), or in their memories (Local)."""
-    method = assembly.experiment.method
-    if isinstance(method, SoftPull):
-        return {site: {**state, **method.personal(server, site)} for site in server.sites}
+    personal = {site: assembly.experiment.method.personal(server, site) for site in server.sites}
+    if any(personal.values()):
+        return {site: {**state, **own} for site, own in personal.items()}
     return _kept_at_sites(assembly, state)
 
 

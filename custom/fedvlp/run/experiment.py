@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any, Protocol
 
 from torch import nn
@@ -79,3 +80,25 @@ class Experiment:
     def __post_init__(self) -> None:
         # FLARE's component builder leaves what is inside of a list unbuilt
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
+        for name in ("method", "objective", "extra"):
+            object.__setattr__(self, name, self._following(name))
+
+    def _following(self, name: str) -> Any:
+        """The part ``name``; its fields that follow another part's (metadata ``follows``) have that one's value.
+
+        Such a size is given once. Raises ValueError where it was given twice, and differs.
+        """
+        part = getattr(self, name)
+        settings = fields(part) if is_dataclass(part) else ()
+        followed = {}
+        for setting in settings:
+            path = setting.metadata.get("follows")
+            if path is None:
+                continue
+            own, wanted = getattr(part, setting.name), attrgetter(path)(self)
+            require(
+                own in (wanted, setting.default),
+                f"{name}.{setting.name} is {own}, but it follows {path}, which is {wanted}; set that one alone",
+            )
+            followed[setting.name] = wanted
+        return replace(part, **followed) if followed else part

@@ -45,7 +45,7 @@ def train(
     step = Stepper(client, training, message, seed(client.seed, client.name, message.round, part, "ranks"))
     if optimizer:
         step.go_on(optimizer)
-    batches = method.batches(client, message, training, generator)
+    batches = method.batches(client, message, training.batch_size, generator)
 
     def losses(batch: Batch) -> dict[str, Tensor]:
         return method.losses(client, method.complete(client, batch, message), message)
