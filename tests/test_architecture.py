@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
 from support import picture
 from support.rooms import BELOW, MODULES, PACKAGE, imports, part
 
