@@ -42,7 +42,7 @@ STEPS = (
         "eq. 1",
         "The loss of a site: the objective, and the distance of both embeddings from the anchor's.",
         "L = L<sub>MI</sub>(z<sub>x</sub>, z<sub>y</sub>) + μ L<sub>C</sub><br>"
-        "L<sub>C</sub> = 1/B Σ<sub>b</sub> (‖z<sub>x</sub> − z*<sub>x</sub>‖² + ‖z<sub>y</sub> − z*<sub>y</sub>‖²)",
+        "L<sub>C</sub> = 1/B Σ<sub>b</sub> (‖z<sub>x</sub> − z∗<sub>x</sub>‖² + ‖z<sub>y</sub> − z∗<sub>y</sub>‖²)",
         (
             f"{DRA}::test_the_constraint_by_hand",
             f"{DRA}::test_b3_where_the_anchor_is_the_model_the_constraint_and_its_gradient_are_0",
@@ -54,7 +54,7 @@ STEPS = (
     Step(
         "line 1",
         "Site i is sent the model and its weight, and keeps a frozen copy as the anchor.",
-        "(enc, al) → site i, with m<sub>i</sub> = N w<sub>i</sub><br>(enc*, al*) ← (enc, al)",
+        "(enc, al) → site i, with m<sub>i</sub> = N w<sub>i</sub><br>(enc∗, al∗) ← (enc, al)",
         (
             f"{ROBUST}::test_the_multiplier_is_n_times_the_weight",
             f"{ROBUST}::test_how_the_weights_act",
