@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rooms import BELOW
 
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.zero_shot import ZeroShot
@@ -182,6 +184,33 @@ def test_a_stranger_can_read_it(path: Path) -> None:
     """No paths of somebody's machine, no numbers of an issue tracker, no folder that is not in the repository."""
     private = re.compile(r"(?<!\w)/(?:work|tmp|home|root)\b|\bshared/|\bissue \d+|\bspec/|\bI ran\b|\[I\]")
     assert private.findall(path.read_text(encoding="utf-8")) == []
+
+
+# docs/design.md
+
+
+def section(heading: str) -> str:
+    """A section of the design."""
+    return text("design.md").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_the_design_names_every_room() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", section("2. The rooms"), re.MULTILINE)) == BELOW.keys()
+
+
+def test_the_design_names_every_hook_in_its_group() -> None:
+    named: dict[str, set[str]] = {}
+    group = ""
+    for first, hooks in re.findall(
+        r"^\| ?(`\w+`)? \| ((?:`\w+`(?:, )?)+) \|", section("3. The contract"), re.MULTILINE
+    ):
+        group = first.strip("`") or group
+        named.setdefault(group, set()).update(re.findall(r"`(\w+)`", hooks))
+    groups = (Schedule, ServerHooks, SiteHooks)
+    assert named == {
+        kind.__name__: {name for name, hook in vars(kind).items() if inspect.isfunction(hook) and name[0] != "_"}
+        for kind in groups
+    }
 
 
 # Tables of settings

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.rooms import BELOW
 
 from fedvlp.core.names import PUBLIC
 
@@ -48,9 +47,3 @@ def test_nothing_is_loaded_from_another_machine(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 15
     assert [page.name for page in pages if loads.search(page.read_text(encoding="utf-8"))] == []
-
-
-def test_the_design_names_every_room() -> None:
-    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    rooms = design.partition("## 2. The rooms")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE)) == BELOW.keys()
