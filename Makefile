@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-all golden mutants lint bench clean
+.PHONY: demo poc test test-all docs golden mutants lint bench clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -30,6 +30,12 @@ test: $(VENV)/ready
 # The rest too: simulator, provisioned and POC runs, several processes per site, another device.
 test-all: test
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
+docs: $(VENV)/ready
+	PYTHONPATH=tests $(BIN)/python -m support.picture
+	PYTHONPATH=tests $(BIN)/python -m support.feddra_page
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.
 golden: $(VENV)/ready

@@ -9,34 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support import picture
+from support.rooms import BELOW, MODULES, PACKAGE, imports, part
 
-import fedvlp
-
-PACKAGE = Path(fedvlp.__file__).parent
 TESTS = Path(__file__).parent
-MODULES = {
-    ".".join(("fedvlp", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
-
-LAYERS = [
-    {"core"},
-    {"training", "models", "objectives", "data"},
-    {"federation", "methods"},
-    {"evaluation"},
-    {"run"},
-    {"report", "deploy"},
-    {"flare"},
-    {"cli"},
-]
-"""From the bottom up; a room may import itself and what is below it."""
-
-BELOW: dict[str, set[str]] = {
-    part: {part}.union(*LAYERS[:level]) for level, layer in enumerate(LAYERS) for part in layer
-} | {
-    "federation": {"federation", "training", "core"},
-    "methods": {"methods", "core"},  # towers, objectives, data and the server's trainer are protocols to them
-}
 
 ONLY = {  # a third-party package, and the parts that may import it
     "nvflare": {"flare"},
@@ -58,34 +34,6 @@ TORCH_ALONE = {
     "numpy",
     "safetensors",
 }  # what core, training, federation and methods may import beside the standard library
-
-
-def part(module: str) -> str:
-    """``fedvlp.core.server_state`` -> ``core``; the package itself -> nothing."""
-    return [*module.split("."), ""][1]
-
-
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """(module, line, lazy) of every import in a file, also inside functions; not those for type checking alone."""
-
-    def visit(node: ast.AST, lazy: bool) -> Iterator[tuple[str, int, bool]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Import):
-                yield from ((alias.name, child.lineno, lazy) for alias in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{path.name}:{child.lineno}: imports are absolute in this project"
-                assert child.module is not None
-                yield child.module, child.lineno, lazy
-                if child.module.startswith("fedvlp"):
-                    full = (f"{child.module}.{alias.name}" for alias in child.names)
-                    yield from ((name, child.lineno, lazy) for name in full if name in MODULES)
-            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-                yield from (found for statement in child.orelse for found in visit(statement, lazy))
-            else:
-                function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-                yield from visit(child, lazy or function)
-
-    yield from visit(ast.parse(path.read_text(encoding="utf-8")), False)
 
 
 def test_every_part_of_the_package_has_a_layer() -> None:
@@ -159,6 +107,23 @@ def test_no_modules_import_one_another() -> None:
     arrows = {name: {to for to, _, _ in imports(path) if to in modules} for name, path in modules.items()}
     assert circles(arrows) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+def test_the_picture_is_of_this_code() -> None:
+    """``PYTHONPATH=tests python -m support.picture`` draws it anew, and so does ``make docs``."""
+    found = picture.arrows()
+    assert ("cli", "run") in found
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.drawn(found)
+
+
+def test_no_arrow_of_the_picture_points_upward() -> None:
+    assert picture.not_downward(picture.arrows()) == []
+    planted = {("core", "cli"), ("data", "models"), ("run", "core")}
+    assert picture.not_downward(planted) == [("core", "cli"), ("data", "models")]
+
+
+def test_pale_arrows_are_those_that_a_longer_way_implies() -> None:
+    assert picture.implied({("c", "b"), ("b", "a"), ("c", "a"), ("d", "a")}) == {("c", "a")}
 
 
 def test_no_module_lies_outside_of_the_rooms() -> None:

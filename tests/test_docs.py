@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.rooms import BELOW
 
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.zero_shot import ZeroShot
@@ -136,14 +138,21 @@ def test_a_dangling_reference_is_found(planted: str, found: list[str]) -> None:
     assert dangling(planted) == found
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    for path in DOCS:
-        content = path.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", content):
-            assert target.startswith("https://") or (path.parent / target).exists(), f"{path.name}: {target}"
-        anchors = {anchor(line.lstrip("# ")) for line in content.splitlines() if line.startswith("#")}
-        for target in re.findall(r"\]\(#([^)]+)\)", content):
-            assert target in anchors, f"{path.name}: #{target}"
+@pytest.mark.parametrize("path", DOCS + PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    """To a file, and where a section is named to a heading of it."""
+    for target, section in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        if target.startswith("https://"):
+            continue
+        page = path.parent / target if target else path
+        assert page.exists(), f"{path.name}: {target}"
+        assert not section or section in anchors(page), f"{path.name}: {target}#{section}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The sections of a page that a link can lead to."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    return {anchor(line.lstrip("# ")) for line in lines if line.startswith("#")}
 
 
 def anchor(heading: str) -> str:
@@ -161,7 +170,7 @@ def functions(path: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
     for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
         file, _, test = name.partition("::")
@@ -170,11 +179,38 @@ def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
             assert not test or test in functions(file), f"{file} has no {test}"
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_stranger_can_read_it(path: Path) -> None:
     """No paths of somebody's machine, no numbers of an issue tracker, no folder that is not in the repository."""
     private = re.compile(r"(?<!\w)/(?:work|tmp|home|root)\b|\bshared/|\bissue \d+|\bspec/|\bI ran\b|\[I\]")
     assert private.findall(path.read_text(encoding="utf-8")) == []
+
+
+# docs/design.md
+
+
+def section(heading: str) -> str:
+    """A section of the design."""
+    return text("design.md").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_the_design_names_every_room() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", section("2. The rooms"), re.MULTILINE)) == BELOW.keys()
+
+
+def test_the_design_names_every_hook_in_its_group() -> None:
+    named: dict[str, set[str]] = {}
+    group = ""
+    for first, hooks in re.findall(
+        r"^\| ?(`\w+`)? \| ((?:`\w+`(?:, )?)+) \|", section("3. The contract"), re.MULTILINE
+    ):
+        group = first.strip("`") or group
+        named.setdefault(group, set()).update(re.findall(r"`(\w+)`", hooks))
+    groups = (Schedule, ServerHooks, SiteHooks)
+    assert named == {
+        kind.__name__: {name for name, hook in vars(kind).items() if inspect.isfunction(hook) and name[0] != "_"}
+        for kind in groups
+    }
 
 
 # Tables of settings

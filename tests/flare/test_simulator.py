@@ -1,7 +1,7 @@
 """`nvflare simulator` trains the engine's bytes, whatever a site must remember while its process comes and goes.
 
 With fewer threads than sites FLARE starts a site's process anew for every task. Plain FedDRA at two threads is
-tests/flare/test_smoke.py, at five and at one the README's own commands (tests/test_readme.py).
+tests/flare/test_smoke.py, at five and at one the README's own commands (tests/test_commands.py).
 """
 
 from __future__ import annotations

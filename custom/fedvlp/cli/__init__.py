@@ -29,7 +29,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Says which version this is.")
     ] = False,
 ) -> None:
-    """What comes before a command."""
+    """Options of fedvlp itself, before any command."""
 
 
 class Stopped(BaseException):

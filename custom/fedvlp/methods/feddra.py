@@ -58,22 +58,22 @@ class FedDRA(RobustWeights):
         )
 
     def phases(self, round: int) -> tuple[str, ...]:
-        align = ("align",) if self.align_steps and round % self.align_every == 0 else ()
-        return align + (("joint",) if self.local_steps else ())
+        align = ("align",) if self.align_steps and round % self.align_every == 0 else ()  # line 2
+        return align + (("joint",) if self.local_steps else ())  # line 4
 
     def steps(self, phase: str) -> int:
-        return self.align_steps if phase == "align" else self.local_steps
+        return self.align_steps if phase == "align" else self.local_steps  # lines 2 and 4: E1 and E2
 
     def trains(self, name: str, phase: str) -> bool:
-        return phase != "align" or group(name) != "encoder"
+        return phase != "align" or group(name) != "encoder"  # line 2: enc is frozen and does not travel
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         encoded = client.model.encode(batch)
         output = client.model.project(encoded)
-        terms: dict[str, Tensor] = client.objective(output, batch)  # L_MI
+        terms: dict[str, Tensor] = client.objective(output, batch)  # eq. 1: L_MI
         if self.mu == 0:
             return terms
-        anchor = client.anchor(message.state)
+        anchor = client.anchor(message.state)  # line 1: the model as received, frozen
         with torch.no_grad():  # a frozen encoder is the anchor's own: its features serve both
             target = anchor.project(encoded if message.phase == "align" else anchor.encode(batch))
-        return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}  # mu L_C
+        return {**terms, "constraint": self.mu * guidance(output, target, self.constraint_reduction)}  # eq. 1: mu L_C

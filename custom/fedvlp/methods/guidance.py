@@ -17,6 +17,6 @@ def guidance(output: VLOutput, target: VLOutput, reduction: str = "sum_dim") -> 
     terms = []
     for embedding, anchor in ((output.image, target.image), (output.text, target.text)):
         if embedding is not None and anchor is not None:
-            squared = (embedding - anchor).square()  # [B, d]
-            terms.append(squared.sum(1).mean() if reduction == "sum_dim" else squared.mean())
+            squared = (embedding - anchor).square()  # eq. 1: [B, d]
+            terms.append(squared.sum(1).mean() if reduction == "sum_dim" else squared.mean())  # eq. 1: L_C
     return torch.stack(terms).sum()

@@ -43,7 +43,7 @@ class RobustWeights(Method):
 
     probes: ClassVar[tuple[str, ...]] = (HARDNESS,)
 
-    weighting: str = "uniform"  # the mean over sites is 1/N (Alg. 1)
+    weighting: str = "uniform"  # lines 3 and 5: 1/N
     gamma: float = 0.5  # step of the exponentiated gradient, >= 0 (released code: 0.01 x 50 steps)
     rho: float = 0.1  # radius of the divergence ball, >= 0; 0 is uniform weights
     divergence: str = "chi2"  # chi2 (released code) | kl
@@ -72,12 +72,12 @@ class RobustWeights(Method):
 
     def multiplier(self, server: Server, site: str) -> float:
         """m_i = N w_i: exactly 1.0 under uniform weights."""
-        return float(step_multiplier(server.memory[WEIGHTS].numpy())[server.sites.index(site)])
+        return float(step_multiplier(server.memory[WEIGHTS].numpy())[server.sites.index(site)])  # line 1
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         message = super().broadcast(server, site)
         if self.dro_apply == "lr":
-            return replace(message, lr_scale=self.multiplier(server, site))
+            return replace(message, lr_scale=self.multiplier(server, site))  # line 1
         if self.dro_apply == "loss":
             return replace(message, loss_scale=self.multiplier(server, site))
         return message
@@ -94,7 +94,7 @@ class RobustWeights(Method):
         known = server.memory[LOSSES].clone()
         for site, loss in losses.items():
             known[server.sites.index(site)] = min(loss, self.loss_cap)
-        weights = dro_weights(
+        weights = dro_weights(  # lines 6b and 6c
             server.memory[WEIGHTS].numpy(), known.numpy(), self.gamma, self.rho, self.divergence, self.projection
         )
         server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
@@ -112,11 +112,11 @@ class RobustWeights(Method):
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
         losses = [self.hardness(client.objective(client.model(batch), batch)) for batch in batches]
-        return {HARDNESS: float(torch.stack(losses).mean())}
+        return {HARDNESS: float(torch.stack(losses).mean())}  # line 6a
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
         """v_i of one batch from the objective's terms: the contrastive loss."""
-        return terms["contrastive"]
+        return terms["contrastive"]  # line 6a
 
 
 class RobustAggregator:

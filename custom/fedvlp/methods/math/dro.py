@@ -131,10 +131,10 @@ def _exponentiated_gradient(old: Vector, loss: Vector, gamma: float) -> Vector:
         return _floored(old.copy())
     with np.errstate(over="ignore", under="ignore"):  # 1e308 apart is -inf, whose exponential is 0
         new = loss - high
-        new *= gamma
-        np.exp(new, out=new)
-    new *= np.maximum(old, FLOOR) if old.min() < FLOOR else old
-    new /= new.sum()  # >= FLOOR: the largest loss has exponential 1
+        new *= gamma  # line 6b: gamma (v - max v)
+        np.exp(new, out=new)  # line 6b
+    new *= np.maximum(old, FLOOR) if old.min() < FLOOR else old  # line 6b: times w
+    new /= new.sum()  # line 6b: at least FLOOR, since the largest loss has exponential 1
     return _floored(new)
 
 
@@ -178,8 +178,8 @@ def _chi2_euclid(stepped: Vector, rho: float) -> Vector:
     reached = 0.5 * stepped.size * float(deviation @ deviation)
     if reached <= rho + _tolerance(rho):
         return stepped
-    deviation *= math.sqrt(rho / reached)
-    deviation += uniform
+    deviation *= math.sqrt(rho / reached)  # line 6c
+    deviation += uniform  # line 6c
     return deviation
 
 

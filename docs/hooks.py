@@ -1,0 +1,50 @@
+"""A hook of mkdocs: the site has the folders of the repository, so that links lead where they lead there.
+
+Its pages are README, docs/ and the guides of the other folders. Code and pictures that a page links to come along as
+they are. ``docs/api.md`` is made here: the public names with their docstrings.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from fedvlp.core.names import PUBLIC
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("docs", "provisioning", "poc", "benchmarks", "tests")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The files of the site: those of the theme, the repository's pages, and what these link to."""
+    pages = [ROOT / "README.md"]
+    for folder in FOLDERS:
+        pages += sorted((ROOT / folder).rglob("*.md"))
+    linked = {target for page in pages for target in links(page)}.difference(pages)
+    site = [file for file in files if file.src_dir != config.docs_dir]
+    for path in [*pages, *sorted(linked), ROOT / "docs" / "site.css"]:
+        site.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return Files([*site, File.generated(config, "docs/api.md", content=api())])
+
+
+def links(page: Path) -> set[Path]:
+    """The files that a page links to and that exist."""
+    found = re.findall(r"(?:\]\(|src=\")([^)#\s\"]+)", page.read_text(encoding="utf-8"))
+    targets = {(page.parent / target).resolve() for target in found if "://" not in target}
+    return {target for target in targets if target.is_file() and target.is_relative_to(ROOT)}
+
+
+def api() -> str:
+    """A page with every public name, by package; fedvlp itself comes first."""
+    packages: dict[str, list[str]] = {}
+    for name in sorted(PUBLIC, key=lambda name: (name.count("."), name)):
+        packages.setdefault(name.rpartition(".")[0], []).append(PUBLIC[name])
+    lines = ["# API", "", "The public names: what jobs, configurations, policies and your own code may name."]
+    for package, paths in packages.items():
+        lines += ["", f"## {package}"]
+        for path in paths:
+            lines += ["", f"::: {path}"]
+    return "\n".join(lines) + "\n"

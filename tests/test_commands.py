@@ -1,0 +1,187 @@
+"""Every command that README and docs/ show runs as it stands there. Long ones run on a smaller experiment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from fedvlp import cli
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.flare.jobs import write_job
+from fedvlp.run import presets
+from fedvlp.run.config import override
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = [path for folder in ("provisioning", "poc", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.md")]
+
+ELSEWHERE = {
+    "make test": "this test is part of it",
+    "make poc": "tests/poc/test_poc.py runs it",
+}
+"""A command that is not run here: why."""
+
+RUN_BY = {"extending.md": "tests/test_extending.py"}
+"""A page whose commands need the files that it shows: the test that writes these and runs them."""
+
+PROGRAMS = ("make ", "fedvlp ", "nvflare ", "python ", "pip ", "pytest ", "mkdocs ", "git ", "cd ")
+SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, content) of every fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+
+
+def commands(page: str) -> list[str]:
+    """What follows the prompt in the console blocks of a page; a backslash at the end goes on in the next line."""
+    found = []
+    for language, content in blocks(page):
+        if language == "console":
+            found += re.findall(r"^\$ (.*)$", content.replace("\\\n", ""), re.MULTILINE)
+    return found
+
+
+COMMANDS = [
+    command for page in PAGES if page.name not in RUN_BY for command in commands(page.read_text(encoding="utf-8"))
+]
+
+
+def run(command: str, folder: Path) -> str:
+    """The command as a shell would run it with the environment's programs first on the path."""
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("FEDVLP_HOME", None)
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project whose main job is small, and a table of image-report pairs beside it."""
+    folder = tmp_path_factory.mktemp("checkout") / "fedvlp"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build", ".*_cache"))
+    experiment = presets.get("feddra")
+    for key, value in {**SMALL, "method.align_steps": "2"}.items():
+        experiment = override(experiment, key, value)
+    write_job(experiment, folder / "jobs" / "feddra")
+    table = write(SyntheticCohort(sites=3, size=300, image_size=72), folder / "table")
+    for entry in table.parent.iterdir():
+        shutil.move(entry, folder)
+    (folder / "environment").symlink_to(sys.prefix)
+    for name in ("pyproject.toml", "constraints.txt"):  # older than the environment: make must not reinstall
+        os.utime(folder / name, (0, 0))
+    return folder
+
+
+def test_the_readme_begins_with_its_two_commands() -> None:
+    assert COMMANDS[:2] == ["make demo", "make test"]
+
+
+def test_what_is_run_elsewhere_is_shown() -> None:
+    assert ELSEWHERE.keys() <= set(COMMANDS)
+    for page, test in RUN_BY.items():
+        assert (ROOT / "docs" / page).exists()
+        assert (ROOT / test).exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_stand_in_console_blocks(page: Path) -> None:
+    """A command in another block would be missed by the test that runs them."""
+    for language, content in blocks(page.read_text(encoding="utf-8")):
+        if language != "console":
+            lines = [line.removeprefix("$ ") for line in content.splitlines()]
+            assert [line for line in lines if line.startswith(PROGRAMS)] == []
+
+
+def unknown(command: str) -> list[str]:
+    """Words of a ``fedvlp`` command that the program does not know: a command or an option."""
+    node = typer.main.get_command(cli.app)
+    options: set[str] = set()
+    for word in shlex.split(command)[1:]:
+        inner = getattr(node, "commands", {})  # those of a group
+        if inner and not word.startswith("-"):
+            if word not in inner:
+                return [word]
+            node = inner[word]
+            options = {option for parameter in node.params for option in parameter.opts}
+        elif word.startswith("--") and word.partition("=")[0] not in options | {"--help"}:
+            return [word]
+    return []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_is_named_exists(page: Path) -> None:
+    """Also in prose, and in the guides whose commands need hospitals."""
+    text = page.read_text(encoding="utf-8")
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for command in [*commands(text), *re.findall(r"`([^`\n]+)`", text)]:
+        if re.match(r"fedvlp [a-z]", command):
+            assert unknown(command) == [], command
+        if re.match(r"make [a-z-]+$", command):
+            assert command.removeprefix("make ") in targets, command
+
+
+def test_an_unknown_command_or_option_is_found() -> None:
+    assert unknown("fedvlp simulate feddra --set method.mu=0") == []
+    assert unknown("fedvlp jobs build --check") == []
+    assert unknown("fedvlp simulat feddra") == ["simulat"]
+    assert unknown("fedvlp simulate feddra --seed 1") == ["--seed"]
+
+
+def test_the_readme_shows_the_whole_of_fedprox() -> None:
+    shown = [content for language, content in blocks(README) if language == "python"]
+    file = ROOT / "custom" / "fedvlp" / "methods" / "fedprox.py"
+    assert file.read_text(encoding="utf-8") in shown, "copy the file into README.md"
+
+
+def smaller(command: str) -> str:
+    """The same ``fedvlp simulate`` with the settings of ``SMALL``, but for those that it sets itself."""
+    settings = {key: value for key, value in SMALL.items() if f"{key}=" not in command}
+    if "table:" in command:
+        settings.pop("data.size")
+    if "feddra" in command:
+        settings["method.align_steps"] = "2"
+    return command + "".join(f" --set {key}={value}" for key, value in settings.items())
+
+
+@pytest.mark.slow(seconds=250)
+def test_every_command_runs(checkout: Path) -> None:
+    """In the order of the pages, since later ones read what earlier ones wrote. `make test-all` is what runs this.
+
+    The main job ends with the same bytes in FLARE's simulator at five threads (the demo), in the engine, and at one.
+    """
+    output: dict[str, str] = {}
+    for command in COMMANDS:
+        if command in ELSEWHERE:
+            continue
+        if command.startswith("make "):
+            shown = f"{command} VENV=environment"
+        elif command.startswith("fedvlp simulate") and "--resume" not in command:
+            shown = smaller(command)
+        else:
+            shown = command
+        output[command] = run(shown, ROOT if command == "fedvlp jobs build --check" else checkout)
+    assert re.search(r"initial .*\d", output["make demo"])
+    assert Path(checkout, re.findall(r"report (\S+)", output["make demo"])[-1]).exists()
+    assert (checkout / "my-job" / "meta.json").exists()
+    trained = (checkout / "build" / "demo" / "runs" / "feddra" / "001" / "model" / "model.safetensors").read_bytes()
+    runs = sorted((checkout / "runs" / "feddra").iterdir())
+    same = [folder.name for folder in runs if (folder / "model" / "model.safetensors").read_bytes() == trained]
+    assert len(same) == 2, f"one by fedvlp simulate feddra, one by nvflare simulator; the same are {same}"
+    loads = [content for language, content in blocks(README) if language == "python" and "load_model(" in content]
+    assert len(loads) == 1
+    run(f"python -c {shlex.quote(loads[0])}", checkout)

@@ -1,0 +1,49 @@
+"""The site that `make docs` builds: without a warning, with all documents and the API, and from no other machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedvlp.core.names import PUBLIC
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    return folder
+
+
+def test_every_document_is_a_page_in_the_menu(site: Path) -> None:
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]
+    documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert sorted(path for path in documents if f" {path}\n" not in menu) == []
+    pages = {path.stem if path.stem != "README" else "index" for path in (ROOT / "docs").glob("*.md")}
+    assert pages | {"api"} == {page.stem for page in (site / "docs").glob("*.html")}
+    assert "one image-text model" in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_api_has_every_public_name_and_what_its_fields_mean(site: Path) -> None:
+    page = (site / "docs" / "api.html").read_text(encoding="utf-8")
+    assert {path for path in PUBLIC.values() if f'id="{path}"' not in page} == set()
+    assert "E1, steps of the align phase" in page, "the comment behind FedDRA.align_steps"
+    assert "z*_x" in page
+
+
+def test_nothing_is_loaded_from_another_machine(site: Path) -> None:
+    loads = re.compile(r"<(?:script|img|iframe)[^>]*src=\"?https?:|<link[^>]*stylesheet[^>]*https?:")
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 15
+    assert [page.name for page in pages if loads.search(page.read_text(encoding="utf-8"))] == []
