@@ -80,7 +80,7 @@ def write(
 def _side_by_side(
     work: Callable[[Sequence[Any]], Decoded], chunks: dict[int, Sequence[Any]], workers: int
 ) -> Iterator[tuple[int, Decoded]]:
-    """(start, decoded chunk) in any order. At most two chunks per worker are in progress, so that few wait in memory."""
+    """(start, decoded chunk) in any order. At most two chunks per worker are in progress, to spare memory."""
     if workers <= 1 or len(chunks) <= 1:
         for start, items in chunks.items():
             yield start, work(items)

@@ -28,7 +28,7 @@ SERIAL = Building()
 
 
 class Shards:
-    """The array files of a cache: ``n`` images of ``size`` x ``size``, ``per`` of them in a file (the last has fewer)."""
+    """The array files of a cache: ``n`` images of ``size`` x ``size`` pixels, ``per`` in each file but the last."""
 
     def __init__(self, folder: Path, n: int, size: int, per: int) -> None:
         """Raises OSError or ValueError where a file is not uint8 [rows in it, size, size]."""

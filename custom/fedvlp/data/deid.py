@@ -56,7 +56,7 @@ class PHIError(ValueError):
 
 
 def scan(reports: Iterable[str]) -> dict[str, int]:
-    """Kind of identifier (a key of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out."""
+    """Kind of identifier (of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out."""
     counts = dict.fromkeys(KINDS, 0)
     for report in reports:
         for kind, pattern in KINDS.items():

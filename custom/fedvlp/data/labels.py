@@ -72,7 +72,7 @@ def from_terms(rows: Sequence[Collection[str] | None], terms: Terms, names: Sequ
 
 
 def by_name(labels: np.ndarray, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
-    """The columns ``want`` of ``labels`` [N, H], whose columns are named ``have``: [N, W] float32, nan where missing."""
+    """The columns ``want`` of labels [N, H] whose columns are named ``have``: [N, W] float32, nan where missing."""
     out = np.full((len(labels), len(want)), np.nan, dtype=np.float32)
     for column, name in enumerate(want):
         if name in have:

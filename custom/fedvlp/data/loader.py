@@ -45,7 +45,7 @@ class SiteData:
     """
 
     def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
-        """``rows``: split -> rows [n] of the cohort. ``input_size``: side of the square that the model sees, in pixels."""
+        """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees."""
         self._cohort = cohort
         self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
         self._tokenize = tokenize
@@ -90,9 +90,10 @@ class SiteData:
             yield self._batch(split, rows, image)
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
-        """Batches of the split in its order, or of its positions ``rows`` [n] int64 in theirs; images cropped at the centre.
+        """Batches of the split in its order, or of its positions ``rows`` [n] int64 in the order given.
 
-        An empty or unknown split gives no batch. ``drop_last`` leaves a smaller last batch out.
+        Images are cropped at the centre. An empty or unknown split gives no batch. ``drop_last`` leaves out a smaller
+        last batch.
         """
         if batch_size < 1:
             raise ValueError(f"site data: expected batch_size >= 1, got {batch_size}")

@@ -24,7 +24,7 @@ DICOM_TAGS = (
 
 
 class UnreadableImageError(ValueError):
-    """A file is no usable radiograph. ``reason`` is a short category to count by; it never holds a path or tag value."""
+    """A file is no usable radiograph. ``reason`` is a short category to count by, without path or tag value."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

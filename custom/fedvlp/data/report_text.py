@@ -34,8 +34,8 @@ def clean_report(text: str, min_words: int = 3) -> str:
 def sections(report: str) -> dict[str, str]:
     """Heading -> text of each section. A heading is in capitals and begins a line ("FINDINGS:").
 
-    Text before the first heading is left out. Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the like count as FINDINGS and IMPRESSION; a
-    section of both counts as FINDINGS.
+    Text before the first heading is left out. Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the
+    like count as FINDINGS and IMPRESSION; a heading with both words counts as FINDINGS.
     """
     texts: dict[str, str] = {}
     _, *fields = _HEADING.split(report)  # heading, text, heading, text, ...

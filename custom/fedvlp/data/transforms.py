@@ -42,7 +42,7 @@ def decode(image_size: int) -> Compose:
 
 
 def load(path: Path, transform: Compose) -> np.ndarray:
-    """uint8 [S, S] of one file. Raises ``UnreadableImageError``, which gives a reason and quotes nothing of the file."""
+    """uint8 [S, S] of one file. Raises ``UnreadableImageError``, which quotes nothing of the file."""
     try:
         return np.asarray(transform(str(path)))
     except Exception as error:  # MONAI wraps every error of a transform in RuntimeError
@@ -55,7 +55,7 @@ def load(path: Path, transform: Compose) -> np.ndarray:
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
-    """Float [1, S, S] in 0..255 to uint8 [S, S], rounded to the nearest. Raises UnreadableImageError if all are equal."""
+    """Float [1, S, S] in 0..255 to uint8 [S, S], rounded. Raises UnreadableImageError for a constant image."""
     pixels = image[0].round().clamp(0, 255).to(torch.uint8).numpy()
     if pixels.max() == pixels.min():
         raise UnreadableImageError("constant image")
