@@ -2,9 +2,9 @@
 
     python benchmarks/revisions.py OLD [--presets feddra fedavg ...]
 
-OLD is any revision that git knows, e.g. 7e9898b; it is checked out beside and compared with the working tree. The same
-command runs in both, with seed 0. One Markdown table: the hash of the trained model, and whether the other revision's is
-the same; exit code 1 unless all are. About 4 processor minutes for the seven presets.
+OLD is any revision that git knows, e.g. 7e9898b; it is checked out beside and compared with the working tree. Both run
+the same command with seed 0. One Markdown table: the hash of the trained model, and whether the other revision's is the
+same; exit code 1 unless all are. About 4 processor minutes for the seven presets.
 """
 
 from __future__ import annotations

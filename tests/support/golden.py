@@ -49,13 +49,14 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE
+from fedvlp.evaluation.metric_names import is_recall
 from fedvlp.flare.jobs import COMMITTED
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly, evaluation
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import SERVER, Record, is_retrieval
+from fedvlp.run.metrics import SERVER, Record
 from fedvlp.run.simulate import simulate
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -178,7 +179,7 @@ class Tolerances:
 
     def __call__(self, metric: str, reporter: str, golden: float) -> float:
         split, _, rest = metric.partition("/")
-        if split in SPLITS and is_retrieval(metric):
+        if split in SPLITS and is_recall(metric):
             return 100 / self.queries(metric, reporter)
         if split in SPLITS and rest.startswith("auc/"):
             return self.one_pair(split, rest.removeprefix("auc/"), reporter)

@@ -29,11 +29,11 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Says which version this is.")
     ] = False,
 ) -> None:
-    """Options of fedvlp itself, before any command."""
+    """Options of ``fedvlp`` itself."""
 
 
 class Stopped(BaseException):
-    """Ctrl-C or SIGTERM: not an error, and not for the command-line library to swallow."""
+    """Raised at Ctrl-C and SIGTERM. No Exception, so that the command-line library does not catch it."""
 
 
 def _stop(number: int, frame: object) -> None:
@@ -41,7 +41,10 @@ def _stop(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """Entry point: mistakes are one line and exit code 2, Ctrl-C is 130, a stopped run is 2 and can be resumed."""
+    """Entry point. A mistake of the user prints one line and exits with 2; Ctrl-C and SIGTERM exit with 130.
+
+    A run that stops because its quorum is lost exits with 2 and can be resumed.
+    """
     import signal
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,7 +62,7 @@ def main() -> None:
 
 
 def _in_our_words(error: Exception) -> bool:
-    """Whether the text of the error is meant for the person at the terminal. Imported here: `--help` needs no torch."""
+    """Whether the text of the error is meant for the user. Imports are here so that `--help` needs no torch."""
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
 

@@ -1,4 +1,4 @@
-"""What every command that names an experiment lets one choose of it."""
+"""The settings that every command with an experiment accepts: preset, data, sites, --set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Setting = Annotated[
 
 
 def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
-    """The preset with the command line's choices. Raises ValueError."""
+    """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
+
+    Raises ValueError for an unknown preset, data or setting.
+    """
     from dataclasses import replace
 
     from fedvlp.data.sources.table import TableSource

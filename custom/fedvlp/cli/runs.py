@@ -1,4 +1,4 @@
-"""`fedvlp simulate`, `report` and `evaluate`: runs on this machine, and what is made of their folders."""
+"""`fedvlp simulate`, `report` and `evaluate`: runs on this machine, their reports and evaluations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def simulate(
 
 
 def write_report(folder: Any) -> Path:
-    """The run's report page."""
+    """Writes the run's report page and returns its path."""
     from fedvlp.report.page import write
 
     return write(folder)

@@ -1,4 +1,4 @@
-"""`fedvlp prepare` and `doctor`: what a site needs before it joins."""
+"""`fedvlp prepare` and `doctor`: what a site runs before it joins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line shows of a run: a line per phase while it goes on, tables of the initial and trained model."""
+"""What the command line shows: a line per phase of a run, tables of the initial and trained model, of a data set."""
 
 from __future__ import annotations
 
@@ -6,101 +6,131 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.data.overview import label_counts, report_lengths, split_counts
-from fedvlp.run.metrics import SERVER, by_site, overall
+from fedvlp.evaluation import metric_names as names
+from fedvlp.federation.metric_names import loss_term
+from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedvlp.data.cohort import Cohort
 
-AREA = "/auc/"
-
 
 def progress_line(record: dict[str, Any]) -> str:
-    """One line per phase: loss, recall of the model it started from, seconds, who was dropped."""
-    losses = [sum(v for n, v in metrics.items() if n.startswith("loss/")) for metrics in by_site(record).values()]
-    parts = [f"round {record['round']:>3} {record['phase']:<9} {record['seconds']:6.1f} s"]
+    """One line for a phase: seconds, loss, recall of the model it started from, dropped sites."""
+    losses = [
+        sum(value for name, value in metrics.items() if loss_term(name) is not None)
+        for metrics in by_site(record).values()
+    ]
+    texts = [f"round {record['round']:>3} {record['phase']:<9} {record['seconds']:6.1f} s"]
     if any(losses):
-        parts.append(f"loss {sum(losses) / len(losses):.3f}")
+        texts.append(f"loss {sum(losses) / len(losses):.3f}")
     measured = overall(record)
-    if "val/mean/r1/average" in measured:
-        parts.append(f"val R@1 {measured['val/mean/r1/average']:.1f} (worst {measured['val/mean/r1/worst']:.1f})")
-    own = record.get("server", {}).get("val/all/mean/r1")
+    recall = names.recall("val", 1)
+    average, worst = names.over_sites(recall, names.AVERAGE), names.over_sites(recall, names.WORST)
+    if average in measured:
+        texts.append(f"val R@1 {measured[average]:.1f} (worst {measured[worst]:.1f})")
+    own = record.get("server", {}).get(names.recall("val", 1, names.WHOLE_SET))
     if own is not None:
-        parts.append(f"server on the public set, val R@1 {own:.1f}")
+        texts.append(f"server on the public set, val R@1 {own:.1f}")
     if record["dropped"]:
-        parts.append("dropped: " + "; ".join(f"{site}: {why}" for site, why in sorted(record["dropped"].items())))
-    return "  ".join(parts)
+        reasons = [f"{site}: {reason}" for site, reason in sorted(record["dropped"].items())]
+        texts.append(f"dropped: {'; '.join(reasons)}")
+    return "  ".join(texts)
 
 
 def prepared_tables(cohort: Cohort, summary: dict[str, int], built: dict[str, str]) -> list[Table]:
-    """What became of a data set's rows: counts, splits, labels, lengths of reports. No text and no id of a record."""
+    """Tables of a prepared data set: counts, splits, labels, lengths of reports, cache. No text or id of a record.
+
+    ``summary`` and ``built`` are those of ``deploy.prepare.Prepared``.
+    """
     from rich.table import Table
 
     def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
         made = Table(title=title, title_justify="left")
-        for place, column in enumerate(columns):
-            made.add_column(column, justify="right" if place else "left")
+        for index, column in enumerate(columns):
+            made.add_column(column, justify="right" if index else "left")
         for row in rows:
             made.add_row(*map(str, row))
         return made
 
     splits, labels, lengths = split_counts(cohort), label_counts(cohort), report_lengths(cohort)
-    made = [
-        table("rows", ("what", "count"), (summary | {f"reports with {k}": n for k, n in cohort.phi.items()}).items()),
+    counted = summary | {f"reports with {kind}": count for kind, count in cohort.phi.items()}
+    tables = [
+        table("rows", ("what", "count"), counted.items()),
         table("splits", ("split", *splits["train"]), ((name, *counts.values()) for name, counts in splits.items())),
     ]
     if labels:
         columns = ("label", "positive", "negative", "uncertain", "blank")
-        made.append(table("labels", columns, ((name, *counts.values()) for name, counts in labels.items())))
+        tables.append(table("labels", columns, ((name, *counts.values()) for name, counts in labels.items())))
     if lengths:
-        made.append(table("words in a report", [f"{q:.0%}" for q in lengths], [[f"{n:.0f}" for n in lengths.values()]]))
-    return [*made, table("images", ("what", "value"), built.items())]
+        quantiles = [f"{quantile:.0%}" for quantile in lengths]
+        tables.append(table("words in a report", quantiles, [[f"{words:.0f}" for words in lengths.values()]]))
+    return [*tables, table("images", ("what", "value"), built.items())]
 
 
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:
-    """Held-out retrieval over sites and areas under the ROC curve on the public set, as far as they were measured.
+    """Tables of held-out recalls over sites, and of the areas under the ROC curve on the public set, as measured.
 
-    ``figures``: as ``runs.summary`` gives them.
+    ``figures``: as ``run.metrics.summary`` gives them.
     """
+    tables: list[Table] = []
     if not figures:
-        return []
-    areas = [key for key in figures["trained"] if key.startswith(SERVER) and AREA in key]
-    recalls = any(not key.startswith(SERVER) for key in figures["trained"])
-    return [*([_retrieval(name, figures)] if recalls else []), *([_areas(name, figures, areas)] if areas else [])]
+        return tables
+    if any(not key.startswith(SERVER) for key in figures["trained"]):
+        tables.append(_retrieval(name, figures))
+    if any(_area(key) for key in figures["trained"]):
+        tables.append(_areas(name, figures))
+    return tables
 
 
 def _retrieval(name: str, figures: dict[str, dict[str, float]]) -> Table:
-    """In-batch where every site has a batch; the server's own model on the public set below."""
+    """Recalls over sites, in batch where every site has a batch; below, those of the server on the public set."""
     from rich.table import Table
 
     keys = figures["trained"]
     split = "test" if any(key.startswith("test/") for key in keys) else "val"
-    middle = "mean" if f"{split}/mean/r1/average" in keys else "all/mean"
-    scope = "in batches of 32" if middle == "mean" else "whole set"
-    table = Table(title=f"{name}: retrieval on the {split} split, {scope}, both directions, %")
+    in_batch = names.over_sites(names.recall(split, 1), names.AVERAGE) in keys
+    scope = names.IN_BATCH if in_batch else names.WHOLE_SET
+    described = "in batches of 32" if in_batch else "whole set"
+    table = Table(title=f"{name}: retrieval on the {split} split, {described}, both directions, %")
     for column in ("model", "R@1 average", "R@1 worst site", "R@5 average", "R@5 worst site"):
         table.add_column(column, justify="left" if column == "model" else "right")
     for label, key in (("initial", "initial"), (name, "trained")):
-        cells = [figures[key].get(f"{split}/{middle}/r{k}/{kind}") for k in (1, 5) for kind in ("average", "worst")]
+        cells = [
+            figures[key].get(names.over_sites(names.recall(split, k, scope), kind))
+            for k in (1, 5)
+            for kind in (names.AVERAGE, names.WORST)
+        ]
         table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
-    own = [[figures[key].get(f"server/{split}/all/mean/r{k}") for k in (1, 5, 10)] for key in ("initial", "trained")]
-    if None not in own[0] + own[1]:
-        said = " to ".join("/".join(f"{value:.2f}" for value in values) for values in own)
-        table.caption = f"server's model on the public set, whole set, R@1/5/10: {said}"
+    own = [of_server(names.recall(split, k, names.WHOLE_SET)) for k in (1, 5, 10)]
+    if all(key in of for of in figures.values() for key in own):
+        ends = ["/".join(f"{figures[end][key]:.2f}" for key in own) for end in ("initial", "trained")]
+        table.caption = f"server's model on the public set, whole set, R@1/5/10: {' to '.join(ends)}"
     return table
 
 
-def _areas(name: str, figures: dict[str, dict[str, float]], keys: list[str]) -> Table:
+def _area(key: str) -> tuple[str, str] | None:
+    """(split, finding) of an area of the server's; None for any other key."""
+    parsed = names.parse_auc(key)
+    for split in ("test", "val"):
+        if parsed and parsed[0] == of_server(split):
+            return split, parsed[1]
+    return None
+
+
+def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
+    """Areas of the server's model on the public set, on the test split where that was measured."""
     from rich.table import Table
 
-    split = "test" if any(key.startswith(f"{SERVER}/test") for key in keys) else "val"
-    keys = [key for key in keys if key.startswith(f"{SERVER}/{split}")]
+    areas = {key: area for key in figures["trained"] if (area := _area(key))}
+    split = "test" if any(of == "test" for of, _ in areas.values()) else "val"
+    findings = {key: finding for key, (of, finding) in areas.items() if of == split}
     table = Table(title=f"{name}: area under the ROC curve on the public set's {split} split, %")
     table.add_column("model")
-    for key in keys:
-        table.add_column(key.partition(AREA)[2], justify="right")
+    for finding in findings.values():
+        table.add_column(finding, justify="right")
     for label, of in (("initial", "initial"), (name, "trained")):
-        cells: list[Any] = [figures[of].get(key) for key in keys]
+        cells = [figures[of].get(key) for key in findings]
         table.add_row(label, *("n/a" if cell is None else f"{100 * cell:.1f}" for cell in cells))
     return table

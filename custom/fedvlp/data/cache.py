@@ -1,8 +1,8 @@
-"""Decoded images kept as a few large array files: built once, shared by every process of a site, never unchecked.
+"""Decoded images in a few large array files: built once, shared by all processes of a site, checked when read.
 
-A cache is the folder ``<key>`` holding shards of about 1 GB, ``images-00000.npy`` (uint8 [n, S, S], no pickle), ...,
-and ``index.json`` (shape, rows per shard, skipped rows and a CRC-32 per row). It is built under another name and
-renamed whole, so a reader sees all of it or none; each row's CRC is compared when a process first reads the row.
+A cache is the folder ``<key>``. It holds shards of about 1 GB, ``images-00000.npy`` (uint8 [n, S, S], no pickle) and so
+on, and ``index.json`` (shape, rows per shard, skipped rows and a CRC-32 per row). It is built under another name and
+renamed when complete, so a reader sees all of it or none. A row's CRC is compared when a process first reads the row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from fedvlp.data.cache_format import FORMAT, SERIAL, Building, Decode, Shards
 
 @dataclass(frozen=True, eq=False)
 class _Content:
+    """An opened cache of N images."""
+
     gather: Callable[[np.ndarray], np.ndarray]  # rows [n] to uint8 [n, S, S], a copy
     checksums: np.ndarray  # [N] uint32
     skipped: dict[int, str]
@@ -30,7 +32,7 @@ class _Content:
 
 
 class ImageCache:
-    """Reader of decoded images: rows [n] to uint8 [n, S, S], a copy. Skipped rows read as zeros."""
+    """Reader of decoded images: rows [n] to uint8 [n, S, S], a copy. Skipped rows are read as zeros."""
 
     def __init__(self, key: str, open_: Callable[[], _Content]) -> None:
         self._key = key
@@ -44,22 +46,23 @@ class ImageCache:
 
     @property
     def skipped(self) -> dict[int, str]:
-        """Reason by row for the rows that have no readable image."""
+        """Row -> reason, for the rows that have no readable image."""
         return dict(self._content().skipped)
 
     @property
     def checksums(self) -> np.ndarray:
-        """CRC-32 of each row's pixels [N] uint32: the content, whichever machine decoded it."""
+        """CRC-32 of each row's pixels, [N] uint32: the same on every machine that decodes the same pixels."""
         return self._content().checksums
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, S, S] of ``rows`` [n]; IndexError outside of 0..N-1, ValueError where pixels are damaged."""
         content = self._content()
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= len(content.checksums)):
             raise IndexError(f"image cache {self._key!r}: rows must be in 0..{len(content.checksums) - 1}")
         chosen = content.gather(rows)
-        fresh = np.flatnonzero(~content.trusted[rows])
-        damaged = sum(zlib.crc32(chosen[place].data) != content.checksums[rows[place]] for place in fresh)
+        fresh = np.flatnonzero(~content.trusted[rows])  # indices into ``rows``
+        damaged = sum(zlib.crc32(chosen[index].data) != content.checksums[rows[index]] for index in fresh)
         if damaged:
             raise _refusal(self._key, f"{damaged} of {len(rows)} images do not match their checksum")
         content.trusted[rows[fresh]] = True
@@ -74,12 +77,12 @@ def cached_images(
     size: int,
     building: Building = SERIAL,
 ) -> ImageCache:
-    """Reader of the images of side ``size`` that ``decode`` makes of ``items``.
+    """Reader of the N images [size, size] that ``decode`` makes of the N ``items``.
 
-    With a folder they are built now, or reused if the cache of this ``key`` is there; the caller puts into the key all
-    that determines the pixels (files, transform). A build that was interrupted goes on after its last whole chunk.
-    Without a folder they are decoded at first use and stay in memory. Raises ValueError for a cache that is damaged or
-    not this one; ``decode``'s own errors pass through.
+    With a folder, the cache of this ``key`` is built now, or used if it is there already. The key must determine the
+    pixels: the caller puts files and transform into it. A build that was interrupted continues after its last complete
+    chunk. Without a folder the images are decoded at first use and stay in memory. Raises ValueError for a cache that
+    is damaged or was made for something else. Errors of ``decode`` pass through.
     """
     from fedvlp.data.cache_build import decoded, write
 
@@ -113,14 +116,14 @@ def _refusal(key: str, problem: str) -> ValueError:
 def _read(target: Path, key: str, n: int, size: int) -> _Content:
     try:
         index = json.loads((target / "index.json").read_text(encoding="utf-8"))
-        found = (index["format"], index["key"], index["shape"])
+        head = (index["format"], index["key"], index["shape"])
         checksums = np.asarray(index["crc32"], dtype=np.uint32)
         skipped = {int(row): str(reason) for row, reason in index["skipped"].items()}
         per = int(index["rows_per_shard"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _refusal(key, f"it cannot be read ({type(error).__name__})") from None
     shape = [n, size, size]
-    if found != (FORMAT, key, shape):
+    if head != (FORMAT, key, shape):
         raise _refusal(key, f"it was made for another key, format or shape than uint8 {shape}")
     if checksums.shape != (n,) or any(not 0 <= row < n for row in skipped) or per < 1:
         raise _refusal(key, "its index does not fit its images")
@@ -134,7 +137,7 @@ def _read(target: Path, key: str, n: int, size: int) -> _Content:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
-    """Wait for sole building of a key; False where the file system has no locks (then the rename alone decides)."""
+    """Waits until nobody else builds this key. Yields False where the file system has no locks: the rename decides."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""Building an image cache: chunks decoded side by side, each on disk before the next is counted, resumable."""
+"""Building an image cache: chunks are decoded in parallel and written to disk before they count; a build resumes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ from fedvlp.data.cache_format import FORMAT, SHARD_BYTES, Building, Decode, Shar
 
 CHUNK = 256  # images that are decoded, written and counted together
 Decoded = tuple[np.ndarray, list[int], dict[int, str]]
-"""Images [n, S, S] uint8, a CRC-32 for each, and the reasons why some (zeros) could not be read, by place."""
+"""Images [n, S, S] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
 
 
 def decoded(decode: Decode, items: Sequence[Any], size: int) -> Decoded:
-    """The images of ``items``. Raises ValueError where ``decode`` gives anything else than uint8 [size, size]."""
+    """The images of ``items``. Raises ValueError where ``decode`` gives anything but uint8 [size, size] or a reason."""
     images = np.zeros((len(items), size, size), dtype=np.uint8)
     skipped: dict[int, str] = {}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         image = decode(item)
         if isinstance(image, str):
-            skipped[place] = image
+            skipped[index] = image
         elif image.shape != (size, size) or image.dtype != np.uint8:
             raise ValueError(f"image cache: expected uint8 [{size}, {size}], got {image.dtype} {list(image.shape)}")
         else:
-            images[place] = image
+            images[index] = image
     return images, [zlib.crc32(image.data) for image in images], skipped
 
 
 def write(
     target: Path, key: str, items: Sequence[Any], decode: Decode, size: int, building: Building, alone: bool
 ) -> None:
-    """Builds the cache folder ``target``.
+    """Builds the cache folder ``target`` from ``items``, each decoded to uint8 [size, size].
 
-    ``alone``: nobody else builds this key. Only then is an interrupted build kept and gone on with: without a lock two
-    builders would write to the same files.
+    ``alone`` says that nobody else builds this key. Only then is an interrupted build kept and continued: without a
+    lock, two builders would write to the same files. Raises ValueError where the disk is too small or a decoding
+    process was killed.
     """
     if alone:
-        for left in target.parent.glob(f".{key}.*.tmp"):  # of a builder that was killed and had no lock
+        for left in target.parent.glob(f".{key}.*.tmp"):  # left by a builder that had no lock and was killed
             shutil.rmtree(left, ignore_errors=True)
         folder = target.parent / f".{key}.partial"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -79,7 +80,7 @@ def write(
 def _side_by_side(
     work: Callable[[Sequence[Any]], Decoded], chunks: dict[int, Sequence[Any]], workers: int
 ) -> Iterator[tuple[int, Decoded]]:
-    """The chunks done, in any order; at most two per worker are under way, so that none waits in memory."""
+    """(start, decoded chunk) in any order. At most two chunks per worker are in progress, to spare memory."""
     if workers <= 1 or len(chunks) <= 1:
         for start, items in chunks.items():
             yield start, work(items)
@@ -101,7 +102,7 @@ def _side_by_side(
 
 
 def _one_thread() -> None:
-    """Decoding processes share the cores among themselves."""
+    """Limits a decoding process to one thread: the processes share the cores."""
     import cv2
     import torch
 
@@ -110,7 +111,7 @@ def _one_thread() -> None:
 
 
 class _Partial:
-    """A cache under construction: array files of full length, and a journal with a line for each whole chunk."""
+    """A cache under construction: array files of full length, and a journal with a line for each complete chunk."""
 
     def __init__(self, folder: Path, key: str, n: int, size: int) -> None:
         self._folder, self._key, self._n, self._size = folder, key, n, size
@@ -122,7 +123,7 @@ class _Partial:
         if not length:
             self._start_anew()
         self._journal = journal.open("ab")
-        self._journal.truncate(length)  # a line that was cut off
+        self._journal.truncate(length)  # drops a line that was cut off
         if not length:
             self._note(self._head)
 
@@ -132,11 +133,11 @@ class _Partial:
         return sum(len(entry["crc32"]) for entry in self._done.values())
 
     def missing(self) -> list[int]:
-        """First rows of the chunks to be decoded."""
+        """First rows of the chunks that are still to be decoded, ascending."""
         return [start for start in range(0, self._n, CHUNK) if start not in self._done]
 
     def add(self, start: int, chunk: Decoded) -> None:
-        """Writes a chunk, then its line: what the journal names is on disk."""
+        """Writes the chunk that begins at row ``start``, then its line: whatever the journal names is on disk."""
         images, checksums, skipped = chunk
         shard, within = divmod(start, self._per)  # a chunk lies in one shard
         name = self._file(shard)
@@ -150,13 +151,21 @@ class _Partial:
         self._done[start] = entry
 
     def finish(self) -> None:
-        """Writes the index; the journal has done its work."""
+        """Writes the index and removes the journal, which is needed no longer."""
         entries = [self._done[start] for start in sorted(self._done)]
-        skipped = {entry["start"] + int(place): why for entry in entries for place, why in entry["skipped"].items()}
+        skipped: dict[int, str] = {}
+        checksums: list[int] = []
+        for entry in entries:
+            skipped |= {entry["start"] + int(index): reason for index, reason in entry["skipped"].items()}
+            checksums += entry["crc32"]
         index = {
-            "format": FORMAT, "key": self._key, "shape": [self._n, self._size, self._size],
-            "rows_per_shard": self._per, "skipped": skipped, "crc32": [crc for e in entries for crc in e["crc32"]],
-        }  # fmt: skip
+            "format": FORMAT,
+            "key": self._key,
+            "shape": [self._n, self._size, self._size],
+            "rows_per_shard": self._per,
+            "skipped": skipped,
+            "crc32": checksums,
+        }
         with (self._folder / "index.json").open("w", encoding="utf-8") as file:
             json.dump(index, file)
             _sync(file)
@@ -172,7 +181,7 @@ class _Partial:
         _sync(self._journal)
 
     def _start_anew(self) -> None:
-        """Empty array files of full length. Raises ValueError where the disk cannot hold them."""
+        """Creates empty array files of full length. Raises ValueError where the disk cannot hold them."""
         for left in self._folder.iterdir():
             left.unlink()
         needed, free = self._n * self._size**2, shutil.disk_usage(self._folder).free
@@ -183,7 +192,10 @@ class _Partial:
             np.lib.format.open_memmap(self._file(shard), mode="w+", dtype=np.uint8, shape=shape)
 
     def _resume(self, journal: Path) -> int:
-        """Takes over the chunks of an interrupted build whose pixels are as noted; the journal's sound bytes, or 0."""
+        """Takes over the chunks of an interrupted build whose pixels match their checksums.
+
+        Returns how many bytes of the journal are valid; 0 where nothing can be taken over.
+        """
         length = 0
         try:
             shards = Shards(self._folder, self._n, self._size, self._per)
@@ -196,7 +208,7 @@ class _Partial:
                     if [zlib.crc32(image.data) for image in shards(rows)] == entry["crc32"]:
                         self._done[entry["start"]] = entry
                 length += len(line)
-        except (OSError, ValueError, KeyError, TypeError):  # not ours, or damaged: what is sound so far is used
+        except (OSError, ValueError, KeyError, TypeError):  # not ours, or damaged: what was valid up to here is used
             pass
         return length
 

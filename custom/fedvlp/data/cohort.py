@@ -1,4 +1,7 @@
-"""The one table every data source becomes: a cohort of image-text pairs, one row per image, pixels read on demand."""
+"""The one table that every data source becomes: a cohort of image-text pairs, one row per image.
+
+Pixels are not in the table. They are read on demand through ``Cohort.images``.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,39 @@ import numpy as np
 
 SPLITS = ("train", "val", "test")
 PUBLIC = "public"
-"""In place of a site: the record belongs to the public set, which the server and every site hold."""
-
+"""Stands in the column ``sites`` for a record of the public set, which the server and every site hold."""
 
 WHOLE = ("label_names", "images", "fingerprint", "phi")
-"""Fields of a cohort that belong to it as a whole; every other is a column, with one value for each row."""
+"""Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
 class NoRecordsError(ValueError):
-    """A site has too few records, or none; the message holds counts and names of sites alone."""
+    """A site has too few records, or none. The message holds only counts and names of sites."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """A columnar table of image-text pairs, one row per image. Errors never hold report text, paths or patient ids."""
+    """A columnar table of N image-text pairs, one row per image.
+
+    Raises ValueError where a column has another length than ``ids``, ids repeat, labels are not float32 [N, L] in
+    {1, 0, -1, nan}, or a patient is in more than one split. Errors hold counts only: no report text, path or patient.
+    """
 
     ids: tuple[str, ...]  # unique per row
-    patients: tuple[str, ...]
-    studies: tuple[str, ...]
-    reports: tuple[str, ...]  # "" = no text
-    labels: np.ndarray  # [N, L] float32: 1, 0, -1 uncertain, nan not mentioned
-    label_names: tuple[str, ...]
+    patients: tuple[str, ...]  # a patient's rows are all in one split
+    studies: tuple[str, ...]  # rows of one study share their report
+    reports: tuple[str, ...]  # "" where a row has no text
+    labels: np.ndarray  # [N, L] float32: 1 present, 0 absent, -1 uncertain, nan not mentioned
+    label_names: tuple[str, ...]  # L names, each once
     splits: np.ndarray  # [N] str: "train" | "val" | "test"
-    sites: tuple[str, ...] | None  # natural site per row, None = to be partitioned
+    sites: tuple[str, ...] | None  # site of each row; None where rows are still to be dealt to sites
     images: Callable[[np.ndarray], np.ndarray]  # rows [n] int -> uint8 [n, S, S], grey
     fingerprint: str  # hash that changes whenever any pixel or report would
     imaged: np.ndarray | None = None  # [N] bool, False where a row has no image; None = every row has one
-    report_from: tuple[str, ...] | None = None  # id of the row that a retrieved report comes from; "" = its own
-    phi: Mapping[str, int] = field(default_factory=dict)  # reports by kind of identifier found in them (data/deid.py)
+    report_from: tuple[str, ...] | None = (
+        None  # id of the row a retrieved report was copied from; "" where it is its own
+    )
+    phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> reports that hold one (data/deid.py)
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -91,21 +99,26 @@ class Cohort:
         return len(self.ids)
 
     def rows(self, split: str, site: str | None = None) -> np.ndarray:
-        """Ascending row numbers [n] int64 of one split, of one site or (``site`` None) of all."""
+        """Ascending row numbers [n] int64 of one split, of one site or (``site`` None) of all sites.
+
+        Raises ValueError for an unknown split, an unknown site, or a cohort that has no sites yet.
+        """
         if split not in SPLITS:
             raise ValueError(f"cohort: unknown split {split!r}; expected one of {', '.join(SPLITS)}")
         chosen = np.asarray(self.splits) == split
         if site is not None:
             if self.sites is None:
-                raise ValueError(f"cohort: rows of {site!r} asked of a cohort without sites; partition it first")
-            at = np.asarray(self.sites) == site
-            if not at.any():
-                raise ValueError(f"cohort: no row at site {site!r}; it has {', '.join(sorted(set(self.sites)))}")
-            chosen &= at
+                raise ValueError(
+                    f"cohort: rows of site {site!r} asked for, but the cohort has no sites; partition it first"
+                )
+            at_site = np.asarray(self.sites) == site
+            if not at_site.any():
+                raise ValueError(f"cohort: no row at site {site!r}; sites are {', '.join(sorted(set(self.sites)))}")
+            chosen &= at_site
         return np.flatnonzero(chosen)
 
     def with_sites(self, sites: Sequence[str]) -> Cohort:
-        """The same rows, each now belonging to the named site."""
+        """The same rows, each at its site of ``sites`` (N names)."""
         return replace(self, sites=tuple(sites))
 
     def has_image(self) -> np.ndarray:
@@ -117,13 +130,16 @@ class Cohort:
         return np.array([report != "" for report in self.reports], dtype=bool)
 
     def without(self, reports: np.ndarray, images: np.ndarray) -> Cohort:
-        """The same rows; those marked in ``reports`` [N] lose their report, those in ``images`` [N] their image."""
-        kept = tuple("" if lost else report for report, lost in zip(self.reports, reports, strict=True))
+        """The same rows, without their report where ``reports`` [N] bool is True, without image where ``images`` is."""
+        remaining = tuple("" if lost else report for report, lost in zip(self.reports, reports, strict=True))
         mark = digest(self.fingerprint, np.packbits(reports).tobytes(), np.packbits(images).tobytes())
-        return replace(self, reports=kept, imaged=self.has_image() & ~images, fingerprint=mark)
+        return replace(self, reports=remaining, imaged=self.has_image() & ~images, fingerprint=mark)
 
     def take(self, rows: np.ndarray) -> Cohort:
-        """The chosen rows [n] as a cohort of their own; pixels still come from the same reader."""
+        """The chosen ``rows`` [n] as a cohort of their own, whose pixels still come from the same reader.
+
+        Raises IndexError for a row outside of 0..N-1.
+        """
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"cohort: rows must be in 0..{len(self) - 1}, got {rows.min()}..{rows.max()}")
@@ -131,7 +147,9 @@ class Cohort:
         def picked(column: Any) -> Any:
             if column is None:
                 return None
-            return column[rows] if isinstance(column, np.ndarray) else tuple(column[row] for row in rows)
+            if isinstance(column, np.ndarray):
+                return column[rows]
+            return tuple(column[row] for row in rows)
 
         columns = {name: picked(getattr(self, name)) for name in self.columns()}
         mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
@@ -144,10 +162,11 @@ class Cohort:
 
     @staticmethod
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
-        """The rows of all, one cohort after the other; a label that a cohort does not know is blank in its rows.
+        """The rows of all cohorts, one cohort after the other.
 
-        Sites are those of the cohorts, or None where one has none. Identifiers found in reports (``phi``) are added up:
-        what is refused alone is refused together. Raises ValueError without a cohort; the images must have one size.
+        A label that a cohort does not have is nan in its rows. Sites are None if any cohort has none. The counts of
+        identifiers in reports (``phi``) are summed, so a cohort that is refused alone is refused when joined. Raises
+        ValueError without a cohort. Images of different sizes are refused when they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")
@@ -155,8 +174,11 @@ class Cohort:
         def chained(column: str) -> tuple[str, ...]:
             return tuple(chain.from_iterable(getattr(cohort, column) for cohort in cohorts))
 
-        names, labels = _labels_together(cohorts)
-        retrieved = [cohort.report_from or ("",) * len(cohort) for cohort in cohorts]
+        names, labels = _joined_labels(cohorts)
+        identifiers = sum((Counter(cohort.phi) for cohort in cohorts), Counter())
+        retrieved = tuple(
+            chain.from_iterable(cohort.report_from or ("",) * len(cohort) for cohort in cohorts)
+        )  # [N] id, or "" for a row's own report
         return Cohort(
             ids=chained("ids"),
             patients=chained("patients"),
@@ -169,13 +191,13 @@ class Cohort:
             images=Readers(tuple(cohorts)),
             fingerprint=digest(*(cohort.fingerprint for cohort in cohorts)),
             imaged=np.concatenate([cohort.has_image() for cohort in cohorts]),
-            report_from=tuple(chain.from_iterable(retrieved)) if any(map(any, retrieved)) else None,
-            phi=dict(sum((Counter(cohort.phi) for cohort in cohorts), Counter())),
+            report_from=retrieved if any(retrieved) else None,
+            phi=dict(identifiers),
         )
 
 
-def _labels_together(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The label names of all cohorts, and the labels [N, L] of their rows."""
+def _joined_labels(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.ndarray]:
+    """The label names of all cohorts, each once, and the labels [N, L] float32 of their rows."""
     names = tuple(dict.fromkeys(name for cohort in cohorts for name in cohort.label_names))
     labels = np.full((sum(map(len, cohorts)), len(names)), np.nan, dtype=np.float32)
     start = 0
@@ -188,40 +210,42 @@ def _labels_together(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.nda
 
 @dataclass(frozen=True, eq=False)
 class Readers:
-    """A reader of several cohorts' pixels, their rows one after the other."""
+    """Reads the pixels of several cohorts, whose rows follow each other."""
 
     cohorts: tuple[Cohort, ...]
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, S, S] of ``rows`` [n]. Raises ValueError where the cohorts' images have different sizes."""
         rows = np.asarray(rows, dtype=np.int64)
         bounds = np.cumsum([0, *map(len, self.cohorts)])
-        owner = np.searchsorted(bounds, rows, side="right") - 1
-        found = {c: self.cohorts[c].images(rows[owner == c] - bounds[c]) for c in np.unique(owner).tolist()}
-        sizes = sorted({images.shape[1:] for images in found.values()})
+        owner = np.searchsorted(bounds, rows, side="right") - 1  # [n], index of the cohort of each row
+        pixels = {c: self.cohorts[c].images(rows[owner == c] - bounds[c]) for c in np.unique(owner).tolist()}
+        sizes = sorted({images.shape[1:] for images in pixels.values()})
         if len(sizes) > 1:
             raise ValueError(f"cohort: the images of the joined cohorts are {sizes}; give all one image_size")
         images = np.empty((len(rows), *(sizes[0] if sizes else (0, 0))), dtype=np.uint8)
-        for cohort, pixels in found.items():
-            images[owner == cohort] = pixels
+        for cohort, own in pixels.items():
+            images[owner == cohort] = own
         return images
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A reader of a subset's pixels: row i of the subset is row ``rows[i]`` of the reader below."""
+    """Reads the pixels of a subset: row i of the subset is row ``rows[i]`` of the reader ``images``."""
 
     images: Callable[[np.ndarray], np.ndarray]
     rows: np.ndarray  # [n] int64
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [m, S, S] of the subset's ``rows`` [m]."""
         return self.images(self.rows[np.asarray(rows, dtype=np.int64)])
 
 
-def digest(*parts: str | bytes) -> str:
-    """SHA-256 in hex over the parts, each framed by its length so that ("ab", "c") and ("a", "bc") differ."""
+def digest(*values: str | bytes) -> str:
+    """SHA-256 of the values in hex (64 characters). Each is preceded by its length: ("ab", "c") is not ("a", "bc")."""
     sha = hashlib.sha256()
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
+    for value in values:
+        raw = value.encode() if isinstance(value, str) else value
         sha.update(len(raw).to_bytes(8, "little"))
         sha.update(raw)
     return sha.hexdigest()

@@ -1,7 +1,8 @@
-"""A gate for report texts: counts those that seem to hold protected health information, and never repeats the text.
+"""A gate for report texts: counts reports that seem to hold protected health information, and never repeats the text.
 
-Patterns after the identifiers of the HIPAA Safe Harbor list (45 CFR 164.514(b)(2)) that occur in radiology reports. A
-gate and no de-identification: it misses what has no such form, e.g. a surname without title, and only a person decides.
+The patterns follow the identifiers of the HIPAA Safe Harbor list (45 CFR 164.514(b)(2)) that occur in radiology
+reports. This is a gate and no de-identification: it misses identifiers without a typical form, e.g. a surname without a
+title. Only a person can decide that reports are safe.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ KINDS: dict[str, re.Pattern[str]] = {
 
 
 class PHIError(ValueError):
-    """The reports seem to identify people; the message holds counts alone."""
+    """The reports seem to identify people. The message holds counts only."""
 
 
 def scan(reports: Iterable[str]) -> dict[str, int]:
-    """How many reports hold each kind of identifier; kinds that do not occur are left out."""
+    """Kind of identifier (of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out."""
     counts = dict.fromkeys(KINDS, 0)
     for report in reports:
         for kind, pattern in KINDS.items():
@@ -63,10 +64,13 @@ def scan(reports: Iterable[str]) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-def refuse_phi(found: Mapping[str, int], records: int) -> None:
-    """Raises PHIError if a scan found anything. Whoever accepts the risk does not call this."""
-    if found:
-        counts = ", ".join(f"{kind} in {count}" for kind, count in sorted(found.items()))
+def refuse_phi(phi: Mapping[str, int], records: int) -> None:
+    """Raises PHIError if ``phi``, the result of ``scan`` over ``records`` records, counts anything.
+
+    Whoever accepts the risk does not call this.
+    """
+    if phi:
+        counts = ", ".join(f"{kind} in {count}" for kind, count in sorted(phi.items()))
         raise PHIError(
             f"the reports seem to identify people, so nothing is trained on them ({records} records: {counts}). "
             "De-identify them; or, if a person has looked at them, accept the risk at this site: "

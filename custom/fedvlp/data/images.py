@@ -1,4 +1,4 @@
-"""The radiographs of a data set, decoded: what every source of image files has in common."""
+"""Decoding the image files of a data set, through the cache: what all sources of files share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedvlp.data.transforms import DECODING, decode, load
 
 
 def film(file: Path, size: int) -> np.ndarray | str:
-    """uint8 [size, size] of one file, or the reason why there is none."""
+    """The image in ``file`` as uint8 [size, size], or the reason why it cannot be read."""
     try:
         return load(file, decode(size))
     except UnreadableImageError as error:
@@ -26,10 +26,11 @@ def film(file: Path, size: int) -> np.ndarray | str:
 def films(
     source: str, ids: Sequence[str], files: Sequence[Path], size: int, cache: str | None, building: Building
 ) -> ImageCache:
-    """Reader of the files' images; ``ids`` name them whatever their place on this disk.
+    """Reader of the images in ``files`` at ``size`` x ``size`` pixels; ``ids`` name them, wherever the files are.
 
-    A cache on disk belongs to these ids, the size and time of each file, the image size and the way of decoding: it is
-    found again after the folder has moved, and built again after a file has changed.
+    The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size and
+    the version of decoding. So a cache is used again after the folder of the images has moved, and built again after a
+    file has changed. ``cache`` None decodes in memory at first use. Errors are those of ``cached_images``.
     """
     stats = [file.stat() for file in files] if cache else []
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]

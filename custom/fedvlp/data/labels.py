@@ -1,4 +1,4 @@
-"""Findings by name: every label table is mapped to one list of names, never by the position of a column."""
+"""Findings by name: label tables are mapped to one list of names, never by the position of a column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHEXPERT = (
 """The 14 labels of CheXpert and MIMIC-CXR (Irvin et al., 2019, https://arxiv.org/abs/1901.07031)."""
 
 Terms = Mapping[str, tuple[str, ...]]
-"""Common name -> the collection's own terms that mean it; a name that is not there is not labelled at all."""
+"""CheXpert's name -> the collection's own terms for it. A name that is missing is not labelled in the collection."""
 
 NIH: Terms = {
     "No Finding": ("No Finding",),
@@ -48,7 +48,7 @@ OPENI: Terms = {
 
 
 def names_of(labels: tuple[str, ...] | str) -> tuple[str, ...]:
-    """A tuple as it is; a string split at commas. Raises ValueError for a repeated name."""
+    """Label names from a tuple, or from a string with commas ("Edema,Pneumonia"). Raises ValueError if one repeats."""
     names = tuple(filter(None, map(str.strip, labels.split(",")))) if isinstance(labels, str) else labels
     if len(set(names)) != len(names):
         raise ValueError(f"labels: {len(names) - len(set(names))} of {len(names)} names are repeated")
@@ -56,21 +56,23 @@ def names_of(labels: tuple[str, ...] | str) -> tuple[str, ...]:
 
 
 def from_terms(rows: Sequence[Collection[str] | None], terms: Terms, names: Sequence[str]) -> np.ndarray:
-    """Labels [N, L] float32: 1 where a row has a term of the name, else 0; nan for a row that is None (not labelled).
+    """Labels [N, L] float32 of N rows, each a collection of terms, for the L ``names``.
 
-    A name that ``terms`` does not have is nan throughout: this collection says nothing about it.
+    1 where the row has one of the terms of the name, else 0. A row that is None is not labelled: nan. A name that
+    ``terms`` does not have is nan in all rows, because the collection says nothing about it.
     """
     labels = np.full((len(rows), len(names)), np.nan, dtype=np.float32)
     wanted = [(column, set(terms[name])) for column, name in enumerate(names) if name in terms]
-    for place, row in enumerate(rows):
-        if row is not None:
-            for column, meaning in wanted:
-                labels[place, column] = float(not meaning.isdisjoint(row))
+    for index, row in enumerate(rows):
+        if row is None:
+            continue
+        for column, meaning in wanted:
+            labels[index, column] = float(not meaning.isdisjoint(row))
     return labels
 
 
 def by_name(labels: np.ndarray, have: Sequence[str], want: Sequence[str]) -> np.ndarray:
-    """The columns ``want`` [N, W] of labels [N, H] whose columns are called ``have``; nan where there is none."""
+    """The columns ``want`` of labels [N, H] whose columns are named ``have``: [N, W] float32, nan where missing."""
     out = np.full((len(labels), len(want)), np.nan, dtype=np.float32)
     for column, name in enumerate(want):
         if name in have:

@@ -1,4 +1,4 @@
-"""One site's images and tokens, served as batches."""
+"""One site's images, tokens and labels, served as batches (``core.types.Batch``)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedvlp.data.transforms import eval_batch, train_batch
 logger = logging.getLogger(__name__)
 
 IN_MEMORY = 2 * 2**30
-"""Bytes of a split's images up to which they are held in memory; those of a larger one are read batch by batch."""
+"""Bytes. A split whose images take at most this many is held in memory; a larger one is read batch by batch."""
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
 
-It may count in ``truncated`` the reports that it had to cut."""
+It may have an attribute ``truncated``: the number of reports that it had to cut so far."""
 
 
 @dataclass(frozen=True)
 class _Split:
-    """One split: a batch is one ``index_select`` per tensor."""
+    """The tensors of one split; a batch is one ``index_select`` of each."""
 
     size: int  # n
     images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S]; None at a site without images
@@ -38,35 +38,39 @@ class _Split:
 
 
 class SiteData:
-    """The rows of one site. A split is read and tokenised when it is first asked for, and stays in memory.
+    """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
-    Images beyond ``IN_MEMORY`` stay where they are; a batch is then gathered from the cache's files.
+    Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
+    ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records.
     """
 
     def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
-        """``rows``: split name to rows [n] of the cohort. ``input_size``: side of the square the model sees, pixels."""
+        """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees."""
         self._cohort = cohort
         self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
         self._tokenize = tokenize
         self._input_size = input_size
         self._splits: dict[str, _Split] = {}
-        held = np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()])
-        there = {"image": cohort.has_image()[held].any(), "text": any(cohort.reports[row] for row in held)}
-        self.modalities = tuple(name for name, found in there.items() if found or not len(held))
+        own = np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()])
+        present = {"image": cohort.has_image()[own].any(), "text": any(cohort.reports[row] for row in own)}
+        self.modalities = tuple(name for name, has in present.items() if has or not len(own))
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Split -> number of records."""
         return {split: len(rows) for split, rows in self._rows.items()}
 
     @property
     def num_train(self) -> int:
+        """Number of training records."""
         return self.sizes.get("train", 0)
 
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """``steps`` batches of the training split: epochs without replacement, order and crops by ``generator`` alone.
+        """``steps`` batches of the training split. Order and crops come from ``generator`` alone.
 
-        The last, smaller batch of an epoch is dropped; a split smaller than a batch is one batch.
-        Raises ValueError, before the first batch, where a batch would hold fewer than two records.
+        An epoch draws without replacement and drops its last, smaller batch. A split smaller than ``batch_size`` is one
+        batch. Raises, before the first batch, ValueError for a ``batch_size`` below 2 or negative ``steps``, and
+        NoRecordsError for a site with fewer than 2 training records.
         """
         if batch_size < 2 or steps < 0:
             raise ValueError(f"site data: expected batch_size >= 2 and steps >= 0, got {batch_size} and {steps}")
@@ -86,7 +90,11 @@ class SiteData:
             yield self._batch(split, rows, image)
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
-        """The split in its order, or its positions ``rows`` [n] in theirs, cropped at the centre; may be empty."""
+        """Batches of the split in its order, or of its positions ``rows`` [n] int64 in the order given.
+
+        Images are cropped at the centre. An empty or unknown split gives no batch. ``drop_last`` leaves out a smaller
+        last batch.
+        """
         if batch_size < 1:
             raise ValueError(f"site data: expected batch_size >= 1, got {batch_size}")
         if not self.sizes.get(split) or (rows is not None and not len(rows)):
@@ -100,35 +108,42 @@ class SiteData:
             yield self._batch(content, chosen, image)
 
     def study_groups(self, split: str) -> Tensor:
-        """Group [n] int64 per row: rows of one study, or of one and the same report, are equals in retrieval."""
+        """[n] int64: a number for each row, equal for rows of one study or with the same report (union-find).
+
+        In retrieval, every row of the query's group may count as a right answer.
+        """
         rows = self._rows.get(split, np.empty(0, dtype=np.int64))
         parent = list(range(len(rows)))
 
-        def find(place: int) -> int:
-            while parent[place] != place:
-                parent[place] = place = parent[parent[place]]
-            return place
+        def root(index: int) -> int:
+            while parent[index] != index:
+                parent[index] = parent[parent[index]]
+                index = parent[index]
+            return index
 
         first: dict[tuple[str, str], int] = {}
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             keys = [("study", self._cohort.studies[row])]
             if report := self._cohort.reports[row]:
                 keys.append(("report", report))
             for key in keys:
-                parent[find(place)] = find(first.setdefault(key, place))
-        _, group = np.unique([find(place) for place in range(len(rows))], return_inverse=True)
+                parent[root(index)] = root(first.setdefault(key, index))
+        _, group = np.unique([root(index) for index in range(len(rows))], return_inverse=True)
         return torch.from_numpy(group.astype(np.int64))
 
     def shared_images(self, split: str) -> tuple[Tensor, Tensor]:
-        """The first row [I] of every different image of the split, in order, and the image [n] of every row."""
+        """The different images of a split of n rows: the first row [I] of each, and the image [n] of each row; int64.
+
+        Images are the same when their pixels are. Only for a site with images.
+        """
         content = self._split(split)
         assert content.images is not None
-        place: dict[str, int] = {}
-        owner = [
-            place.setdefault(digest(image.numpy().tobytes()), len(place))
-            for rows in torch.arange(content.size).split(256)
-            for image in content.images(rows)
-        ]
+        number_of: dict[str, int] = {}  # hash of the pixels -> number of the image
+        owner: list[int] = []
+        for rows in torch.arange(content.size).split(256):
+            for image in content.images(rows):
+                pixels = digest(image.numpy().tobytes())
+                owner.append(number_of.setdefault(pixels, len(number_of)))
         return torch.from_numpy(np.unique(owner, return_index=True)[1]), torch.tensor(owner)
 
     def _batch(self, split: _Split, rows: Tensor, image: Tensor | None) -> Batch:
@@ -176,12 +191,12 @@ class SiteData:
 
     def _reader(self, rows: np.ndarray) -> Callable[[Tensor], Tensor]:
         """Positions [b] within ``rows`` to uint8 [b, S, S]."""
-        if len(rows) * self._input_size**2 > IN_MEMORY:  # the model's own pixels; decoded there are hardly more
+        if len(rows) * self._input_size**2 > IN_MEMORY:  # as the model sees them; decoded images are hardly larger
             return lambda chosen: self._pixels(rows[chosen.numpy()])
         return self._pixels(rows).__getitem__
 
     def _pixels(self, rows: np.ndarray) -> Tensor:
-        """[n, S, S] uint8; a row without an image, at a site that has some, is black."""
+        """[n, S, S] uint8. A row without an image, at a site that has some images, is black."""
         imaged = self._cohort.has_image()[rows]
         pixels = np.ascontiguousarray(self._cohort.images(rows))
         return torch.from_numpy(pixels if imaged.all() else np.where(imaged[:, None, None], pixels, 0))

@@ -3,7 +3,7 @@
 Source: the "LDA" split of both papers, which is Dirichlet over classes with a balance cap (Yan et al., SSL-FL,
 https://arxiv.org/abs/2205.08576, ``data_split.py``, seed 2022). Smaller beta = more heterogeneous.
 Differs: units (studies or patients) are split, never single images, so no study crosses sites; retries are bounded; if
-every site is full the smallest takes the class; the order within a site is the loader's business.
+every site is full the smallest takes the class; the order of the records within a site is left to the loader.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ FORMAT = 1
 
 
 def class_codes(labels: np.ndarray, label_code: str = "mention") -> np.ndarray:
-    """Class sum_j b_j 2^j of each row of labels [N, L] -> [N] int64; beyond L = 62 any number per combination.
+    """The class of each row of ``labels`` [N, L]: [N] int64, sum_j b_j 2^j.
 
-    b_j = 1 where the cell is not blank (``mention``: 1, 0 or -1, as published) or where it is 1 (``positive``).
+    b_j is 1 where the cell is not blank (``label_code`` "mention": 1, 0 or -1, as published) or where it is 1
+    ("positive"). With more than 62 labels the sum does not fit: the combinations that occur are numbered instead.
+    Raises ValueError for another ``label_code`` or shape.
     """
     if label_code not in ("mention", "positive"):
         raise ValueError(f"partition: label_code is {label_code!r}; expected 'mention' or 'positive'")
@@ -32,7 +34,7 @@ def class_codes(labels: np.ndarray, label_code: str = "mention") -> np.ndarray:
     if labels.ndim != 2:
         raise ValueError(f"partition: labels have shape {labels.shape}; expected [N, L]")
     bits = ~np.isnan(labels) if label_code == "mention" else labels == 1
-    if labels.shape[1] > 62:  # beyond an integer: the combinations that occur, numbered
+    if labels.shape[1] > 62:
         return np.unique(bits, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
     return bits.astype(np.int64) @ (1 << np.arange(labels.shape[1], dtype=np.int64))
 
@@ -50,8 +52,18 @@ def dirichlet_partition(
 ) -> np.ndarray:
     """Site index [N] int64 in 0..sites-1 of each row; rows of one group (study or patient) stay together.
 
-    ``labels`` [N, L]; ``groups`` [N] ids, the class of a group is that of its first row. ``beta`` > 0 is the Dirichlet
-    concentration; ``min_size`` is the least number of rows at a site.
+    Args:
+        labels: [N, L], as in a cohort.
+        groups: [N] ids; the class of a group is that of its first row.
+        sites: number of sites, at least 1.
+        beta: Dirichlet concentration, above 0; smaller is more heterogeneous.
+        seed: of the draws; the same seed gives the same assignment.
+        min_size: least number of rows at a site; a draw that gives some site fewer is repeated.
+        label_code: what a class is made of, see ``class_codes``.
+        max_tries: draws before giving up.
+
+    Raises:
+        ValueError: an argument is out of range, or no draw gave every site ``min_size`` rows.
     """
     labels, groups = np.asarray(labels), np.asarray(groups)
     rows = len(labels)
@@ -78,26 +90,29 @@ def dirichlet_partition(
 
 
 def _draw(codes: np.ndarray, weights: np.ndarray, sites: int, beta: float, rng: np.random.Generator) -> np.ndarray:
-    """One attempt: site [U] of each unit, class by class, with a site that holds its fair share left out."""
+    """One attempt: the site [U] of each unit. Classes are dealt in turn; a site with its fair share gets no more."""
     unit_site = np.empty(len(codes), dtype=np.int64)
-    held = np.zeros(sites)  # rows so far
+    sizes = np.zeros(sites)  # rows dealt to each site so far
     fair = weights.sum() / sites
     for code in np.unique(codes):
         members = rng.permutation(np.flatnonzero(codes == code))
-        share = rng.dirichlet(np.full(sites, beta)) * (held < fair)
+        share = rng.dirichlet(np.full(sites, beta)) * (sizes < fair)
         if not share.sum() > 0:  # all sites full, or every open site drew an exact 0 (tiny beta)
-            share = np.eye(sites)[held.argmin()]
+            share = np.eye(sites)[sizes.argmin()]
         cuts = np.floor(np.cumsum(share / share.sum())[:-1] * len(members)).astype(np.int64)
-        for site, part in enumerate(np.split(members, cuts)):
-            unit_site[part] = site
-            held[site] += weights[part].sum()
+        for site, units in enumerate(np.split(members, cuts)):
+            unit_site[units] = site
+            sizes[site] += weights[units].sum()
     return unit_site
 
 
 def write_assignment(
     path: str | Path, assignment: np.ndarray, ids: Sequence[str], seed: int, **settings: str | int | float
 ) -> str:
-    """Writes who holds which record as JSON with the seed, further ``settings`` and a SHA-256, which it returns."""
+    """Writes the site [N] of each of the N ``ids`` as JSON, with seed, ``settings`` and a SHA-256, which it returns.
+
+    Raises ValueError where lengths differ or an id repeats.
+    """
     assignment = np.asarray(assignment)
     if len(assignment) != len(ids) or len(set(ids)) != len(ids):
         raise ValueError(f"partition: {len(assignment)} sites for {len(ids)} ids ({len(set(ids))} distinct)")
@@ -118,12 +133,17 @@ def write_assignment(
 
 
 def read_assignment(path: str | Path, ids: Sequence[str] | None = None) -> np.ndarray:
-    """Site index [N] int64 from a file, its hash checked; with ``ids``, for exactly these records in their order."""
+    """Site index [N] int64 from a file of ``write_assignment``; with ``ids``, of exactly these records in their order.
+
+    Raises ValueError for another format, a hash that does not match, or other records.
+    """
     body = json.loads(Path(path).read_text(encoding="utf-8"))
     if body.get("format") != FORMAT:
         raise ValueError(f"partition: assignment has format {body.get('format')!r}; expected {FORMAT}")
     if body.get("sha256") != _hash(body):
-        raise ValueError("partition: the assignment does not match its sha256; it was edited or cut short")
+        raise ValueError(
+            "partition: the assignment does not match its sha256; it was edited or cut short, so write it again"
+        )
     assignment = np.asarray(body["assignment"], dtype=np.int64)
     if ids is None:
         return assignment

@@ -1,4 +1,4 @@
-"""Reading one radiograph, PNG, JPEG or DICOM, as grey values, no more of it than a given size needs."""
+"""Reads one radiograph (PNG, JPEG or DICOM) as grey values, and of a large JPEG no more than a given size needs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-MAX_PIXELS = 64_000_000  # larger images are refused from the header alone (decompression bombs)
-MAX_BYTES = 512 * 1024 * 1024  # larger files are refused unread
-ROUNDABLE = 1275  # from this range on, means rounded to whole values are right to a tenth of a grey level
+MAX_PIXELS = 64_000_000  # images with more are refused by their header, before decoding (decompression bombs)
+MAX_BYTES = 512 * 1024 * 1024  # larger files are not read
+ROUNDABLE = 1275  # 16-bit values of at least this range: means rounded to whole values err by 0.1 grey level at most
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
 
 DICOM_TAGS = (
@@ -20,11 +20,11 @@ DICOM_TAGS = (
     "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "BurnedInAnnotation",
     "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
 )  # fmt: skip
-"""What a pixel is made of. No other tag of a DICOM file, and no patient in it, is kept when the file is read."""
+"""The tags that pixels depend on. No other tag of a DICOM file is read, so nothing about the patient is."""
 
 
 class UnreadableImageError(ValueError):
-    """A file that is no usable radiograph. ``reason`` is a short category to count by; it never holds a path or tag."""
+    """A file is no usable radiograph. ``reason`` is a short category to count by, without path or tag value."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -33,22 +33,22 @@ class UnreadableImageError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """The values of an image, and what remains to be done with them: both steps commute with area averaging."""
+    """The decoded values of an image and the steps that remain. Both steps commute with averaging over areas."""
 
     values: np.ndarray  # [h, w]
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
-    range: tuple[float, float]  # their least and greatest value
-    stretch: bool = False  # from their own minimum and maximum to 0..255
-    invert: bool = False
+    range: tuple[float, float]  # least and greatest of ``values``
+    stretch: bool = False  # to be stretched from this range to 0..255
+    invert: bool = False  # to be inverted (MONOCHROME1)
 
 
 def read_radiograph(path: Path, longest: int | None = None) -> np.ndarray:
     """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
 
-    8-bit images keep their values; deeper ones are stretched from their own minimum and maximum, after the modality
-    LUT and the first VOI window. With ``longest`` the longer side is resized to it, every pixel the mean of the area
-    that it covers; a JPEG is then decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size that is not below.
-    Raises ``UnreadableImageError``; size and frame count are judged before decoding.
+    8-bit images keep their values. Deeper ones are stretched from their own minimum and maximum, after the modality LUT
+    and the first VOI window. With ``longest`` the longer side is resized to that many pixels, each the mean of the area
+    that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is large enough.
+    Raises ``UnreadableImageError``; size and frame count are checked before decoding.
     """
     try:
         if not path.is_file():
@@ -69,7 +69,7 @@ def read_radiograph(path: Path, longest: int | None = None) -> np.ndarray:
 
 
 def _finished(image: _Values, longest: int | None) -> np.ndarray:
-    """float32 [H, W] in 0..255 of the values, resized."""
+    """float32 [h, w] in 0..255: the values resized, stretched and inverted as they say."""
     low, high = image.range
     if not np.isfinite([low, high]).all():
         raise UnreadableImageError("corrupt image")
@@ -86,7 +86,7 @@ def _finished(image: _Values, longest: int | None) -> np.ndarray:
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest value; nan where there is one."""
+    """The least and the greatest value; nan where any value is nan."""
     import cv2
 
     if values.dtype.kind == "f":
@@ -100,10 +100,10 @@ def _fitted(shape: tuple[int, int], longest: int) -> tuple[int, int]:
 
 
 def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
-    """To [h, w]: the mean of what each pixel covers, parts of pixels counted as parts.
+    """Resized to ``shape`` [h, w]: each pixel is the mean of the area that it covers, in fractions of pixels.
 
-    ``full``: size of the file, of which ``pixels`` may be a reduction by 2, 4 or 8 whose last row and column reach over
-    its edges: what lies beyond is left out, so that nothing is displaced.
+    ``full`` is the size of the file, of which ``pixels`` may be a reduction by 2, 4 or 8. The last row and column of a
+    reduction may reach beyond the edges of the file; that area is left out, so that nothing is displaced.
     """
     import cv2
 
@@ -118,15 +118,16 @@ def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) 
     return (np.diff(np.diff(sums, axis=0), axis=1) / area).astype(np.float32)
 
 
-def _between(values: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
-    """``values`` at fractional ``places`` along an axis, linear between neighbours."""
-    below = np.minimum(places.astype(int), values.shape[axis] - 2)
-    part = np.expand_dims(places - below, 1 - axis)
+def _between(values: np.ndarray, positions: np.ndarray, axis: int) -> np.ndarray:
+    """``values`` [H, W] at fractional ``positions`` along an axis, linear between neighbours."""
+    below = np.minimum(positions.astype(int), values.shape[axis] - 2)
+    fraction = np.expand_dims(positions - below, 1 - axis)
     lower = values.take(below, axis)
-    return lower + part * (values.take(below + 1, axis) - lower)
+    return lower + fraction * (values.take(below + 1, axis) - lower)
 
 
 def _check_header(width: int, height: int, frames: int) -> None:
+    """Refuses several frames, too many pixels, sides below 8 pixels and sides of more than 8 to 1."""
     if frames > 1:
         raise UnreadableImageError("multi-frame image", f"{frames} frames")
     if width * height > MAX_PIXELS:
@@ -179,15 +180,15 @@ def _read_dicom(path: Path) -> _Values:
         return _Values(grey, shape, _range(grey))
     native = _native(path, header)
     stored = _decoded(path) if native is None else native
-    found = _range(stored)
-    if native is not None and not _meant(found, header):
+    limits = _range(stored)
+    if native is not None and not _fits_bits(limits, header):
         stored = _decoded(path)
-        found = _range(stored)
-    values = _presented(stored, found, header)
+        limits = _range(stored)
+    values = _presented(stored, limits, header)
     changed = values is not stored
     stretch = stored.dtype != np.uint8 or int(header.BitsStored) != 8 or changed
     inverted = header.PhotometricInterpretation == "MONOCHROME1"
-    return _Values(values, shape, _range(values) if changed else found, stretch, inverted)
+    return _Values(values, shape, _range(values) if changed else limits, stretch, inverted)
 
 
 def _decoded(path: Path) -> np.ndarray:
@@ -216,22 +217,22 @@ def _native(path: Path, header: Any) -> np.ndarray | None:
     return np.memmap(path, f"<{'i' if signed else 'u'}{size}", "r", data.value_tell, shape)
 
 
-def _meant(found: tuple[float, float], header: Any) -> bool:
-    """Whether values of this range use no more bits than they are said to; others have to be masked."""
+def _fits_bits(limits: tuple[float, float], header: Any) -> bool:
+    """Whether values from ``limits[0]`` to ``limits[1]`` fit into BitsStored; values that do not have to be masked."""
     least = -(2 ** (header.BitsStored - 1)) if header.PixelRepresentation == 1 else 0
-    return least <= found[0] and found[1] < least + 2**header.BitsStored
+    return least <= limits[0] and limits[1] < least + 2**header.BitsStored
 
 
-def _presented(stored: np.ndarray, found: tuple[float, float], header: Any) -> np.ndarray:
+def _presented(stored: np.ndarray, limits: tuple[float, float], header: Any) -> np.ndarray:
     """Values [H, W] after modality LUT and VOI window, up to scale; ``stored`` itself where these change nothing.
 
-    What they make of a pixel depends on its stored value alone, so they are applied once to every value of the range.
-    The result has 16 bits from its least to its greatest value.
+    Both depend on a pixel's stored value alone, so they are applied once to every value of the range and then looked
+    up. The result uses 16 bits from its least to its greatest value.
     """
     import cv2
     from pydicom.pixels import apply_modality_lut, apply_voi_lut
 
-    low, high = map(int, found)
+    low, high = map(int, limits)
     levels = np.arange(low, high + 1).astype(stored.dtype)
     shown = np.asarray(apply_voi_lut(apply_modality_lut(levels, header), header), dtype=np.float64)
     if np.allclose(shown, levels, atol=0.5 if stored.dtype == np.uint8 else 0, rtol=0):
@@ -245,6 +246,7 @@ def _presented(stored: np.ndarray, found: tuple[float, float], header: Any) -> n
 
 
 def _check_syntax(uid: Any) -> None:
+    """Refuses a transfer syntax that cannot be decoded here, and deflated files."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ExplicitVRLittleEndian
     from pydicom.uid import ImplicitVRLittleEndian as ImplicitVR

@@ -1,8 +1,8 @@
-"""Reports for records that have none, found by their labels in the public set (PMS-FM's sites without reports).
+"""Retrieves a report from the public set for records that have none, by their labels (PMS-FM's sites without reports).
 
 PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs) names "label-based report retrieval" without
-detail. Here: a report of a public training record with the same label vector, else one with the largest Jaccard index
-of the findings present. Which one, among equals, follows from the seed and the record's id alone.
+detail. Here a record gets the report of a public training record with the same label vector, or, without one, with the
+largest Jaccard index of the findings present. Among equals, the seed and the record's id alone decide.
 """
 
 from __future__ import annotations
@@ -15,40 +15,44 @@ from fedvlp.data.cohort import PUBLIC, Cohort, digest
 
 
 def retrieve_reports(cohort: Cohort, seed: int) -> Cohort:
-    """The cohort with a report in every row; ``report_from`` names the public record that a found one comes from.
+    """The cohort with a report in every row. ``report_from`` has the id of the public record that a report came from.
 
-    No report of one site reaches another: the public set's are the only ones that are searched.
+    Only reports of the public set are searched, so no report of one site reaches another. Raises ValueError where the
+    public set has no training record with a report.
     """
     missing = np.flatnonzero(~cohort.has_report())
     public = np.asarray(cohort.sites or ()) == PUBLIC
     corpus = np.flatnonzero(public & cohort.has_report() & (np.asarray(cohort.splits) == "train"))
     if not len(corpus):
         raise ValueError(
-            "retrieve_reports: the public set has no training record with a report to look in; set partition.public, "
+            "retrieve_reports: the public set has no training record with a report; set partition.public, "
             "or name site 'public' in the table"
         )
-    found = best_matches(cohort.labels[missing], cohort.labels[corpus])
+    matches = best_matches(cohort.labels[missing], cohort.labels[corpus])
     reports, source = list(cohort.reports), [""] * len(cohort)
-    for row, places in zip(missing.tolist(), found, strict=True):
+    for row, candidates in zip(missing.tolist(), matches, strict=True):
         draw = int(digest(str(seed), cohort.ids[row])[:12], 16)
-        chosen = int(corpus[places[draw % len(places)]])
+        chosen = int(corpus[candidates[draw % len(candidates)]])
         reports[row], source[row] = cohort.reports[chosen], cohort.ids[chosen]
     mark = digest(cohort.fingerprint, "retrieved", *source)
     return replace(cohort, reports=tuple(reports), report_from=tuple(source), fingerprint=mark)
 
 
 def best_matches(labels: np.ndarray, corpus: np.ndarray) -> list[np.ndarray]:
-    """For each row of ``labels`` [n, L] the rows of ``corpus`` [M, L] that match best, ascending, at least one."""
-    kinds, place = np.unique(_codes(labels), axis=0, return_inverse=True)
+    """For each row of ``labels`` [n, L], the rows of ``corpus`` [M, L] that match best: ascending, at least one."""
+    kinds, kind_of = np.unique(_codes(labels), axis=0, return_inverse=True)
     ranked = []
     for kind in kinds:
         score = match_scores(kind, _codes(corpus))
         ranked.append(np.flatnonzero(score == score.max()))
-    return [ranked[index] for index in place.reshape(-1)]
+    return [ranked[index] for index in kind_of.reshape(-1)]
 
 
 def match_scores(one: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """[M]: 2 where a coded label vector is ``one`` [L] itself, else the Jaccard index of the findings present."""
+    """How well ``codes`` [M, L] match ``one`` [L]: [M], 2 where equal, else the Jaccard index of the findings present.
+
+    The index is 1 where neither has a finding.
+    """
     present, others = one == 1, codes == 1
     union = (present | others).sum(axis=1)
     jaccard = np.where(union == 0, 1.0, (present & others).sum(axis=1) / np.maximum(union, 1))
@@ -56,16 +60,16 @@ def match_scores(one: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def provenance(cohort: Cohort) -> list[tuple[str, str, str]]:
-    """(record, record its report is from, "exact" or the Jaccard index) of every retrieved report."""
-    place = {name: row for row, name in enumerate(cohort.ids)}
+    """(id, id of the record that its report came from, "exact" or the Jaccard index) of every retrieved report."""
+    row_of = {name: row for row, name in enumerate(cohort.ids)}
     codes, rows = _codes(cohort.labels), []
     for row, source in enumerate(cohort.report_from or ()):
         if source:
-            score = match_scores(codes[row], codes[place[source]][None])[0]
+            score = match_scores(codes[row], codes[row_of[source]][None])[0]
             rows.append((cohort.ids[row], source, "exact" if score == 2 else f"{score:.3f}"))
     return rows
 
 
 def _codes(labels: np.ndarray) -> np.ndarray:
-    """Labels with 2 for nan (not mentioned), so that they can be compared."""
+    """Labels with 2 in place of nan (not mentioned), so that two blanks are equal."""
     return np.nan_to_num(labels, nan=2.0)

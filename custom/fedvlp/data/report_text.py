@@ -12,7 +12,7 @@ _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 
 def is_missing(text: str) -> bool:
-    """True for an empty, blank or not-a-number table cell."""
+    """Whether a cell of a table is empty, blank or a word for "nothing" ("nan", "none", "null", "n/a")."""
     return text.strip().lower() in _MISSING
 
 
@@ -24,27 +24,33 @@ def clean_report(text: str, min_words: int = 3) -> str:
     """
     words: list[str] = []
     for sentence in _SENTENCE_END.split(unicodedata.normalize("NFC", text)):
-        tokens = [ascii_ for token in _TOKEN.findall(sentence.lower()) if (ascii_ := _fold(token))]
+        folded = (_to_ascii(token) for token in _TOKEN.findall(sentence.lower()))
+        tokens = [token for token in folded if token]
         if len(tokens) > 1:
             words += tokens
     return " ".join(words) if len(words) >= min_words else ""
 
 
 def sections(report: str) -> dict[str, str]:
-    """The sections of a report by their upper-case headings ("FINDINGS:"); what comes before the first is left out.
+    """Heading -> text of each section. A heading is in capitals and begins a line ("FINDINGS:").
 
-    Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the like count as FINDINGS and IMPRESSION; a
-    section of both counts as FINDINGS.
+    Text before the first heading is left out. Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the
+    like count as FINDINGS and IMPRESSION; a heading with both words counts as FINDINGS.
     """
-    parts: dict[str, str] = {}
-    _, *pieces = _HEADING.split(report)  # heading, text, heading, text, ...
-    for heading, text in zip(pieces[::2], pieces[1::2], strict=True):
-        name = "FINDINGS" if "FINDING" in heading else "IMPRESSION" if "IMPRESSION" in heading else heading
-        parts[name] = f"{parts.get(name, '')} {text.strip()}".strip()
-    return parts
+    texts: dict[str, str] = {}
+    _, *fields = _HEADING.split(report)  # heading, text, heading, text, ...
+    for heading, text in zip(fields[::2], fields[1::2], strict=True):
+        name = heading
+        if "FINDING" in heading:
+            name = "FINDINGS"
+        elif "IMPRESSION" in heading:
+            name = "IMPRESSION"
+        texts[name] = f"{texts.get(name, '')} {text.strip()}".strip()
+    return texts
 
 
-def _fold(token: str) -> str:
+def _to_ascii(token: str) -> str:
+    """The token without accents; characters that have no ASCII form are left out."""
     if token.isascii():
         return token
     return unicodedata.normalize("NFKD", token).encode("ascii", "ignore").decode("ascii")

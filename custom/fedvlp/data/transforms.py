@@ -1,4 +1,4 @@
-"""Chest radiographs from file to tensor: MONAI transforms decode a file once, pure torch crops whole batches."""
+"""Chest radiographs from file to tensor: MONAI transforms decode a file once, torch crops whole batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ DECODING = "radiograph-3"  # names what decode() does to a file; change it with 
 
 @lru_cache
 def decode(image_size: int) -> Compose:
-    """Transform from a path to uint8 [S, S]: longer side resized to S by area, shorter side zero-padded on both sides.
+    """Transform from a path to uint8 [S, S], S = ``image_size``.
 
-    MONAI wraps every error of a transform; call it through ``load`` to get the ``UnreadableImageError`` itself. Its own
-    loader is not used: it carries a file's metadata along, and takes a millisecond for that.
+    The longer side is resized to S by area, the shorter side zero-padded on both sides. MONAI wraps every error of a
+    transform: call the transform through ``load`` to get the ``UnreadableImageError`` itself. MONAI's own loader is not
+    used, because it carries a file's metadata along. Raises ValueError for an ``image_size`` below 8.
     """
     from monai.transforms import Compose, SpatialPad
     from monai.transforms.croppad.functional import pad_nd
@@ -41,7 +42,7 @@ def decode(image_size: int) -> Compose:
 
 
 def load(path: Path, transform: Compose) -> np.ndarray:
-    """uint8 [S, S] of one file. Raises ``UnreadableImageError``, which names a reason and nothing of the file."""
+    """uint8 [S, S] of one file. Raises ``UnreadableImageError``, which quotes nothing of the file."""
     try:
         return np.asarray(transform(str(path)))
     except Exception as error:  # MONAI wraps every error of a transform in RuntimeError
@@ -54,7 +55,7 @@ def load(path: Path, transform: Compose) -> np.ndarray:
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
-    """Float [1, S, S] in 0..255 to uint8 [S, S], rounded to the nearest."""
+    """Float [1, S, S] in 0..255 to uint8 [S, S], rounded. Raises UnreadableImageError for a constant image."""
     pixels = image[0].round().clamp(0, 255).to(torch.uint8).numpy()
     if pixels.max() == pixels.min():
         raise UnreadableImageError("constant image")
@@ -62,9 +63,10 @@ def to_uint8(image: Tensor) -> np.ndarray:
 
 
 def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, each image cropped at random by ``generator`` alone.
+    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, each image cropped at random by ``generator``.
 
-    No horizontal flips: a chest film has a side. No draw is made when S equals ``size``.
+    Images are not flipped: a chest film has a side. Nothing is drawn from the generator where S equals ``size``.
+    Raises ValueError for other images, or where S is below ``size``.
     """
     spare = _spare(images, size)
     if not spare:
@@ -75,12 +77,13 @@ def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor
 
 
 def eval_batch(images: Tensor, size: int) -> Tensor:
-    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, cropped at the centre."""
+    """uint8 [B, S, S] to float32 [B, 1, size, size] in -1..1, cropped at the centre. Raises as ``train_batch``."""
     start = _spare(images, size) // 2
     return _normalise(images[:, start : start + size, start : start + size])
 
 
 def _spare(images: Tensor, size: int) -> int:
+    """How many pixels the images [B, S, S] are wider than ``size``, checked."""
     if images.ndim != 3 or images.shape[1] != images.shape[2] or images.dtype != torch.uint8:
         raise ValueError(f"batch: expected uint8 [B, S, S] images, got {images.dtype} {list(images.shape)}")
     if not 0 < size <= images.shape[1]:

@@ -12,20 +12,20 @@ from pathlib import Path
 
 NEEDED = ("nvflare", "torch", "torchvision", "monai", "transformers", "timm", "numpy", "safetensors", "tensorboard")
 OPTIONAL = {"pydicom": "to read DICOM: pip install 'fedvlp[dicom]'"}
-FREE_GB = 5
+FREE_GB = 5  # of disk space wanted
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding; ``ok`` is None for a mere note."""
+    """One result of ``fedvlp doctor``."""
 
-    what: str
-    ok: bool | None
-    found: str
+    what: str  # what was checked
+    ok: bool | None  # None: a note, neither good nor bad
+    found: str  # what was seen there, with the remedy where it is not ok
 
 
 def checks() -> Iterator[Check]:
-    """All findings, one after the other."""
+    """The results for this machine, each as soon as it is known."""
     yield Check("python", sys.version_info >= (3, 10), sys.version.split()[0])
     for package in NEEDED:
         try:
@@ -45,7 +45,7 @@ def checks() -> Iterator[Check]:
 
 
 def _pair() -> Check:
-    """torch and torchvision must be a matching pair, or importing timm fails."""
+    """Whether torch and torchvision fit each other; importing timm fails if they do not."""
     try:
         import torchvision  # noqa: F401
     except Exception as error:
@@ -55,6 +55,7 @@ def _pair() -> Check:
 
 
 def _gpu() -> Check:
+    """Number, name and memory of the GPUs."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Preparing a data set: its source by name and folder, its images decoded once, and how that went."""
+"""Prepares a data set: chooses its source by name and folder, and decodes its images once, into a cache."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from fedvlp.run.config import nearest, override
 
 @dataclass(frozen=True)
 class Prepared:
-    """A data set that was read: ``summary`` counts rows by what became of them, ``built`` tells of its cache."""
+    """A data set that was read and decoded."""
 
     cohort: Cohort
-    summary: dict[str, int]
-    built: dict[str, str]
+    summary: dict[str, int]  # what is counted (rows, used, "skipped: <reason>") -> number
+    built: dict[str, str]  # about the cache: size, decoded, speed
 
 
 def source_of(
     name: str, root: Path, out: Path, path: str | None, image_size: int, settings: Sequence[str]
 ) -> FileSource:
-    """The source ``name`` over ``root`` with settings such as "labels=Edema". Raises ValueError for unknown ones."""
+    """The source ``name`` with its files below ``root``, its cache in ``out``, and settings such as "labels=Edema".
+
+    ``path`` is the table relative to ``root``; None: its usual name. ``image_size`` is in pixels. Raises ValueError for
+    an unknown source or setting, or a ``root`` that is no folder.
+    """
     if name not in SOURCES:
         raise ValueError(f"unknown source {name!r}{nearest(name, list(SOURCES))}; there are: {', '.join(SOURCES)}")
     kind: Any = SOURCES[name]
     if not root.is_dir():
-        raise ValueError("--root is not a folder")
+        raise ValueError("--root is not a folder; give the folder of the images")
     if not (path or kind.table):
         raise ValueError(f"source {name} has no usual table; give it with --path")
     source: FileSource = kind(
@@ -47,7 +51,10 @@ def source_of(
 
 
 def prepared(source: FileSource, workers: int, progress: Callable[[int, int], None]) -> Prepared:
-    """Reads the data set and decodes what its cache lacks; 0 ``workers`` are as many as cores."""
+    """Reads the data set and decodes what its cache lacks, in ``workers`` processes (0: as many as cores).
+
+    ``progress`` is called with (rows ready, rows in all). Raises ValueError as the source does.
+    """
     ready: list[tuple[float, int]] = []
 
     def tell(rows: int, total: int) -> None:

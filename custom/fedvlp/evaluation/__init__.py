@@ -1,1 +1,1 @@
-"""What is measured of a model: retrieval, zero-shot, classification, and what re-training costs."""
+"""What is measured of a model: retrieval, zero-shot classification, multi-label classification, distortion."""

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.types import MODALITIES, Batch
+from fedvlp.evaluation import metric_names
 
 RARE = 0.1
-"""A finding is rare when a smaller part of the known labels is positive."""
+"""A finding is rare when less than this share of its known labels is positive."""
 
 
 @dataclass(frozen=True)
 class AUC:
-    """Areas under the ROC curve, 0 to 1; ``skipped`` findings had one class only (or none)."""
+    """Areas under the ROC curve, 0..1."""
 
-    by_label: dict[str, float]
-    rare: tuple[str, ...]  # of those in ``by_label``
-    skipped: tuple[str, ...]
+    by_label: dict[str, float]  # finding -> area
+    rare: tuple[str, ...]  # those of ``by_label`` that are rare (``RARE``)
+    skipped: tuple[str, ...]  # findings without an area: their known labels are all alike, or there are none
 
     def macro(self, names: Sequence[str] | None = None) -> float | None:
-        """The unweighted mean over the findings ``names`` (all) that have an area; None where none has."""
+        """Unweighted mean area, 0..1, over the findings ``names`` (None: all) that have one; None where none has."""
         values = [value for name, value in self.by_label.items() if names is None or name in names]
         return sum(values) / len(values) if values else None
 
@@ -32,18 +33,21 @@ class AUC:
 def rank_sum_auc(scores: Tensor, truth: Tensor) -> float:
     """Area under the ROC curve from scores [N] and truth [N] in {1, 0}, both classes present (Mann and Whitney, 1947).
 
-    The share of pairs (positive, negative) in which the positive scores higher; a tie counts a half. With the ranks R
-    of the P positives among all N, ties sharing their mean rank: (sum R - P (P + 1) / 2) / (P (N - P)).
+    It is the share of pairs (positive, negative) in which the positive scores higher; a tie counts a half. With R the
+    ranks of the P positives among all N (ties share their mean rank), it is (sum R - P (P + 1) / 2) / (P (N - P)).
     """
-    _, place, counts = scores.unique(return_inverse=True, return_counts=True)
+    _, distinct, counts = scores.unique(return_inverse=True, return_counts=True)  # [N], [D]
     mean_rank = counts.cumsum(0) - (counts - 1) / 2  # of every distinct score; ranks begin at 1
     positives = int(truth.sum())
-    wins = float(mean_rank.double()[place[truth == 1]].sum()) - positives * (positives + 1) / 2
+    wins = float(mean_rank.double()[distinct[truth == 1]].sum()) - positives * (positives + 1) / 2
     return wins / (positives * (len(truth) - positives))
 
 
 def auc(scores: Tensor, targets: Tensor, names: Sequence[str]) -> AUC:
-    """Area per finding from scores [N, L] and targets [N, L] in {1, 0, nan: unknown, left out}; ties count a half."""
+    """Area per finding from scores [N, L] and targets [N, L] in {1, 0, nan: unknown, left out}.
+
+    ``names`` are the L findings. Raises ValueError where shapes or names do not fit.
+    """
     if scores.shape != targets.shape or targets.ndim != 2 or targets.shape[1] != len(names):
         raise ValueError(f"auc: scores {list(scores.shape)}, targets {list(targets.shape)}, {len(names)} names")
     areas: dict[str, float] = {}
@@ -62,42 +66,47 @@ def auc(scores: Tensor, targets: Tensor, names: Sequence[str]) -> AUC:
 
 @torch.no_grad()
 def predict(model: nn.Module, objective: Any, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
-    """Sigmoid scores [N, L] and targets [N, L] as the objective settles them. The model is used in eval mode.
+    """Sigmoid scores [N, L] and the objective's targets [N, L], on the CPU. Sets the model to eval mode.
 
-    Scores are the sigmoid's throughout (the released code feeds logits, on which torchmetrics guesses per batch).
+    Differs: the released code gives logits to torchmetrics, which guesses batch by batch whether they are scores.
     """
     model.eval()
-    found = [(model(batch).logits.sigmoid(), objective.targets(batch["labels"])) for batch in batches]
-    return torch.cat([score for score, _ in found]).cpu(), torch.cat([target for _, target in found]).cpu()
+    scores, targets = [], []
+    for batch in batches:
+        scores.append(model(batch).logits.sigmoid())
+        targets.append(objective.targets(batch["labels"]))
+    return torch.cat(scores).cpu(), torch.cat(targets).cpu()
 
 
 def modality_shares(weight: Tensor) -> dict[str, float]:
-    """Share of the classifier's absolute weight [L, 2 d] on each modality: 0.5 each is an unbiased classifier."""
+    """Modality -> its share, 0..1, of the classifier's absolute ``weight`` [L, 2 d]; 0.5 each is no bias."""
     image, text = (half.abs().sum().item() for half in weight.detach().double().chunk(2, dim=1))
     return dict(zip(MODALITIES, (image / (image + text), text / (image + text)), strict=True))
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Held-out areas of a classifier: ``<split>/auc/macro``, ``/rare`` and ``/<finding>``; 0 to 1.
+    """Areas under the ROC curve of a classifier on held-out records, and its modality bias.
 
-    Findings with one class in the split have none. ``classifier/image`` is the modality-bias measure. A record is
-    judged by what its site has of it: an absent modality's feature is zero.
+    The names of the figures are in ``metric_names``. A finding whose labels in the split are all alike has no area. A
+    record is judged by what its site has of it: the feature of an absent modality is zero.
     """
 
-    batch_size: int = 96
+    batch_size: int = 96  # records embedded at once
 
     def __call__(self, client: Any, splits: tuple[str, ...]) -> dict[str, float]:
-        metrics = {"classifier/image": modality_shares(client.model.classifier.weight)["image"]}
+        """Name -> figure on ``splits`` of ``client.data`` for ``client.model``."""
+        metrics = {metric_names.IMAGE_WEIGHT: modality_shares(client.model.classifier.weight)["image"]}
         for split in splits:
             if client.data.sizes.get(split, 0):
                 metrics |= self.measure(client, split)
         return metrics
 
     def measure(self, client: Any, split: str) -> dict[str, float]:
-        """All figures of one split."""
+        """Name -> area on one split."""
         batches = client.data.batches(split, self.batch_size, drop_last=False)
-        found = auc(*predict(client.model, client.objective, batches), client.model.config.labels)
-        means = {"macro": found.macro(), "rare": found.macro(found.rare)}
-        figures = {name: value for name, value in means.items() if value is not None} | found.by_label
-        return {f"{split}/auc/{name}": value for name, value in figures.items()}
+        scores, targets = predict(client.model, client.objective, batches)
+        areas = auc(scores, targets, client.model.config.labels)
+        means = {metric_names.MACRO: areas.macro(), metric_names.RARE: areas.macro(areas.rare)}
+        figures = {name: value for name, value in means.items() if value is not None} | areas.by_label
+        return {metric_names.auc(split, name): value for name, value in figures.items()}

@@ -1,8 +1,8 @@
-"""What re-training at one site does to a shared model elsewhere (FedRGB, tables 6 and 11; spec 10.7, 10.8).
+"""Distortion: what re-training at one site does to a shared model at others (FedRGB, tables 6, 11; spec 10.7, 10.8).
 
-Entry (i, j) of a distortion table: mean cosine of the paired embeddings of site j's held-out records under the model
-as it was, minus the same after re-training on site i. Positive is distortion. The papers do not state the budget of
-re-training; one round's steps are the default of whoever calls.
+Entry (i, j) of a distortion table is the mean cosine of the paired embeddings of site j's held-out records under the
+model before re-training, minus the same after re-training on site i. A positive value is distortion. The papers do not
+state the number of steps; ``run/evaluate.py`` takes one round's.
 """
 
 from __future__ import annotations
@@ -16,54 +16,56 @@ from typing import Any
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, State, group
+from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.training.config import Training
 
-MEAN = "mean"
+MEAN = "mean"  # name of the last row of a table, the means of its columns
 _LAYER = re.compile(r"^(\w+)_encoder\.(?:.*?\.)?(?:blocks|layers?|stages)\.?(\d+)\.")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One re-training: the weights it starts from and the site (its client) that trains them."""
+    """One re-training."""
 
-    trained_on: str
-    start: State
-    client: Client
+    trained_on: str  # name of the row
+    start: State  # weights before
+    client: Client  # whose data train them
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: paired cosine and in-batch Recall@1 (percent, None below one batch of 32) before and after."""
+    """One cell of a distortion table."""
 
     trained_on: str
     measured_on: str
-    similarity_before: float
+    similarity_before: float  # mean cosine of the pairs, -1..1
     similarity_after: float
-    recall_before: float | None = None
+    recall_before: float | None = None  # in-batch Recall@1, percent; None below one batch of 32
     recall_after: float | None = None
 
     @property
     def distortion(self) -> float:
-        """Drop of the paired cosine."""
+        """Drop of the mean cosine; positive is distortion."""
         return self.similarity_before - self.similarity_after
 
 
 @dataclass(frozen=True)
 class Retraining(Method):
-    """Plain local pre-training, of all parameters or of the tensors in ``only``."""
+    """Plain local pre-training (FedAvg's), of all parameters or of some tensors."""
 
-    only: frozenset[str] | None = None
+    only: frozenset[str] | None = None  # names of the tensors that are trained; None: all
 
     def trains(self, name: str, phase: str) -> bool:
+        """Whether the tensor ``name`` is trained."""
         return self.only is None or name in self.only
 
 
 def encoder_layers(names: Iterable[str], count: int | None = None, *, deep: bool = False) -> frozenset[str]:
-    """Names of the tensors of the first (``deep``: last) ``count`` layers of each encoder; None is a third of them.
+    """Names of the tensors of the first (``deep``: last) ``count`` layers of each encoder; None: a third of its layers.
 
     The papers re-train the first 4 of 12. Raises ValueError where an encoder has no numbered layers or too few.
     """
@@ -71,20 +73,21 @@ def encoder_layers(names: Iterable[str], count: int | None = None, *, deep: bool
     for name in names:
         if group(name) == "encoder":
             tower = layers.setdefault(name.partition("_encoder.")[0], {})
-            if found := _LAYER.match(name):
-                tower.setdefault(int(found[2]), []).append(name)
+            if match := _LAYER.match(name):
+                tower.setdefault(int(match[2]), []).append(name)
     chosen: list[str] = []
     for modality, tower in layers.items():
         wanted = max(1, len(tower) // 3) if count is None else count
         if not 1 <= wanted <= len(tower):
             raise ValueError(f"{modality} encoder: {len(tower)} layers, {wanted} asked for; give 1 to {len(tower)}")
         order = sorted(tower)
-        chosen += [name for index in (order[-wanted:] if deep else order[:wanted]) for name in tower[index]]
+        for index in order[-wanted:] if deep else order[:wanted]:
+            chosen += tower[index]
     return frozenset(chosen)
 
 
 def encoder_phase(method: Method, names: Iterable[str], round: int) -> str:
-    """The method's own local training: its first phase that trains an encoder."""
+    """The first phase of ``round`` in which the method trains an encoder. Raises ValueError where there is none."""
     encoders = [name for name in names if group(name) == "encoder"]
     for phase in method.phases(round):
         if any(method.trains(name, phase) for name in encoders):
@@ -94,44 +97,46 @@ def encoder_phase(method: Method, names: Iterable[str], round: int) -> str:
 
 def cross_table(
     trials: Sequence[Trial],
-    judges: Mapping[str, Any],
+    held_out: Mapping[str, Any],
     method: Method,
     training: Training,
     *,
     round: int = 0,
     split: str = "test",
 ) -> list[Entry]:
-    """Re-trains every trial with ``method`` and measures it on the ``split`` of every judge (site name -> its data).
+    """Re-trains every trial with ``method`` and measures it on the ``split`` of all ``held_out`` (site -> SiteData).
 
-    Clients may share their modules; ``round`` seeds the batches. Sites with fewer than 2 such records are left out.
+    Clients may share their modules; ``round`` seeds the batches. Sites with fewer than 2 records in the split are left
+    out. Raises ValueError for a method that trains no encoder in this round.
     """
-    judges = {site: data for site, data in judges.items() if data.sizes.get(split, 0) >= 2}
+    held_out = {site: data for site, data in held_out.items() if data.sizes.get(split, 0) >= 2}
     entries: list[Entry] = []
     before: dict[str, tuple[float, float | None]] = {}
     measured: State | None = None
     for trial in trials:
         if measured is not trial.start:
             trial.client.load(trial.start)
-            before, measured = _figures(trial.client, judges, split), trial.start
+            before, measured = _figures(trial.client, held_out, split), trial.start
         phase = encoder_phase(method, trial.start, round)
         Site(trial.client, method, training, SiteMemory(None)).handle(Broadcast(round, phase, trial.start))
-        after = _figures(trial.client, judges, split)
-        for site in judges:
+        after = _figures(trial.client, held_out, split)
+        for site in held_out:
             (similarity, recall), (similarity_after, recall_after) = before[site], after[site]
             entries.append(Entry(trial.trained_on, site, similarity, similarity_after, recall, recall_after))
     return entries
 
 
-def _figures(client: Client, judges: Mapping[str, Any], split: str) -> dict[str, tuple[float, float | None]]:
+def _figures(client: Client, held_out: Mapping[str, Any], split: str) -> dict[str, tuple[float, float | None]]:
+    """Site -> mean cosine and in-batch Recall@1 of the client's model."""
     figures = {}
-    for site, data in judges.items():
+    for site, data in held_out.items():
         metrics = Retrieval().measure(client.model, data, split)
-        figures[site] = metrics[f"{split}/similarity"], metrics.get(f"{split}/mean/r1")
+        figures[site] = metrics[metric_names.similarity(split)], metrics.get(metric_names.recall(split, 1))
     return figures
 
 
 def column_means(entries: Sequence[Entry]) -> dict[str, float]:
-    """Distortion of each site's records, mean over where the model was re-trained (the papers' last row)."""
+    """Site -> distortion of its records, mean over the re-trainings (the papers' last row)."""
     columns: dict[str, list[float]] = {}
     for entry in entries:
         columns.setdefault(entry.measured_on, []).append(entry.distortion)
@@ -139,7 +144,7 @@ def column_means(entries: Sequence[Entry]) -> dict[str, float]:
 
 
 def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
-    """Writes ``<path>.csv``, one row per cell and one per column mean, and the heat map ``<path>.png``."""
+    """Writes ``<path>.csv``, a row per cell and per column mean, and the heat map ``<path>.png``; returns both."""
     rows: list[list[Any]] = [["trained_on", "measured_on", "distortion", "similarity_before", "similarity_after",
                               "recall1_before", "recall1_after"]]  # fmt: skip
     rows += [
@@ -152,7 +157,7 @@ def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
 
 
 def write_curves(curves: Mapping[str, Mapping[int, float]], path: Path, title: str) -> list[Path]:
-    """Writes paired cosine by round and site (FedDRA, figure 4d-f) as ``<path>.csv`` and ``<path>.png``."""
+    """Writes ``curves`` (site -> round -> mean cosine; FedDRA, figure 4d-f) as ``<path>.csv`` and ``<path>.png``."""
     rows: list[list[Any]] = [["round", "site", "similarity"]]
     rows += [[round, site, value] for site, curve in curves.items() for round, value in curve.items()]
     figure, axes = new_figure(6.0, 3.6)
@@ -165,7 +170,7 @@ def write_curves(curves: Mapping[str, Mapping[int, float]], path: Path, title: s
 
 
 def heat_map(entries: Sequence[Entry], title: str) -> Any:
-    """The table as a matplotlib Figure: rows re-trained on, columns measured on, the last row the column means."""
+    """The table as a matplotlib Figure: a row per re-training, a column per site, the column means in the last row."""
     columns = list(dict.fromkeys(entry.measured_on for entry in entries))
     rows = list(dict.fromkeys(entry.trained_on for entry in entries))
     cell = {(entry.trained_on, entry.measured_on): entry.distortion for entry in entries}

@@ -12,7 +12,7 @@ from fedvlp.core.checkpoint import save_text
 
 
 def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """A matplotlib Figure of so many inches that no screen is needed for, and its axes."""
+    """A matplotlib Figure of ``width`` x ``height`` inches that needs no screen, and its axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -22,7 +22,7 @@ def new_figure(width: float, height: float) -> tuple[Any, Any]:
 
 
 def write_png(path: Path, figure: Any) -> Path:
-    """Writes ``<path>.png``."""
+    """Writes ``<path>.png`` and returns its path."""
     file = path.with_suffix(".png")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
@@ -30,7 +30,7 @@ def write_png(path: Path, figure: Any) -> Path:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> Path:
-    """Writes ``<path>.csv``, atomically."""
+    """Writes ``<path>.csv`` atomically and returns its path."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     save_text(path.with_suffix(".csv"), text.getvalue())

@@ -1,4 +1,4 @@
-"""Sentences that name a finding, for zero-shot classification: severity x kind x place, by class name (spec 10.4)."""
+"""Sentences that name a finding, for zero-shot classification: severity x kind x location, by class (spec 10.4)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PROMPTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     "Pneumothorax": (SIZE, ("apical pneumothorax", "lateral pneumothorax", "pneumothorax"), SIDES),
     "Pneumonia": (SEVERITY, ("pneumonia", "patchy opacities, pneumonia", "infectious pneumonia"), LUNG),
 }
-"""The findings of the built-in cohort and the competition classes of CheXpert."""
+"""Class -> severities, kinds and locations: the findings of the built-in cohort and CheXpert's competition classes."""
 
 
 def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
-    """``count`` different sentences of a class, all if it has no more. They follow from name and seed alone.
+    """``count`` different sentences of the class ``name``, or all it has. Name and ``seed`` alone decide which.
 
     Raises ValueError for a class without prompts.
     """
@@ -38,4 +38,4 @@ def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
     sentences = [" ".join(filter(None, words)) for words in product(*PROMPTS[name])]
     generator = torch.Generator().manual_seed(seed_of(seed, "prompts", name))
     order = torch.randperm(len(sentences), generator=generator)[:count].tolist()
-    return tuple(sentences[place] for place in order)
+    return tuple(sentences[index] for index in order)

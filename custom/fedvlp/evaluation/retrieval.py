@@ -2,12 +2,12 @@
 
 Protocols (FedDRA, FedRGB: Recall@K within batches of 32 in fixed order; CreamFL: whole set and 1K folds, 5 captions an
 image). A score is the dot product of an image and a text embedding: give L2-normalised ones. A query's rank is the
-place, 0 the best, of its best positive in the list of candidates sorted by falling score. **Ties** go to the lower
-index, as in a stable sort: rank = #(greater score) + #(equal score at a lower index). So embeddings collapsed to one
+position, 0 the best, of its best positive among the candidates sorted by falling score. **Ties** go to the lower index,
+as in a stable sort: rank = #(greater score) + #(equal score at a lower index). So embeddings that collapsed to one
 point score chance (rank i for pair i), never 100.
 
-Exactness: a positive's score is read from the tile that is counted, never computed apart (the last bits differ, and a
-Recall@1 of 100 has been seen as 58). A matrix product's order of summation may depend on its shape, so two tile sizes,
+Exactness: a positive's score is read from the tile that is counted. Computed separately its last bits may differ, and a
+Recall@1 of 100 has been seen as 58. A matrix product's order of summation may depend on its shape, so two tile sizes,
 or a whole and a border tile, may order candidates a float32 rounding apart differently; exact scores never.
 """
 
@@ -20,16 +20,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedvlp.evaluation import metric_names
+
 Metrics = dict[str, float]
+"""Name -> figure."""
+
 Groups = Sequence[Hashable] | Tensor | None
-KEPT = 2**24  # scores of tiles with positives kept from the first look at them to the count: 64 MB
+"""Study or report of each of N pairs; None: every pair is its own."""
+
+STORED = 2**24  # scores of tiles with positives that are stored between reading and counting: 64 MB
 
 
 @torch.no_grad()
 def ranks(
     image: Tensor, text: Tensor, *, image_of_text: Tensor | None = None, tile: tuple[int, int] = (1024, 1024)
 ) -> tuple[Tensor, Tensor]:
-    """Rank of every query's best positive, both directions in one pass over the score matrix.
+    """Rank of every query's best positive in both directions, in one pass over the score matrix.
 
     Args:
         image: [N, d] and ``text`` [M, d], L2-normalised embeddings.
@@ -39,6 +45,9 @@ def ranks(
 
     Returns:
         image to text int64 [N] (among M texts), text to image int64 [M] (among N images); 0 is the best.
+
+    Raises:
+        ValueError: shapes do not fit, an embedding is not finite, or an image has no text.
     """
     image, text = _embeddings(image, text, "ranks")
     owner = _owner(image, text, image_of_text, "ranks")
@@ -52,16 +61,19 @@ def ranks(
     for rows, columns in tiles:
         scores = tiles.scores(rows, columns)  # [R, C]
         own = _positives(owner, rows, columns)
-        mixed = own[1].numel() > 0  # the place of a best positive lies inside of the tile, for some query
+        mixed = own[1].numel() > 0  # the best positive of some query lies within the tile
         if mixed:
             scores[own] = score[columns][own[1]]  # never ahead of itself, whatever the device's product does
-        image_rank[rows] += tiles.count(scores, of_image.part(rows), columns, mixed, dim=1)
-        text_rank[columns] += tiles.count(scores, of_text.part(columns), rows, mixed, dim=0)
+        image_rank[rows] += tiles.count(scores, of_image.select(rows), columns, mixed, dim=1)
+        text_rank[columns] += tiles.count(scores, of_text.select(columns), rows, mixed, dim=0)
     return image_rank, text_rank
 
 
 def recall(ranks: Tensor, k: int) -> float:
-    """Recall@k in percent: the share of queries [Q] whose rank is below ``k``."""
+    """Recall@k in percent: the share of queries whose rank (``ranks`` [Q]) is below ``k``.
+
+    Raises ValueError without a query or for k < 1.
+    """
     if ranks.numel() == 0 or k < 1:
         raise ValueError(f"recall: {ranks.numel()} ranks, k = {k}; expected at least one rank and k >= 1; check both.")
     return 100.0 * float((ranks < k).double().mean())
@@ -70,14 +82,20 @@ def recall(ranks: Tensor, k: int) -> float:
 def retrieval(
     image: Tensor, text: Tensor, ks: Sequence[int] = (1, 5, 10), image_of_text: Tensor | None = None
 ) -> Metrics:
-    """Recall@k over the whole set, in percent: keys ``i2t/r1``, ``t2i/r1`` and their mean ``mean/r1`` for every k."""
+    """Recall@k over the whole set, in percent, for every k: keys ``i2t/r1``, ``t2i/r1`` and their mean ``mean/r1``.
+
+    Arguments and errors as in :func:`ranks`.
+    """
     return _recalls(*ranks(image, text, image_of_text=image_of_text), ks)
 
 
 def folded_retrieval(
     image: Tensor, text: Tensor, image_of_text: Tensor | None = None, folds: int = 5, ks: Sequence[int] = (1, 5, 10)
 ) -> Metrics:
-    """Mean of :func:`retrieval` over folds of images, contiguous in their order (CreamFL 1K: 5 of 1,000 of 5,000)."""
+    """Mean of :func:`retrieval` over folds of images, contiguous in their order (CreamFL 1K: 5 folds of 1,000).
+
+    Raises ValueError unless the number of images is a multiple of ``folds``.
+    """
     image, text = _embeddings(image, text, "folded_retrieval")
     owner = _owner(image, text, image_of_text, "folded_retrieval")
     size, left = divmod(image.shape[0], max(folds, 1))
@@ -106,29 +124,35 @@ def in_batch_retrieval(
         batch_size: candidates of every query; ``ks``: cut-offs.
         groups: [N] study or report of every pair. Images of one study share their report, so the plain protocol counts
             false negatives; with ``groups`` every pair of the query's group is a positive (variant ``dedup_study``).
+
+    Raises:
+        ValueError: there are fewer than ``batch_size`` pairs, or shapes do not fit.
     """
     image, text = _embeddings(image, text, "in_batch_retrieval")
     _owner(image, text, None, "in_batch_retrieval")
-    if (batches := image.shape[0] // batch_size if batch_size >= 1 else 0) == 0:
+    batches = image.shape[0] // batch_size if batch_size >= 1 else 0
+    if batches == 0:
         seen = f"{image.shape[0]} pairs, batch_size {batch_size}; expected at least one full batch"
         raise ValueError(f"in_batch_retrieval: {seen}; evaluate more pairs or lower batch_size (chance then rises).")
     group = _group_indices(groups, image.shape[0]).to(image.device)[: batches * batch_size].view(batches, batch_size)
     images, texts = (x[: batches * batch_size].reshape(batches, batch_size, -1) for x in (image, text))
     step = max(1, 2**20 // batch_size**2)  # batches at a time: 4 MB of scores
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    image_ranks: list[Tensor] = []
+    text_ranks: list[Tensor] = []
     for start in range(0, batches, step):
-        part = slice(start, start + step)
-        scores = torch.bmm(images[part], texts[part].transpose(1, 2))  # [b, B, B]
-        positive = group[part, :, None] == group[part, None, :]  # [b, B, B], symmetric
-        found[0].append(_ranks_of_best(scores, positive))
-        found[1].append(_ranks_of_best(scores.transpose(1, 2), positive))
-    return _recalls(torch.cat(found[0]), torch.cat(found[1]), ks)
+        chunk = slice(start, start + step)
+        scores = torch.bmm(images[chunk], texts[chunk].transpose(1, 2))  # [b, B, B]
+        positive = group[chunk, :, None] == group[chunk, None, :]  # [b, B, B], symmetric
+        image_ranks.append(_ranks_of_best(scores, positive))
+        text_ranks.append(_ranks_of_best(scores.transpose(1, 2), positive))
+    return _recalls(torch.cat(image_ranks), torch.cat(text_ranks), ks)
 
 
 def across_sites(per_site: dict[str, Metrics]) -> Metrics:
-    """``<key>/average`` (unweighted mean), ``<key>/worst`` (minimum) and ``<key>/disparity_population_std`` over sites.
+    """Average (unweighted mean), worst (minimum) and disparity over sites of every figure; ``metric_names.over_sites``.
 
     The papers do not define disparity; their values fit a standard deviation. Here: sqrt(mean((x - mean(x))^2)).
+    Raises ValueError without a site, or unless all sites have the same figures, all finite.
     """
     if not per_site:
         raise ValueError("across_sites: no site; expected at least one; evaluate a site first.")
@@ -142,36 +166,35 @@ def across_sites(per_site: dict[str, Metrics]) -> Metrics:
     for key in keys:
         values = [metrics[key] for metrics in per_site.values()]
         average = math.fsum(values) / len(values)
-        result[f"{key}/average"] = average
-        result[f"{key}/worst"] = min(values)
-        result[f"{key}/disparity_population_std"] = math.sqrt(
-            math.fsum((v - average) ** 2 for v in values) / len(values)
-        )
+        variance = math.fsum((value - average) ** 2 for value in values) / len(values)
+        result[metric_names.over_sites(key, metric_names.AVERAGE)] = average
+        result[metric_names.over_sites(key, metric_names.WORST)] = min(values)
+        result[metric_names.over_sites(key, metric_names.DISPARITY)] = math.sqrt(variance)
     return result
 
 
 class _Best(NamedTuple):
-    """Each query's best positive, [Q] each: its score, the next smaller float, its index among the candidates."""
+    """The best positive of each of Q queries, [Q] each."""
 
     score: Tensor
-    lower: Tensor  # greater than this is greater-or-equal: the limit in tiles that lie wholly below the place
-    place: Tensor
+    lower: Tensor  # the next smaller float: "> lower" is ">= score", the limit in tiles of lower indices only
+    position: Tensor  # index among the candidates
 
     @classmethod
-    def of(cls, score: Tensor, place: Tensor) -> _Best:
-        return cls(score, torch.nextafter(score, torch.full_like(score, -math.inf)), place)
+    def of(cls, score: Tensor, position: Tensor) -> _Best:
+        return cls(score, torch.nextafter(score, torch.full_like(score, -math.inf)), position)
 
-    def part(self, queries: slice) -> _Best:
+    def select(self, queries: slice) -> _Best:
         return _Best(*(column[queries] for column in self))
 
 
 class _Tiles:
-    """The score matrix, one tile at a time, in buffers that every tile uses again."""
+    """The score matrix, one tile at a time, in buffers that all tiles share."""
 
     def __init__(self, image: Tensor, text: Tensor, tile: tuple[int, int]) -> None:
         self.image, self.text = image, text
         self.size = min(tile[0], image.shape[0]), min(tile[1], text.shape[0])
-        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._stored: dict[tuple[int, int], Tensor] = {}
         self._scores, self._greater = (image.new_empty(self.size[0] * self.size[1]) for _ in range(2))
 
     def __iter__(self) -> Iterator[tuple[slice, slice]]:
@@ -180,49 +203,52 @@ class _Tiles:
             for column in range(0, texts, self.size[1]):
                 yield slice(row, min(row + self.size[0], images)), slice(column, min(column + self.size[1], texts))
 
-    def scores(self, rows: slice, columns: slice, keep: bool = False) -> Tensor:
-        """[R, C], valid until the next call; the same bits whenever the same tile is asked for. ``keep`` it once."""
+    def scores(self, rows: slice, columns: slice, store: bool = False) -> Tensor:
+        """Scores [R, C] of a tile, valid until the next call; the same tile has the same bits every time.
+
+        ``store`` saves them, while there is room, for the next request of this tile.
+        """
         key, shape = (rows.start, columns.start), (rows.stop - rows.start, columns.stop - columns.start)
-        if key in self._kept:
-            return self._kept.pop(key)
+        if key in self._stored:
+            return self._stored.pop(key)
         out = self._scores[: shape[0] * shape[1]].view(shape)
-        if keep and (len(self._kept) + 1) * self._scores.numel() <= KEPT:
-            out = self._kept[key] = torch.empty_like(out)
+        if store and (len(self._stored) + 1) * self._scores.numel() <= STORED:
+            out = self._stored[key] = torch.empty_like(out)
         return torch.mm(self.image[rows], self.text[columns].t(), out=out)
 
     def count(self, scores: Tensor, best: _Best, candidates: slice, mixed: bool, dim: int) -> Tensor:
-        """Candidates ahead of each query's best positive, [Q] int64: greater, or equal and below its place."""
-        beyond = best.place >= candidates.stop
+        """Candidates ahead of each query's best positive, [Q] int64: greater, or equal and at a lower index."""
+        beyond = best.position >= candidates.stop
         limit = torch.where(beyond, best.lower, best.score).unsqueeze(dim)
         # a comparison into float and its sum run vectorised, into bool they do not: 4x faster on a CPU
         greater = torch.gt(scores, limit, out=self._greater[: scores.numel()].view_as(scores))
         ahead = greater.sum(dim).long()
         if mixed:
             index = torch.arange(candidates.start, candidates.stop, device=scores.device).unsqueeze(1 - dim)
-            place = best.place.masked_fill(beyond, -1).unsqueeze(dim)  # those have counted their equals already
-            ahead += (scores == limit).logical_and_(index < place).sum(dim)
+            position = best.position.masked_fill(beyond, -1).unsqueeze(dim)  # those have counted their equals already
+            ahead += (scores == limit).logical_and_(index < position).sum(dim)
         return ahead
 
 
 def _positive_scores(tiles: _Tiles, owner: Tensor) -> Tensor:
-    """[M] score of each text with its own image, read from the tile that the count will see: only tiles with one."""
+    """Score [M] of each text with its own image, read from the tile that will be counted; others are not computed."""
     score = torch.empty(owner.shape[0], dtype=tiles.image.dtype, device=owner.device)
     for rows, columns in tiles:
         own = _positives(owner, rows, columns)
         if own[1].numel():
-            score[columns][own[1]] = tiles.scores(rows, columns, keep=True)[own]
+            score[columns][own[1]] = tiles.scores(rows, columns, store=True)[own]
     return score
 
 
 def _positives(owner: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-    """Row and column within the tile of each (image, its text) pair that falls into it."""
+    """Row and column within a tile of each pair (image, its text) in it, [P] each."""
     row = owner[columns] - rows.start
     column = ((row >= 0) & (row < rows.stop - rows.start)).nonzero().squeeze(1)
     return row[column], column
 
 
 def _best_text(score: Tensor, owner: Tensor, images: int) -> tuple[Tensor, Tensor]:
-    """[N] score of each image's best text, and the index of that text, the lowest among equals."""
+    """Score of each image's best text [N], and the index of that text [N], the lowest among equals."""
     best = torch.full((images,), -math.inf, dtype=score.dtype, device=score.device)
     best.scatter_reduce_(0, owner, score, "amax")
     is_best = (score == best[owner]).nonzero().squeeze(1)
@@ -235,20 +261,23 @@ def _ranks_of_best(scores: Tensor, positive: Tensor) -> Tensor:
     """[b, B] rank of the best positive candidate of each query, from scores and mask [b, query, candidate]."""
     best = scores.masked_fill(~positive, -math.inf).amax(dim=2, keepdim=True)
     index = torch.arange(scores.shape[2], device=scores.device)
-    place = torch.where((scores == best) & positive, index, scores.shape[2]).amin(dim=2, keepdim=True)
-    return ((scores > best) | ((scores == best) & (index < place))).sum(dim=2)
+    position = torch.where((scores == best) & positive, index, scores.shape[2]).amin(dim=2, keepdim=True)
+    return ((scores > best) | ((scores == best) & (index < position))).sum(dim=2)
 
 
 def _recalls(image_rank: Tensor, text_rank: Tensor, ks: Sequence[int]) -> Metrics:
+    """Recall@k in both directions and their mean, in percent, from ranks [N] and [M]."""
     result: Metrics = {}
     for k in ks:
         forward, backward = recall(image_rank, k), recall(text_rank, k)
-        result |= {f"i2t/r{k}": forward, f"t2i/r{k}": backward, f"mean/r{k}": (forward + backward) / 2}
+        result[metric_names.recall_at(k, metric_names.I2T)] = forward
+        result[metric_names.recall_at(k, metric_names.T2I)] = backward
+        result[metric_names.recall_at(k, metric_names.BOTH)] = (forward + backward) / 2
     return result
 
 
 def _embeddings(image: Tensor, text: Tensor, who: str) -> tuple[Tensor, Tensor]:
-    """Both as matrices of one float dtype, float32 at least; refuses what has no finite score."""
+    """Both as matrices of one float dtype, at least float32. Raises ValueError where a score is not finite."""
     if image.ndim != 2 or text.ndim != 2 or image.shape[1] != text.shape[1] or 0 in (*image.shape, *text.shape):
         seen = f"image {tuple(image.shape)} and text {tuple(text.shape)}; expected [N, d] and [M, d], not empty"
         raise ValueError(f"{who}: {seen}; pass the embeddings of both towers after their projection heads.")
@@ -268,7 +297,7 @@ def _embeddings(image: Tensor, text: Tensor, who: str) -> tuple[Tensor, Tensor]:
 
 
 def _owner(image: Tensor, text: Tensor, image_of_text: Tensor | None, who: str) -> Tensor:
-    """[M] int64 image of each text, checked."""
+    """Image of each text, [M] int64, checked."""
     images, texts = image.shape[0], text.shape[0]
     if image_of_text is None:
         if images != texts:
@@ -289,7 +318,7 @@ def _owner(image: Tensor, text: Tensor, image_of_text: Tensor | None, who: str) 
 
 
 def _group_indices(groups: Groups, pairs: int) -> Tensor:
-    """[N] int64, equal for pairs of one group; without groups every pair is its own."""
+    """Number of each pair's group, [N] int64; without groups every pair is its own."""
     if groups is None:
         return torch.arange(pairs)
     names = groups.tolist() if isinstance(groups, Tensor) else list(groups)

@@ -1,4 +1,4 @@
-"""Measures a model on one site's held-out records; the callable that a Site is given."""
+"""Retrieval on one site's held-out records: a callable that a Site is given to evaluate with."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.types import Batch
+from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.retrieval import folded_retrieval, in_batch_retrieval, retrieval
 
 
 @torch.no_grad()
 def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
-    """Unit vectors of all pairs in order: images [N, d], texts [N, d]. The model is used in eval mode."""
+    """Unit vectors of all pairs of ``batches`` in order: images [N, d], texts [N, d], on the CPU. Sets eval mode."""
     model.eval()
     outputs = [model(batch) for batch in batches]
     return torch.cat([o.image for o in outputs]).cpu(), torch.cat([o.text for o in outputs]).cpu()
 
 
 def paired_similarity(image: Tensor, text: Tensor) -> float:
-    """Mean cosine of image i [N, d] and text i [N, d], unit vectors (FedRGB's measure of alignment)."""
+    """Mean cosine, -1..1, of the paired unit vectors image [N, d] and text [N, d] (FedRGB's measure of alignment)."""
     return float((image.double() * text.double()).sum(1).mean())
 
 
@@ -30,20 +31,19 @@ def paired_similarity(image: Tensor, text: Tensor) -> float:
 class Retrieval:
     """Image-text retrieval (spec 10.1): in batches of ``batch_size`` in fixed order, and over the whole split.
 
-    Metric names: ``<split>/<i2t|t2i|mean>/r<k>`` in batch, ``<split>/all/...`` over the split, in percent. A split
-    smaller than one batch has no in-batch figure, a site without images or without reports none at all.
-    ``<split>/similarity`` is the mean cosine of the pairs, in [-1, 1].
-    With ``captions``, rows with the same pixels are captions of one image, which has so many right answers (CreamFL's
-    protocol; then nothing in batch). With ``folds``, ``<split>/fold/...`` is the mean over so many folds of the images,
-    contiguous in their order, where that divides their number (CreamFL: 5 of 1,000 in 5,000).
+    The names of the figures are in ``metric_names``. A split smaller than one batch has no in-batch figure, a split of
+    one pair none, and a site without images or without reports none either.
     """
 
-    batch_size: int = 32
-    ks: tuple[int, ...] = (1, 5, 10)
-    captions: bool = False
-    folds: int = 0
+    batch_size: int = 32  # candidates of a query in batch
+    ks: tuple[int, ...] = (1, 5, 10)  # the K of Recall@K
+    captions: bool = (
+        False  # rows with equal pixels are captions of one image, all of them right (CreamFL); none in batch
+    )
+    folds: int = 0  # also the mean over so many contiguous folds of the images, if that divides their number; 0: none
 
     def __call__(self, client: Any, splits: tuple[str, ...]) -> dict[str, float]:
+        """Name -> figure on ``splits`` of ``client.data`` for ``client.model``."""
         metrics: dict[str, float] = {}
         if set(client.data.modalities) != {"image", "text"}:
             return metrics
@@ -53,19 +53,21 @@ class Retrieval:
         return metrics
 
     def measure(self, model: nn.Module, data: Any, split: str) -> dict[str, float]:
-        """All figures of one split."""
+        """Name -> figure of ``model`` on one split of ``data`` (a SiteData with pairs), of at least 2 records."""
         image, text = embed(model, data.batches(split, self.batch_size, drop_last=False))
-        found = {"similarity": paired_similarity(image, text)}
+        figures = {names.similarity(split): paired_similarity(image, text)}
+        in_batch: dict[str, float] = {}
         if len(image) >= self.batch_size:
-            found |= in_batch_retrieval(image, text, self.batch_size, self.ks)
+            in_batch = in_batch_retrieval(image, text, self.batch_size, self.ks)
         owner = None
         if self.captions:
             first, owner = data.shared_images(split)
             if len(first) < len(image):
-                found = {"similarity": found["similarity"]}  # a batch would hold an image twice
+                in_batch = {}  # a batch would hold an image twice
             image = image[first]
-        found |= {f"all/{name}": v for name, v in retrieval(image, text, self.ks, owner).items()}
+        scopes = {names.IN_BATCH: in_batch, names.WHOLE_SET: retrieval(image, text, self.ks, owner)}
         if self.folds and len(image) % self.folds == 0:
-            folded = folded_retrieval(image, text, owner, self.folds, self.ks)
-            found |= {f"fold/{name}": value for name, value in folded.items()}
-        return {f"{split}/{name}": value for name, value in found.items()}
+            scopes[names.FOLDS] = folded_retrieval(image, text, owner, self.folds, self.ks)
+        for scope, recalls in scopes.items():
+            figures |= {names.on_split(split, scope, name): value for name, value in recalls.items()}
+        return figures

@@ -1,8 +1,8 @@
 """Zero-shot classification by prompt ensembles, with one of several models chosen for each image (spec 7.3, 10.4).
 
-PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs). Differs from the released code: the true site is
-no input of the selection, the model is chosen once per image and not per class, a class's prompts are an ensemble and
-not one long text, and everything is keyed by class name.
+PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs). Differs: in the released code the true site is
+an input of the selection, a model is chosen for each class, and a class's prompts are one long text. Here the model is
+chosen once for each image, without its site; the prompts of a class are an ensemble; all is keyed by class name.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Embeddings = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """The protocol. ``threshold`` above 1 always uses the global model."""
+    """The protocol. Raises ValueError for fewer than 2 classes or an unknown ensemble."""
 
-    classes: tuple[str, ...]
-    threshold: float = 2.0  # a site's model is used where its probability is above this
+    classes: tuple[str, ...]  # names of at least 2 labels
+    threshold: float = 2.0  # a site's model is used where its probability is above this; above 1: always the global one
     prompts: int = 10  # of each class
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of the choice of prompts; figures are mean and deviation over them
-    ensemble: str = "mean"  # of the cosines of a class's prompts: mean | max
-    batch_size: int = 64
+    ensemble: str = "mean"  # of the cosines of a class's prompts: "mean" or "max"
+    batch_size: int = 64  # images embedded at once
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -53,49 +53,47 @@ class ZeroShot:
 
 @dataclass(frozen=True)
 class Result:
-    """One model on one site's records: accuracy (percent) and macro AUC (0 to 1), mean and population deviation.
-
-    Accuracy is over the ``single`` records that have exactly one of the classes; None where there is none.
-    """
+    """One model on one site's test records; a figure is (mean, population standard deviation) over the prompt seeds."""
 
     model: str
     site: str
     records: int
-    single: int
-    accuracy: tuple[float, float] | None
-    auc: tuple[float, float] | None
+    single: int  # records with exactly one of the classes
+    accuracy: tuple[float, float] | None  # percent, over the ``single`` records; None where there are none
+    auc: tuple[float, float] | None  # macro AUC, 0..1; None where no class has both kinds of records
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Which model was chosen for the images of one site, as a share of them; mean over the prompt seeds."""
+    """Which models were chosen for the images of one site."""
 
     site: str
-    shares: dict[str, float]
+    shares: dict[str, float]  # model -> share of the images, 0..1, mean over the prompt seeds
 
 
 @torch.no_grad()
 def class_texts(client: Client, sentences: Texts) -> tuple[Embeddings, Embeddings, Tensor]:
-    """Embeddings of the loaded model, by class: prompts e_r [P, d], fused e_f [P, d]; and the selector's words [W, d].
+    """Text embeddings of the loaded model: prompts e_r and fused e_f, [P, d] by class, and the selector's words [W, d].
 
-    Without a selector, e_f is e_r and there are no words.
+    Without a selector e_f is e_r, and the words are empty.
     """
     selector: Any = getattr(client.objective, "extra", None)
     reports = {name: _text(client, texts) for name, texts in sentences.items()}
     if not hasattr(selector, "fused"):
         return reports, reports, torch.empty(0)
     words = _text(client, selector.words)
-    fused = {name: selector.fused(one, words, _one(selector, name, one)) for name, one in reports.items()}
+    fused = {name: selector.fused(report, words, _only(selector, name, report)) for name, report in reports.items()}
     return reports, fused, words
 
 
 def _text(client: Client, texts: Sequence[str]) -> Tensor:
+    """Unit vectors [N, d] of N texts."""
     ids, mask = client.model.tokenizer(texts)
     return client.model(client.here({"text": ids, "text_mask": mask})).text
 
 
-def _one(selector: Any, name: str, like: Tensor) -> Tensor | None:
-    """As many studies as ``like`` [N, d], with the one finding ``name``, as the selector reads labels: [N, W] bool."""
+def _only(selector: Any, name: str, like: Tensor) -> Tensor | None:
+    """``present`` [N, W] of the selector for N studies (``like`` [N, d]) that have the finding ``name`` only."""
     if not selector.uses("token"):
         return None
     if name not in selector.words:
@@ -104,26 +102,32 @@ def _one(selector: Any, name: str, like: Tensor) -> Tensor | None:
 
 
 def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Tensor:
-    """[N, C]: the ensemble over each class's prompts [P, d] of their cosine with images [N, d]."""
+    """Scores [N, C]: the mean (or max) over each class's prompts [P, d] of their cosine with images [N, d]."""
     unit = F.normalize(image.double(), dim=1)
-    cosines = [unit @ F.normalize(one.double(), dim=1).T for one in texts.values()]  # [N, P] each
-    return torch.stack([c.mean(dim=1) if ensemble == "mean" else c.amax(dim=1) for c in cosines], dim=1)
+    scores = []
+    for prompts_of_class in texts.values():
+        cosine = unit @ F.normalize(prompts_of_class.double(), dim=1).T  # [N, P]
+        scores.append(cosine.mean(dim=1) if ensemble == "mean" else cosine.amax(dim=1))
+    return torch.stack(scores, dim=1)
 
 
 @torch.no_grad()
 def site_probabilities(selector: Any, image: Tensor, reports: Embeddings, words: Tensor) -> Tensor:
-    """[N, K]: the selector's probabilities for images [N, d], mean over all prompts [P, d] of all classes."""
-    found = []
+    """Probabilities [N, K] of the K sites for images [N, d]: the mean over all prompts [P, d] of all classes."""
+    probabilities = []
     for name, texts in reports.items():
-        present = _one(selector, name, image)
+        present = _only(selector, name, image)
         for text in texts:
             logits = selector(image, text.expand(len(image), -1), words, present)
-            found.append(logits.double().softmax(dim=1))
-    return torch.stack(found).mean(dim=0)
+            probabilities.append(logits.double().softmax(dim=1))
+    return torch.stack(probabilities).mean(dim=0)
 
 
 def choose(probabilities: Tensor, threshold: float) -> Tensor:
-    """[N] int64: the most probable site where its probability is above ``threshold``, else -1, the global model."""
+    """The model of each image, [N] int64: the most probable of K sites, from ``probabilities`` [N, K].
+
+    -1, the global model, where no probability is above ``threshold``.
+    """
     best, site = probabilities.max(dim=1)
     return torch.where(best > threshold, site, torch.full_like(site, -1))
 
@@ -132,52 +136,65 @@ def choose(probabilities: Tensor, threshold: float) -> Tensor:
 def zero_shot(
     protocol: ZeroShot, client: Client, states: Mapping[str, State], data: Mapping[str, Any], label_names: Sequence[str]
 ) -> tuple[list[Result], list[Choices]]:
-    """Judges every model of ``states`` on every site's test data: "global", and the sites' own in the selector's order.
+    """Measures every model of ``states`` on the test split of every site's ``data`` (site -> SiteData).
 
-    Where there is a selector and sites have models, "selected" is the model that it chooses for each image.
+    ``states`` has the model "global" and may have the sites' own, in the order of the selector's sites. With both a
+    selector and sites' models, the model "selected" is the one that it chooses for each image. ``label_names`` are the
+    data's. Raises ValueError for a class without prompts, or that is no label.
     """
     data = {site: records for site, records in data.items() if records.sizes.get(TEST, 0)}
-    sentences = [{c: prompts(c, protocol.prompts, seed) for c in protocol.classes} for seed in protocol.seeds]
+    sentences = [  # of each seed, by class
+        {name: prompts(name, protocol.prompts, seed) for name in protocol.classes} for seed in protocol.seeds
+    ]
     columns = [list(label_names).index(name) for name in protocol.classes]
     selector: Any = getattr(client.objective, "extra", None)
     own = [name for name in states if name != GLOBAL]
     scores: dict[str, dict[str, Tensor]] = {site: {} for site in data}  # [seeds, N, C] by site and model
-    chosen: dict[str, Tensor] = {}  # [seeds, N] by site: place in ``own``, -1 = global
+    chosen: dict[str, Tensor] = {}  # [seeds, N] by site: index in ``own``, -1 is the global model
     for name, state in states.items():
         client.load(state)
         client.model.eval()
         texts = [class_texts(client, one) for one in sentences]
         for site, records in data.items():
             image = _images(client, records, protocol.batch_size)
-            found = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
-            scores[site][name] = torch.stack(found).cpu()
+            by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
+            scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and hasattr(selector, "fused"):
-                found = [site_probabilities(selector, image, reports, words) for reports, _, words in texts]
-                chosen[site] = torch.stack([choose(one[:, : len(own)], protocol.threshold) for one in found]).cpu()
+                choices = []
+                for reports, _, words in texts:
+                    probabilities = site_probabilities(selector, image, reports, words)
+                    choices.append(choose(probabilities[:, : len(own)], protocol.threshold))
+                chosen[site] = torch.stack(choices).cpu()
     names = (*own, GLOBAL)
     for site, choice in chosen.items():
         scores[site][SELECTED] = pick(torch.stack([scores[site][name] for name in names]), choice)
     results = []
     for site, records in data.items():
         labels = _labels(records, protocol.batch_size)[:, columns]
-        results += [_judge(protocol, name, site, found, labels) for name, found in scores[site].items()]
-    shares = {site: [float((choice % len(names) == i).double().mean()) for i in range(len(names))]
-              for site, choice in chosen.items()}  # fmt: skip
-    return results, [Choices(site, dict(zip(names, values, strict=True))) for site, values in shares.items()]
+        results += [_judge(protocol, name, site, by_seed, labels) for name, by_seed in scores[site].items()]
+    return results, [Choices(site, _shares(choice, names)) for site, choice in chosen.items()]
+
+
+def _shares(choice: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Model -> share of the entries of ``choice`` [S, N] that name it; -1 is the last model."""
+    index = choice % len(names)
+    return {name: float((index == number).double().mean()) for number, name in enumerate(names)}
 
 
 def pick(scores: Tensor, choice: Tensor) -> Tensor:
-    """[S, N, C]: of scores [M, S, N, C] those of model ``choice`` [S, N], -1 being the last one."""
+    """Of the scores [M, S, N, C] of M models, those [S, N, C] of the model ``choice`` [S, N]; -1 is the last one."""
     index = (choice % len(scores))[None, :, :, None].expand(1, *scores.shape[1:])
     return scores.gather(0, index)[0]
 
 
 def _images(client: Client, records: Any, batch_size: int) -> Tensor:
+    """Unit vectors [N, d] of the test images."""
     batches = records.batches(TEST, batch_size, drop_last=False)
     return torch.cat([client.model({"image": batch["image"]}).image for batch in batches])
 
 
 def _labels(records: Any, batch_size: int) -> Tensor:
+    """Labels [N, L] of the test records, on the CPU."""
     return torch.cat([batch["labels"] for batch in records.batches(TEST, batch_size, drop_last=False)]).cpu()
 
 
@@ -185,21 +202,37 @@ def _judge(protocol: ZeroShot, model: str, site: str, scores: Tensor, labels: Te
     """Figures of one model from scores [seeds, N, C] and labels [N, C]; uncertain labels count in no AUC."""
     single = (labels == 1).sum(dim=1) == 1
     truth = (labels == 1).int().argmax(dim=1)
-    right = [100 * float((one[single].argmax(dim=1) == truth[single]).double().mean()) for one in scores]
     targets = torch.where(labels == -1, torch.nan, (labels == 1).float())
-    areas = [area for one in scores if (area := auc(one, targets, protocol.classes).macro()) is not None]
-    spread = [(fmean(values), pstdev(values)) if values else None for values in (right if single.any() else [], areas)]
-    return Result(model, site, len(labels), int(single.sum()), *spread)
+    accuracies: list[float] = []
+    areas: list[float] = []
+    for by_seed in scores:
+        if single.any():
+            right = by_seed[single].argmax(dim=1) == truth[single]
+            accuracies.append(100 * float(right.double().mean()))
+        area = auc(by_seed, targets, protocol.classes).macro()
+        if area is not None:
+            areas.append(area)
+    return Result(model, site, len(labels), int(single.sum()), _spread(accuracies), _spread(areas))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float] | None:
+    """Mean and population standard deviation; None without a value."""
+    return (fmean(values), pstdev(values)) if values else None
 
 
 def over_sites(results: Sequence[Result]) -> dict[str, tuple[float, float]]:
-    """(accuracy, AUC) of every model: the unweighted mean over sites, nan where no site has the figure."""
+    """Model -> (accuracy in percent, macro AUC), unweighted means over sites; nan where no site has the figure."""
     means = {}
     for name in dict.fromkeys(result.model for result in results):
-        mine = [result for result in results if result.model == name]
-        figures = ([r.accuracy[0] for r in mine if r.accuracy], [r.auc[0] for r in mine if r.auc])
-        means[name] = tuple(fmean(values) if values else float("nan") for values in figures)
-    return means  # type: ignore[return-value]
+        of_model = [result for result in results if result.model == name]
+        accuracies = [result.accuracy[0] for result in of_model if result.accuracy]
+        areas = [result.auc[0] for result in of_model if result.auc]
+        means[name] = (_mean(accuracies), _mean(areas))
+    return means
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else float("nan")
 
 
 def write_results(results: Sequence[Result], choices: Sequence[Choices], path: Path, title: str) -> list[Path]:
@@ -208,7 +241,9 @@ def write_results(results: Sequence[Result], choices: Sequence[Choices], path: P
     rows = [
         [r.model, r.site, r.records, r.single, *(r.accuracy or (None, None)), *(r.auc or (None, None))] for r in results
     ]
-    rows += [[name, MEAN, None, None, mine[0], None, mine[1], None] for name, mine in over_sites(results).items()]
+    rows += [
+        [name, MEAN, None, None, accuracy, None, area, None] for name, (accuracy, area) in over_sites(results).items()
+    ]
     files = [write_csv(path, [header, *rows]), write_png(path, _heat_map(results, title))]
     if choices:
         shares: list[list[Any]] = [

@@ -1,4 +1,4 @@
-"""Towers that run when a model aligns their outputs, while gradients are cached (training/grad_cache.py)."""
+"""Towers that run only when a model aligns their outputs: used while gradients are cached (training/grad_cache.py)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from fedvlp.training.grad_cache import Split
 
 INPUTS = ("image", "text", "text_mask")
-"""What of a batch the towers read."""
+"""Keys of a batch that the towers read."""
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """Stands for ``encoder.towers(batch)`` until a model aligns it: what is kept is smaller after than before that."""
+    """Stands for ``encoder.towers(batch)`` until a model aligns it: outputs take less memory after alignment."""
 
     encoder: Any  # a DualEncoder
     batch: Batch
     split: Split
-    gradient: bool = field(default_factory=torch.is_grad_enabled)  # where it was made
+    gradient: bool = field(default_factory=torch.is_grad_enabled)  # whether gradients were on when it was made
 
     def aligned(self, model: Any) -> VLOutput:
-        """``model.align`` of the towers' outputs."""
+        """``model.align`` of the towers' outputs, computed chunk by chunk."""
 
         def towers(batch: Batch) -> VLOutput:
             with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):

@@ -34,22 +34,25 @@ POOLINGS = ("summary", "mean")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What to build. FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224, hidden 2048."""
+    """Configuration of a DualEncoder. Raises ValueError, which names the field, for a value that is not allowed.
+
+    FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224 pixels, head_hidden 2048.
+    """
 
     image_tower: str = "tiny"  # "tiny", a timm name, or a local folder in timm's layout
     text_tower: str = "tiny"  # "tiny", "gru", a transformers name, or a local folder
-    embedding_dim: int = 128  # d
-    text_layers: int | None = None  # first layers of the text tower kept; 6 is the papers' "BERT-base"; None: all
-    max_tokens: int = 64  # T, with the summary token; the papers use 112
+    embedding_dim: int = 128  # d, length of the unit vectors
+    text_layers: int | None = None  # use the first so many layers of the text tower; None: all; papers: 6
+    max_tokens: int = 64  # T, tokens of a report with the summary token; the papers use 112
     image_size: int = 64  # pixels, square
-    in_channels: int | None = None  # of the image tower; grey is repeated. None: 1 for tiny, 3 for timm
-    vocabulary: int = 4096  # of the tiny text tower
-    head_hidden: int | None = 512  # FedDRA and FedRGB use 2048; None: the head is one linear layer
-    head_norm: str = "batch"  # "batch" (papers), "layer" (any batch size, allowed under DP), "none"
+    in_channels: int | None = None  # of the image tower, to which grey is repeated; None: 1 for tiny, 3 for timm
+    vocabulary: int = 4096  # ids of the tiny text towers, whose words are hashed
+    head_hidden: int | None = 512  # width of the projection heads; papers: 2048; None: the head is one linear layer
+    head_norm: str = "batch"  # "batch" (papers), "layer" (for any batch size and under differential privacy), "none"
     text_pooling: str = "summary"  # a report's feature: the "summary" token (FedDRA, FedRGB) or the "mean" (MedCLIP)
     alignment: bool = True  # one extra transformer block on each tower
     pretrained: bool = False  # load the towers' published weights
-    gradient_checkpointing: bool = False  # keep each tower block's input alone and run the block again for its gradient
+    gradient_checkpointing: bool = False  # store only the input of each tower block and run the block again backwards
 
     def __post_init__(self) -> None:
         for name in ("image_tower", "text_tower"):
@@ -72,7 +75,10 @@ class ModelConfig:
             raise ValueError("ModelConfig.pretrained: the tiny towers have no published weights; set it to false")
 
     def build(self, seed: int = 0) -> DualEncoder:
-        """The same weights for the same seed, each part from its own stream; the global generators stay untouched."""
+        """The model; the same weights for the same seed.
+
+        Every module has a random stream of its own, and the global generators stay untouched.
+        """
         return DualEncoder(self, seed)
 
 
@@ -93,9 +99,10 @@ class Encoded:
 class DualEncoder(nn.Module):
     """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
 
-    The image block is pre-norm (ViT's), the text block post-norm (BERT's), both randomly initialised, over all tokens
-    with padding masked. Differs: the reference code attends to the padding. ``attention``: whether outputs say what the
-    summary tokens attend to, in the alignment blocks or, without them, in the towers' last blocks.
+    The image block is pre-norm (as in ViT), the text block post-norm (as in BERT). Both start from random weights and
+    see all tokens, with padding masked. Differs: the reference code attends to the padding.
+    ``attention``: whether outputs hold the attention of the summary tokens, in the alignment blocks or, without these,
+    in the last blocks of the towers.
     """
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
@@ -105,7 +112,7 @@ class DualEncoder(nn.Module):
     )
 
     def __init__(self, config: ModelConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
-        """``saved``: what a saved model's config.json describes, to rebuild its towers without their sources."""
+        """``saved``: towers and tokenizer as a saved model's config.json has them, to rebuild without downloads."""
         super().__init__()
         self.config, saved = config, saved or {}
         image: Tower = seeded(seed, 0, lambda: image_tower(config, saved.get("image_architecture")))
@@ -122,17 +129,20 @@ class DualEncoder(nn.Module):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Texts -> ids [N, T], mask [N, T]: the ``text`` and ``text_mask`` of a batch."""
+        """Maps N texts to ids [N, T] and mask [N, T]: the ``text`` and ``text_mask`` of a batch."""
         return self.text_encoder.tokenizer
 
     def encode(self, batch: Batch) -> Encoded | Deferred:
-        """Runs the towers or, with ``split``, leaves that to ``project``. Without ``text_mask`` every token is real."""
+        """The towers' outputs on the model's device; with ``split``, ``project`` runs the towers instead.
+
+        Without ``text_mask`` in the batch, every token is real.
+        """
         device = next(self.parameters()).device
         batch = {name: batch[name].to(device) for name in INPUTS if name in batch}
         return self.towers(batch) if self.split is None else Deferred(self, batch, self.split)
 
     def towers(self, batch: Batch) -> Encoded:
-        """Both encoders on the whole of ``batch``; position 0 is always a real token."""
+        """Runs both towers on all of ``batch``; position 0 of the text is always a real token."""
         image, image_attention = None, None
         if "image" in batch:
             image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
@@ -145,13 +155,13 @@ class DualEncoder(nn.Module):
         return Encoded(image, text, mask, image_attention, text_attention)
 
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A tower's tokens and, where there is no alignment block to say it, its last block's attention."""
+        """A tower's tokens and, where asked for and there is no alignment block, the attention in its last block."""
         if self.attention and not self.config.alignment:
             return tower.with_attention(*inputs)
         return tower(*inputs), None
 
     def align(self, encoded: Encoded) -> VLOutput:
-        """Alignment over all tokens and pooling: ``image`` and ``text`` are the pooled features [B, W]."""
+        """Alignment blocks and pooling: ``image`` and ``text`` of the output are pooled features [B, W]."""
         image = image_tokens = text = text_tokens = None
         image_attention = text_attention = None
         if encoded.image is not None:
@@ -171,14 +181,14 @@ class DualEncoder(nn.Module):
         )  # fmt: skip
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
-        """Alignment, pooling, head, unit length: vectors [B, d]. Encode once, project with several heads."""
+        """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""
         aligned = encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded)
         image = None if aligned.image is None else _unit(self.image_head(aligned.image))
         text = None if aligned.text is None else _unit(self.text_head(aligned.text))
         return replace(aligned, image=image, text=text)
 
     def set_attention(self, kind: str) -> None:
-        """``sdpa`` (PyTorch's fused kernels) or ``explicit`` (matrix products) in every block of the towers."""
+        """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""
         for module in self.modules():
             if hasattr(module, "fused_attn"):  # our blocks and timm's
                 module.fused_attn = kind == "sdpa"  # type: ignore[assignment]
@@ -187,23 +197,24 @@ class DualEncoder(nn.Module):
                 choose("sdpa" if kind == "sdpa" else "eager")
 
     def _attention(self, block: nn.Module, tokens: Tensor, mask: Tensor | None, below: Tensor | None) -> Tensor | None:
-        """[B, T-1] of the alignment block over ``tokens`` [B, T, W], or of the tower's last block ``below`` [B, T]."""
+        """Attention [B, T-1] of the alignment block over ``tokens`` [B, T, W]; else ``below`` [B, T], the tower's."""
         if self.attention and isinstance(block, Block):
             below = block.summary_attention(tokens, mask)
         return None if below is None else below[:, 1:]
 
     def new_head(self, modality: str) -> nn.Module:
-        """A projection head [N, W] -> [N, d] for ``modality``; a local objective has its own, for the tokens."""
+        """A new projection head [N, W] -> [N, d] for ``modality``; objectives make their own, for tokens."""
         config, tower = self.config, self.image_encoder if modality == "image" else self.text_encoder
         return head(tower.width, config.head_hidden, config.embedding_dim, config.head_norm)
 
     def forward(self, batch: Batch) -> VLOutput:
+        """Unit vectors [B, d] of the modalities in ``batch``, with tokens and mask."""
         return self.project(self.encode(batch))
 
     def save(self, folder: str | Path) -> None:
         """Writes model.safetensors, config.json and, for a transformers tower, tokenizer/; each file is replaced whole.
 
-        The folder needs nothing else: a tower that came from a local folder or the hub is described, not referred to.
+        The folder is complete: a tower that came from a local folder or the hub is described, not referred to.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +254,10 @@ class DualEncoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> DualEncoder:
-        """Reads what ``save`` wrote, on the CPU, in evaluation mode. No network, no unpickling, weights checked."""
+        """The model that ``save`` wrote, on the CPU, in evaluation mode. Nothing is downloaded or unpickled.
+
+        Raises ValueError for a folder without a saved model, or weights that do not fit it.
+        """
         folder = Path(folder)
         saved, config = read_config(folder, FORMAT, cls.config_class)
         if saved.pop("tokenizer") == "transformers":

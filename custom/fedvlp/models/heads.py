@@ -8,7 +8,7 @@ NORMS = ("batch", "layer", "none")
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """BatchNorm1d that says what to do about a training batch of one, where the batch statistics are undefined."""
+    """BatchNorm1d that refuses a training batch of one, whose variance is undefined, and says what to do."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.training and len(input) < 2:
@@ -20,9 +20,9 @@ class _BatchNorm(nn.BatchNorm1d):
 
 
 def head(width: int, hidden: int | None, d: int, kind: str) -> nn.Sequential:
-    """Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine: [B, W] -> [B, d]; or Linear(W, d).
+    """Projection head [B, W] -> [B, d]: Linear(W, hidden), norm, ReLU, Linear(hidden, d), norm without affine weights.
 
-    ``kind`` of norm is one of ``NORMS``; ``hidden`` None is the one linear layer.
+    ``hidden`` None gives one Linear(W, d). ``kind`` of the norm is one of ``NORMS``.
     """
     if hidden is None:
         return nn.Sequential(nn.Linear(width, d))
@@ -30,6 +30,8 @@ def head(width: int, hidden: int | None, d: int, kind: str) -> nn.Sequential:
     def norm(features: int, affine: bool) -> nn.Module:
         if kind == "batch":
             return _BatchNorm(features, affine=affine)
-        return nn.LayerNorm(features, elementwise_affine=affine) if kind == "layer" else nn.Identity()
+        if kind == "layer":
+            return nn.LayerNorm(features, elementwise_affine=affine)
+        return nn.Identity()
 
     return nn.Sequential(nn.Linear(width, hidden), norm(hidden, True), nn.ReLU(), nn.Linear(hidden, d), norm(d, False))

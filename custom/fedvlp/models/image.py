@@ -29,11 +29,15 @@ class TimmTower(Tower):
         self._architecture = architecture
 
     def forward(self, images: Tensor) -> Tensor:
+        """Tokens [B, M, W] of images [B, 1 or C, H, W]."""
         model: Any = self.model
         return self._tokens(model.forward_features(as_channels(images, self.in_channels, self.image_size)))
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Known for plain ViTs with a class token, not for windowed (Swin), rotary (DINOv3) or no attention (CNNs)."""
+        """Tokens and the class token's attention [B, M].
+
+        None for windowed (Swin), rotary (DINOv3) or no attention (CNNs), and without a class token.
+        """
         from timm.layers import Attention
 
         model: Any = self.model
@@ -53,11 +57,11 @@ class TimmTower(Tower):
         return self._tokens(out), torch.cat([seen[:, :1], seen[:, self.prefix :]], dim=1)
 
     def checkpoint_blocks(self) -> None:
-        """As for every tower. A CNN's running statistics see each batch twice then."""
+        """As for every tower. The running statistics of a CNN then see each batch twice."""
         self.model.set_grad_checkpointing(True)  # type: ignore[operator]
 
     def _tokens(self, out: Tensor) -> Tensor:
-        """What timm gives as [B, M, W]."""
+        """timm's output, tokens or a feature map, as [B, M, W]."""
         model: Any = self.model
         if out.ndim == 4:
             out = model.forward_head(out)  # without pooling and classifier: at most ConvNeXt's last norm
@@ -72,6 +76,7 @@ class TimmTower(Tower):
         return torch.cat([summary, patches], dim=1)  # [B, M, W]
 
     def architecture(self) -> dict[str, Any]:
+        """timm's name and arguments."""
         return self._architecture
 
 
@@ -80,8 +85,9 @@ def timm_tower(
 ) -> TimmTower:
     """Builds a timm model by name, or from a local folder in timm's layout (config.json, model.safetensors).
 
-    ``vit_base_patch16_224``: 85,798,656 parameters. Weights are loaded only when ``pretrained``; without it nothing
-    is read from the network. ``args``, given for a saved model, are timm's arguments; ``name`` is then no folder.
+    ``vit_base_patch16_224``: 85,798,656 parameters. Weights are loaded only when ``pretrained``; without it nothing is
+    read from the network. ``args`` are timm's arguments of a saved model; ``name`` is then never a folder.
+    Raises ValueError for an unknown name or folder, RuntimeError where weights cannot be loaded.
     """
     import timm
 
@@ -119,7 +125,7 @@ def timm_tower(
 
 
 def _locate(name: str, pretrained: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Architecture (name, args) of a registry name or a local folder, and where in the folder the weights are."""
+    """Architecture (name, args) of a timm name or a local folder, and timm's overlay naming the folder's weights."""
     folder = Path(name)
     if not folder.is_dir():
         if ":" in name or folder.is_absolute():

@@ -10,9 +10,9 @@ from fedvlp.models.multimodal import MultimodalClassifier
 
 
 def load_model(folder: str | Path) -> DualEncoder:
-    """The model of a finished run, on the CPU, in evaluation mode.
+    """The model of a finished run, on the CPU, in evaluation mode: a DualEncoder or a MultimodalClassifier.
 
-    ``folder`` is a run's, or any that ``DualEncoder.save`` wrote. Raises ValueError where there is no model.
+    ``folder`` is that of a run, or one that ``DualEncoder.save`` wrote. Raises ValueError where it holds no model.
     """
     folder = Path(folder)
     if (folder / "model").is_dir():

@@ -16,11 +16,14 @@ from fedvlp.models.dual_encoder import DualEncoder, Encoded, ModelConfig
 
 @dataclass(frozen=True)
 class MultimodalConfig(ModelConfig):
-    """A dual encoder and the findings it tells. CAR-MFL: resnet50, bert-base-uncased, 128 tokens, d = 256."""
+    """A dual encoder with a classifier of L findings. CAR-MFL: resnet50, bert-base-uncased, 128 tokens, d = 256.
 
-    embedding_dim: int = 256
+    Raises ValueError as ``ModelConfig`` does, and unless ``labels`` are names without repeats.
+    """
+
+    embedding_dim: int = 256  # d of each modality's feature
     head_hidden: int | None = None  # the heads are one linear layer
-    alignment: bool = False
+    alignment: bool = False  # no alignment blocks
     labels: tuple[str, ...] = ()  # names of the L findings, in the order of the data's columns
 
     def __post_init__(self) -> None:
@@ -32,13 +35,14 @@ class MultimodalConfig(ModelConfig):
             raise ValueError(f"MultimodalConfig.labels: {len(self.labels)} names, expected at least one and no repeats")
 
     def build(self, seed: int = 0) -> MultimodalClassifier:
+        """The classifier; the same weights for the same seed."""
         return MultimodalClassifier(self, seed)
 
 
 class MultimodalClassifier(DualEncoder):
-    """logits [B, L] = W [image; text] + b, with unit features [B, d] each; an absent modality's feature is zero.
+    """Logits [B, L] = W [image; text] + b of unit features [B, d] each. An absent modality's feature is zero.
 
-    So the columns of W that read an absent modality get no gradient from that batch (zero filling, mFedAvg).
+    So the columns of W that read an absent modality get no gradient from that batch (zero filling, spec 8.1).
     """
 
     config_class: ClassVar[type[ModelConfig]] = MultimodalConfig
@@ -48,12 +52,13 @@ class MultimodalClassifier(DualEncoder):
         self.classifier = seeded(seed, 6, lambda: nn.Linear(2 * config.embedding_dim, len(config.labels)))
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
+        """The dual encoder's output, with ``logits`` [B, L]."""
         output = super().project(encoded)
         return replace(output, logits=self.classifier(fused(output.image, output.text)))
 
 
 def fused(image: Tensor | None, text: Tensor | None) -> Tensor:
-    """[image; text] [B, 2 d] of features [B, d], zeros for the absent one. Raises ValueError if both are."""
+    """[image; text], [B, 2 d], of features [B, d]; zeros for an absent one. Raises ValueError if both are absent."""
     present = image if image is not None else text
     if present is None:
         raise ValueError("classifier: the batch has neither image nor text")

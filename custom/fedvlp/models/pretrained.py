@@ -1,4 +1,4 @@
-"""The parts of a dual encoder by their names in its configuration."""
+"""Towers and alignment blocks of a dual encoder, by their names in its configuration."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
 
 
 class NoAlignment(nn.Identity):
-    """Stands in for an alignment block that is switched off: no parameters, the mask is ignored."""
+    """Takes the place of an alignment block that is switched off: no parameters, the mask is ignored."""
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The tokens [B, T, W] themselves."""
         return tokens
 
 
 def alignment_block(config: ModelConfig, tower: Tower, post_norm: bool) -> Block | NoAlignment:
-    """The transformer block on top of a tower, or nothing."""
+    """The transformer block on top of a tower; ``NoAlignment`` where the configuration switches it off."""
     if not config.alignment:
         return NoAlignment()
     return Block(tower.width, heads_for(tower.width), tower.mlp_ratio, post_norm, tower.dropout)
 
 
 def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tower:
-    """``architecture``: what a saved model says of it (``Tower.architecture``)."""
+    """The image tower that the configuration names. ``architecture``: ``Tower.architecture`` of a saved model."""
     if config.image_tower == "tiny":
         return TinyImage(config.image_size, config.in_channels or 1)
     from fedvlp.models.image import timm_tower
@@ -37,7 +38,7 @@ def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tow
 
 
 def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
-    """``architecture`` and ``tokenizer``: those of a saved model."""
+    """The text tower that the configuration names. ``architecture`` and ``tokenizer``: those of a saved model."""
     if config.text_tower == "tiny":
         return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
     if config.text_tower == "gru":

@@ -1,8 +1,8 @@
 """Model selector of PMS-FM (Wang et al., 2025, https://openreview.net/forum?id=zfLHmnU1fs): which site's model fits.
 
-A study's site is told from its embeddings alone: the image's e_i, the report's e_r and that of the words naming its
-findings, e_t; [B, d] each, from frozen encoders. Attention runs over the embeddings of one study, never over the batch,
-and nothing is random, so the gradient over all records is the mean of those over any equal batches.
+The selector predicts a study's site from its embeddings: e_i of the image, e_r of the report and e_t of the words that
+name its findings, [B, d] each, from frozen encoders. Attention runs over the embeddings of one study, never over the
+batch, and nothing is random. So the gradient over all records is the mean of the gradients over batches of equal size.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ NO_FINDING = "No Finding"
 
 
 class SelectorError(ValueError):
-    """The selector does not fit the records or the sites; the message says which setting to change."""
+    """The selector does not fit the records or the sites. The message names the setting to change."""
 
 
 @dataclass(frozen=True)
 class SelectorConfig:
-    """Configuration of ``Selector``."""
+    """Configuration of ``Selector``. Raises ValueError for a value outside of what is stated here."""
 
-    sites: int = 4  # K
+    sites: int = 4  # K, at least 1; as many as the run has
     classes: tuple[str, ...] = ()  # names of the findings in the order of the data's label columns
-    embeddings: tuple[str, ...] = EMBEDDINGS  # what the selector sees, of image, report and token
-    fusion: str = "mlp"  # mlp (MLP) | attention (CA)
-    hidden: int = 512
-    layers: int = 2  # of the cross attention; the released code has 6
-    report_weight: float = 0.8  # lambda_a
-    token_weight: float = 0.2  # lambda_b
+    embeddings: tuple[str, ...] = EMBEDDINGS  # inputs: some of image (e_i), report (e_r) and token (e_t)
+    fusion: str = "mlp"  # "mlp" (the paper's MLP) or "attention" (its CA)
+    hidden: int = 512  # width of the hidden layers, at least 1
+    layers: int = 2  # of the cross attention, at least 1; the released code has 6
+    report_weight: float = 0.8  # lambda_a, weight of e_r
+    token_weight: float = 0.2  # lambda_b, weight of e_a
 
     def __post_init__(self) -> None:
         for name in ("classes", "embeddings"):
@@ -54,12 +54,12 @@ class SelectorConfig:
             raise ValueError("selector: no classes, but the token embedding is made of their names; give them")
 
     def build(self, model: ModelConfig, seed: int) -> Selector:
-        """A selector for embeddings of ``model``; the same weights for the same seed."""
+        """A selector for the embeddings [B, d] of ``model``; the same weights for the same seed."""
         return seeded(seed, 6, lambda: Selector(self, model.embedding_dim))
 
 
 class TextFusion(nn.Module):
-    """e_f = lambda_a e_r + lambda_b e_a; e_a = h(attention of a learned prompt over the words of the findings)."""
+    """e_f = lambda_a e_r + lambda_b e_a, with e_a = h(attention of a learned prompt over the words of the findings)."""
 
     def __init__(self, dim: int, report_weight: float, token_weight: float) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class TextFusion(nn.Module):
         self.project = nn.Linear(dim, dim)
 
     def augment(self, words: Tensor, present: Tensor) -> Tensor:
-        """e_a [B, d] from the embeddings ``words`` [C, d] of all class names, of which row b has ``present`` [B, C]."""
+        """e_a [B, d] from embeddings ``words`` [C, d] of all class names; ``present`` [B, C] bool marks a row's own."""
         rows = len(present)
         tokens = words.expand(rows, -1, -1)  # [B, C, d]
         query = self.prompt.expand(rows, -1, -1)
@@ -77,12 +77,12 @@ class TextFusion(nn.Module):
         return self.project(mixed[:, 0])
 
     def fuse(self, report: Tensor, augmented: Tensor) -> Tensor:
-        """e_f [B, d]."""
+        """e_f [B, d] from ``report`` e_r [B, d] and ``augmented`` e_a [B, d]."""
         return self.report_weight * report + self.token_weight * augmented
 
 
 class Selector(nn.Module):
-    """Logits [B, K]: which of K sites a study resembles most.
+    """Logits [B, K] over the K sites: which one a study resembles most.
 
     Differs from the released code: the MLP has a non-linearity between all its layers; the cross attention's keys are
     the embeddings of one study (there, the other studies of the batch); the true site is no input; L_emb's target is
@@ -111,39 +111,48 @@ class Selector(nn.Module):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The class names whose embeddings are e_t, the last one for a study without findings."""
+        """The C = L + 1 class names whose embeddings are e_t; the last one stands for a study without findings."""
         return (*self.config.classes, NO_FINDING)
 
     def uses(self, embedding: str) -> bool:
-        """Whether the selector sees this embedding."""
+        """Whether "image", "report" or "token" is an input of the selector."""
         return embedding in self.config.embeddings
 
     def present(self, labels: Tensor | None) -> Tensor | None:
-        """Which of ``words`` name a study's findings, [B, L + 1] bool, from labels [B, L]; uncertain ones do not."""
+        """Which of ``words`` name a study's findings: [B, L + 1] bool from labels [B, L], where only 1 counts.
+
+        None where the selector does not use "token". Raises SelectorError for another number of labels.
+        """
         if not self.uses("token"):
             return None
-        seen = "no" if labels is None else labels.shape[1]
+        seen = "no" if labels is None else labels.shape[1]  # for the message
         if labels is None or seen != len(self.config.classes):
             raise SelectorError(
                 f"selector: records have {seen} labels, the selector knows {len(self.config.classes)} classes; "
                 "extra.classes must name the data's label columns"
             )
-        found = labels == 1
-        return torch.cat([found, ~found.any(dim=1, keepdim=True)], dim=1)
+        positive = labels == 1
+        return torch.cat([positive, ~positive.any(dim=1, keepdim=True)], dim=1)
 
     def fused(self, report: Tensor, words: Tensor, present: Tensor | None) -> Tensor:
-        """e_f [B, d], which zero-shot compares with images; e_r itself where the token embedding is switched off."""
+        """e_f [B, d], which zero-shot compares with images; e_r itself where "token" is no input."""
         augmented = self._augmented(words, present)
         return report if augmented is None else self.text.fuse(report, augmented)
 
     def forward(self, image: Tensor | None, report: Tensor | None, words: Tensor, present: Tensor | None) -> Tensor:
-        """Logits [B, K] from e_i [B, d], e_r [B, d], the embeddings [C, d] of ``words`` and who has which [B, C]."""
+        """Logits [B, K] from e_i [B, d], e_r [B, d], the embeddings [C, d] of ``words`` and ``present`` [B, C] bool.
+
+        Raises SelectorError where an embedding that is an input is None.
+        """
         return self._logits(image, report, self._augmented(words, present))
 
     def loss(
         self, image: Tensor | None, report: Tensor | None, words: Tensor, labels: Tensor | None, site: int
     ) -> Tensor:
-        """L_CS = cross entropy with the site's own number + L_emb = |e_r - e_a|^2 (eq. 10), mean over the batch."""
+        """L_CS, the cross entropy with the number of the own ``site`` (0..K-1), + L_emb = |e_r - e_a|^2 (eq. 10).
+
+        A scalar in nats, mean over the batch. Raises SelectorError for a site outside of the range.
+        """
         if not 0 <= site < self.config.sites:
             raise SelectorError(
                 f"selector: this is site {site + 1} of {self.config.sites}; set extra.sites to how many there are"
@@ -160,20 +169,23 @@ class Selector(nn.Module):
 
     def _logits(self, image: Tensor | None, report: Tensor | None, augmented: Tensor | None) -> Tensor:
         seen = {"image": image, "report": report, "token": augmented}
-        parts: dict[str, Tensor] = {}
+        inputs: dict[str, Tensor] = {}  # in the order of the configuration
         for name in self.config.embeddings:
-            part = seen[name]
-            if part is None:
+            embedding = seen[name]
+            if embedding is None:
                 raise SelectorError(
                     f"selector: no {name} embedding of these records; leave it out of extra.embeddings, or let the "
                     "sites without reports retrieve some (partition.retrieve)"
                 )
-            parts[name] = part
+            inputs[name] = embedding
         weights = {"report": self.config.report_weight, "token": self.config.token_weight}
-        text = [weights[name] * part for name, part in parts.items() if name in weights]
-        inputs = [parts["image"]] if self.uses("image") else []  # e_i, e_f
-        inputs += [torch.stack(text).sum(dim=0)] if text else []
+        texts = [weights[name] * embedding for name, embedding in inputs.items() if name in weights]
+        fused: list[Tensor] = []  # e_i, e_f as far as they are inputs
+        if self.uses("image"):
+            fused.append(inputs["image"])
+        if texts:
+            fused.append(torch.stack(texts).sum(dim=0))
         if self.config.fusion == "mlp":
-            return self.out(torch.cat(inputs, dim=1))
-        keys = torch.stack(list(parts.values()), dim=1)  # [B, up to 3, d]
-        return self.out(self.attention(inputs[-1][:, None], keys)[:, 0])
+            return self.out(torch.cat(fused, dim=1))
+        keys = torch.stack(list(inputs.values()), dim=1)  # [B, up to 3, d]
+        return self.out(self.attention(fused[-1][:, None], keys)[:, 0])

@@ -16,7 +16,10 @@ C = TypeVar("C", bound="DataclassInstance")
 
 
 def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any], C]:
-    """What config.json describes beside the model, and the model's configuration."""
+    """What config.json says of the towers and the tokenizer, and the model's configuration, an instance of ``kind``.
+
+    Raises ValueError for a file that is missing, is no saved model, or has another ``format``.
+    """
     try:
         saved = json.loads((folder / "config.json").read_text())
         seen = saved["format"]
@@ -34,7 +37,7 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
 
 
 def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of model.safetensors, exactly those expected: names, shapes and kinds."""
+    """The tensors of model.safetensors. Raises ValueError unless names, shapes and kinds of dtype are as expected."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -49,11 +52,11 @@ def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]
         if name in seen and (seen[name].shape != t.shape or seen[name].is_floating_point() != t.is_floating_point())
     ]
     faults = {"missing": sorted(set(expected) - set(seen)), "unexpected": sorted(set(seen) - set(expected))}
-    found = [
+    problems = [
         f"{len(names)} {fault} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})"
         for fault, names in {**faults, "shape": shapes}.items()
         if names
     ]
-    if found:
-        raise ValueError(f"{path}: does not fit config.json: {'; '.join(found)}")
+    if problems:
+        raise ValueError(f"{path}: does not fit config.json: {'; '.join(problems)}")
     return seen

@@ -24,9 +24,10 @@ _REMEDY = (
 
 
 class TransformersTokenizer:
-    """A transformers tokenizer in the project's form; texts are padded or cut to ``max_tokens``, the last token kept.
+    """A transformers tokenizer behind the protocol ``Tokenizer``.
 
-    A text that is empty or not a string becomes the special tokens alone.
+    Texts are padded to ``max_tokens``; a longer one is cut before its last token, [SEP]. A text that is empty or not a
+    string becomes the special tokens alone. Raises ValueError for a tokenizer without vocabulary files.
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
@@ -36,6 +37,7 @@ class TransformersTokenizer:
         self.pieces = _pieces(tokenizer)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """ids [N, T] int64 and mask [N, T] bool, True at real tokens; T = ``max_tokens``."""
         if isinstance(texts, str):
             raise TypeError("TransformersTokenizer: one str given; expected a sequence of texts, e.g. [text]")
         pad = self.tokenizer.pad_token_id or 0
@@ -62,11 +64,12 @@ class TransformersTower(TextTower):
         self.dropout = float(getattr(settings, "hidden_dropout_prob", None) or getattr(settings, "dropout", None) or 0)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [B, T, W]. Raises ValueError for more tokens than the tower has positions for."""
         check_length(ids, self.tokenizer.max_tokens)
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state  # [B, T, W]
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Known for models that are built like BERT (RoBERTa, ELECTRA, ...)."""
+        """Tokens and position 0's attention [B, T]; None unless the model is built like BERT (RoBERTa, ELECTRA)."""
         ids, mask = inputs
         layers = getattr(getattr(self.model, "encoder", None), "layer", None)
         last: Any = getattr(getattr(layers[-1], "attention", None), "self", None) if layers else None
@@ -75,44 +78,50 @@ class TransformersTower(TextTower):
         check_length(ids, self.tokenizer.max_tokens)
         out = self.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
         with torch.no_grad():
-            before = out.hidden_states[-2]  # what the last layer is given
+            before = out.hidden_states[-2]  # input of the last layer
             heads = (last.num_attention_heads, -1)
-            q, k = (part(before).unflatten(-1, heads).transpose(1, 2) for part in (last.query, last.key))
+            q, k = (layer(before).unflatten(-1, heads).transpose(1, 2) for layer in (last.query, last.key))
             return out.last_hidden_state, first_attention(q, k, mask)
 
     def checkpoint_blocks(self) -> None:
+        """As for every tower, by transformers' own switch."""
         model: Any = self.model
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        model.config.use_cache = False  # of a decoder; said aloud otherwise
+        model.config.use_cache = False  # a decoder warns otherwise
         enable({"use_reentrant": False})
 
     def architecture(self) -> dict[str, Any]:
+        """The transformers configuration without the name of its source."""
         settings: Any = self.model.config
         described = json.loads(settings.to_json_string(use_diff=False))
         return {key: value for key, value in described.items() if key not in ("_name_or_path", "transformers_version")}
 
 
 def _pieces(tokenizer: Any) -> Tensor:
-    """[V] what each id stands for (``Tokenizer.pieces``), by how its vocabulary marks it.
+    """What each of the V ids stands for (``Tokenizer.pieces``), [V] int8, by the marks in the vocabulary.
 
-    WordPiece marks what goes on with a word ("##"), byte-level BPE and SentencePiece what begins one.
+    WordPiece marks the pieces that continue a word ("##"); byte-level BPE and SentencePiece mark those that begin one.
     """
     vocabulary = {str(token): number for token, number in tokenizer.get_vocab().items()}
     special = set(tokenizer.all_special_tokens) - {tokenizer.unk_token, tokenizer.mask_token}
     begins = next((mark for mark in ("\u0120", "\u2581") if any(t.startswith(mark) for t in vocabulary)), "")
     pieces = torch.full((max(vocabulary.values()) + 1,), WORD, dtype=torch.int8, device="cpu")
     for token, number in vocabulary.items():
-        goes_on = not token.startswith(begins) if begins else token.startswith("##")
-        pieces[number] = SPECIAL if token in special else CONTINUATION if goes_on else WORD
+        continues = not token.startswith(begins) if begins else token.startswith("##")
+        if token in special:
+            pieces[number] = SPECIAL
+        elif continues:
+            pieces[number] = CONTINUATION
     return pieces
 
 
 def transformers_tower(name: str, layers: int | None, max_tokens: int, pretrained: bool) -> TransformersTower:
-    """Builds an encoder from a local folder or a hub name; ``layers`` keeps the first that many (None: all).
+    """Builds an encoder from a local folder or a hub name, with its first ``layers`` layers (None: all).
 
     The papers' "BERT-base" is six layers: 65,192,448 parameters without pooler and cross-attention (their cost tables
     count 79,375,872, with six cross-attention blocks that are never used). A BERT-base name with ``pretrained`` false
-    is built from the numbers kept here: no network, the same at every site, and a HashTokenizer.
+    is built from ``BERT_VOCABULARY``: no network, the same at every site, with a HashTokenizer.
+    Raises ValueError for ``layers`` or ``max_tokens`` that the model has not, RuntimeError where files are missing.
     """
     from transformers import AutoModel
 
@@ -134,7 +143,10 @@ def transformers_tower(name: str, layers: int | None, max_tokens: int, pretraine
 
 
 def rebuild_tower(architecture: dict[str, Any], max_tokens: int, tokenizer: Tokenizer | None) -> TransformersTower:
-    """The tower of a saved model from ``TransformersTower.architecture()``, randomly initialised, no network."""
+    """The tower that ``TransformersTower.architecture()`` describes, randomly initialised, without network.
+
+    Raises ValueError where the installed transformers cannot build it.
+    """
     import transformers
 
     try:
@@ -183,7 +195,7 @@ def _settings(name: str, pretrained: bool) -> Any:
 
 
 def _tokenizer(name: str, settings: Any, max_tokens: int, pretrained: bool) -> Tokenizer:
-    """The model's own tokenizer; without one and without pretrained weights, a HashTokenizer, said aloud."""
+    """The model's own tokenizer; without one and without pretrained weights a HashTokenizer, with a warning."""
     positions = getattr(settings, "max_position_embeddings", max_tokens)
     if max_tokens > positions:
         raise ValueError(f"max_tokens {max_tokens}: {name!r} has positions for {positions}")

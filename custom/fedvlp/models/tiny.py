@@ -1,6 +1,6 @@
 """Built-in towers and tokenizer: about half a million parameters each, no download, fast on one CPU core.
 
-Also the transformer block they share with the alignment modules, and what every tower must offer (``Tower``).
+Also the base class of all towers (``Tower``), and the transformer block of these towers and the alignment modules.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _HASH_START = 6  # CRC-32 start value for which the common words of chest report
 class Tokenizer(Protocol):
     """Reports to ids [N, T] int64 and mask [N, T] bool (True at real tokens, position 0 always real)."""
 
-    vocabulary: int
-    max_tokens: int
+    vocabulary: int  # number of ids
+    max_tokens: int  # T
     truncated: int  # texts cut at max_tokens so far
     pieces: Tensor  # [vocabulary] int8, what each id stands for: SPECIAL, WORD (the start of one) or CONTINUATION
 
-    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]: ...
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """ids [N, T] and mask [N, T] of N texts. Raises TypeError for one string instead of a sequence."""
+        ...
 
 
 class HashTokenizer:
@@ -55,6 +57,7 @@ class HashTokenizer:
         self.pieces[[PAD, CLS]] = SPECIAL
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """ids [N, T] int64 and mask [N, T] bool of N texts. Raises TypeError for one string."""
         if isinstance(texts, str):
             raise TypeError("HashTokenizer: one str given; expected a sequence of texts, e.g. [text]")
         ids = torch.full((len(texts), self.max_tokens), PAD, dtype=torch.int64)  # [N, T]
@@ -73,51 +76,53 @@ class HashTokenizer:
 
 
 class Tower(nn.Module):
-    """An encoder: ``width`` W of its tokens, position 0 the summary token.
+    """Base class of encoders to tokens of ``width`` W; the token at position 0 is the summary token.
 
     An image tower maps images [B, 1, H, W] to tokens [B, M, W]; a text tower maps ids [B, T] and mask [B, T] to
-    tokens [B, T, W] and carries its ``tokenizer``. ``dropout`` and ``mlp_ratio`` shape the alignment block put on it.
+    tokens [B, T, W] and has its ``tokenizer``.
     """
 
-    width: int
-    dropout: float = 0.0
-    mlp_ratio: int = 4
-    checkpointing: bool = False
+    width: int  # W
+    dropout: float = 0.0  # of the alignment block on this tower
+    mlp_ratio: int = 4  # of the alignment block on this tower
+    checkpointing: bool = False  # see ``checkpoint_blocks``
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The tokens, and position 0's attention in the last block ([B, M or T]); None without such a block."""
+        """The tokens, and the attention [B, M or T] of position 0 in the last block; None where the tower has none."""
         return self(*inputs), None
 
     def checkpoint_blocks(self) -> None:
-        """From now on blocks keep their inputs alone for the backward pass and are run again in it."""
+        """From now on, blocks store only their inputs for the backward pass, in which they are run again."""
         self.checkpointing = True
 
     def through(self, blocks: Iterable[nn.Module], tokens: Tensor, *mask: Tensor) -> Tensor:
-        """The tokens after these blocks."""
+        """``tokens`` [B, T, W] after these blocks, checkpointed where that is switched on."""
         for block in blocks:
             again = self.checkpointing and torch.is_grad_enabled()
             tokens = checkpoint(block, tokens, *mask, use_reentrant=False) if again else block(tokens, *mask)
         return tokens
 
     def architecture(self) -> dict[str, Any]:
-        """What, beside ModelConfig, rebuilds this tower without its source (JSON-able)."""
+        """What is needed beside ModelConfig to rebuild this tower without its source; JSON values."""
         return {}
 
 
 class TextTower(Tower):
+    """A tower for reports, with its tokenizer."""
+
     tokenizer: Tokenizer
 
 
 def heads_for(width: int, size: int = 64) -> int:
-    """Attention heads for a width: about ``size`` dimensions each (12 at 768), always a divisor of the width."""
+    """Number of attention heads for a width: about ``size`` dimensions each (12 at 768), a divisor of the width."""
     return next(h for h in range(max(1, width // size), 0, -1) if width % h == 0)
 
 
 class Block(nn.Module):
     """Transformer block, [B, T, W] -> [B, T, W]: pre-norm (ViT) or, with ``post_norm``, post-norm (BERT).
 
-    ``mask`` [B, T] is True at real tokens; padding is never attended to. Weights start at std 0.02 for width 768 (BERT,
-    ViT), scaled by 1/sqrt(width) for others.
+    ``mask`` [B, T] is True at real tokens; padding is never attended to. Initial weights have std 0.02 at width 768
+    (BERT, ViT), scaled by 1/sqrt(width) for others.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Block(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``tokens`` [B, T, W] after attention and MLP; ``mask`` [B, T] is True at real tokens, None: at all."""
         if self.post_norm:
             tokens = self.norm1(tokens + self._drop(self._attend(tokens, mask)))
             return self.norm2(tokens + self._drop(self._mlp(tokens)))
@@ -143,20 +149,22 @@ class Block(nn.Module):
     def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         b, t, w = tokens.shape
         q, k, v = self.qkv(tokens).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)  # [B, H, T, W/H]
-        keep = None if mask is None else mask[:, None, None, :]  # [B, 1, 1, T]
+        visible = None if mask is None else mask[:, None, None, :]  # [B, 1, 1, T]
         if self.fused_attn:
-            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep, dropout_p=self.dropout * self.training)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, dropout_p=self.dropout * self.training)
         else:
             scores = q @ k.transpose(-2, -1) * (w // self.heads) ** -0.5  # [B, H, T, T]
-            scores = scores if keep is None else scores.masked_fill(~keep, -math.inf)
+            scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
             mixed = self._drop(scores.softmax(dim=-1)) @ v
         return self.out(mixed.transpose(1, 2).reshape(b, t, w))
 
     @torch.no_grad()
     def summary_attention(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What position 0 of the block's input [B, T, W] attends to: [B, T], rows sum to 1. No gradient."""
+        """Attention of position 0 of the block's input [B, T, W]: [B, T], rows sum to 1, no gradient."""
         states = tokens if self.post_norm else self.norm1(tokens)
-        q, k, _ = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(states).chunk(3, dim=-1))
+        q, k, _ = (
+            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2) for projected in self.qkv(states).chunk(3, dim=-1)
+        )  # [B, H, T, W/H]
         return first_attention(q, k, mask)
 
     def _mlp(self, tokens: Tensor) -> Tensor:
@@ -180,7 +188,7 @@ def first_attention(q: Tensor, k: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
-    """Checks images [B, 1 or C, size, size] and repeats a grey channel to C."""
+    """Images [B, 1 or C, size, size] with a grey channel repeated to C. Raises ValueError for another shape."""
     if images.ndim != 4 or images.shape[1] not in (1, channels) or images.shape[2:] != (size, size):
         raise ValueError(
             f"image tower: images {list(images.shape)}, expected [B, 1 or {channels}, {size}, {size}]; set image_size "
@@ -192,7 +200,8 @@ def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
 class TinyImage(Tower):
     """Two strided convolutions (8x down) to a token grid, then ``layers`` pre-norm blocks of width 128.
 
-    A 64-pixel image gives M = 1 + 8*8 tokens. The first convolution keeps 32 channels of 25 pixels: nothing is lost.
+    A 64-pixel image gives M = 1 + 8*8 tokens. The first convolution maps 25 pixels to 32 channels, so it loses nothing.
+    Raises ValueError unless ``image_size`` is a multiple of 8.
     """
 
     width, mlp_ratio = 128, 2
@@ -218,9 +227,11 @@ class TinyImage(Tower):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Tokens [B, M, 128] of images [B, 1 or C, H, W]."""
         return self.norm(self.through(self.blocks, self._embed(images)))
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B, M, 128], and the summary token's attention [B, M] in the last block."""
         *first, last = cast(list[Block], list(self.blocks))
         before = self.through(first, self._embed(*inputs))
         return self.norm(self.through([last], before)), last.summary_attention(before)
@@ -232,7 +243,7 @@ class TinyImage(Tower):
 
 
 class TinyText(TextTower):
-    """Word and position embeddings, then ``layers`` pre-norm blocks of width 128; position 0 is CLS."""
+    """Embeddings of words and positions, then ``layers`` pre-norm blocks of width 128; position 0 is CLS."""
 
     width, mlp_ratio = 128, 2
 
@@ -247,9 +258,11 @@ class TinyText(TextTower):
         self.norm = nn.LayerNorm(self.width, eps=1e-6)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [B, T, 128] of ids and mask [B, T]."""
         return self.norm(self.through(self.blocks, self._embed(ids), mask))
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens [B, T, 128], and the attention [B, T] of CLS in the last block."""
         ids, mask = inputs
         *first, last = cast(list[Block], list(self.blocks))
         before = self.through(first, self._embed(ids), mask)
@@ -261,7 +274,7 @@ class TinyText(TextTower):
 
 
 class GRUText(TextTower):
-    """Word embeddings and a bidirectional GRU of 2 x 64, as at CreamFL's sites; position 0 holds both final states."""
+    """Word embeddings and a bidirectional GRU of 2 x 64, as at CreamFL's sites; position 0 is both final states."""
 
     width, mlp_ratio = 128, 2
 
@@ -273,6 +286,7 @@ class GRUText(TextTower):
         self.gru = nn.GRU(self.width, self.width // 2, layers, batch_first=True, bidirectional=True)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [B, T, 128] of ids and mask [B, T]."""
         check_length(ids, self.tokenizer.max_tokens)
         lengths = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)  # [B], to the last real token
         packed = pack_padded_sequence(self.words(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -281,11 +295,12 @@ class GRUText(TextTower):
         return torch.cat([torch.cat([final[-2], final[-1]], dim=1)[:, None], tokens[:, 1:]], dim=1)
 
     def architecture(self) -> dict[str, Any]:
+        """Marks this tower in a saved model."""
         return {"model_type": "gru"}
 
 
 def check_length(ids: Tensor, max_tokens: int) -> None:
-    """Refuses ids [B, T] with T beyond what the tower has positions for."""
+    """Raises ValueError unless ids are [B, T] with 1 <= T <= ``max_tokens``."""
     if ids.ndim != 2 or not 1 <= ids.shape[1] <= max_tokens:
         raise ValueError(
             f"text tower: ids {list(ids.shape)}, expected [B, T] with 1 <= T <= {max_tokens}; tokenise with the "

@@ -13,10 +13,10 @@ from fedvlp.models.dual_encoder import ModelConfig
 
 @dataclass(frozen=True)
 class DistillerConfig:
-    """Configuration of ``Distiller``."""
+    """Configuration of ``Distiller``. Raises ValueError for a value below 1."""
 
-    channels: int = 16  # of the first layer; doubled in each of the two others
-    latent: int = 16  # channels of the latent map
+    channels: int = 16  # of the first layer, at least 1; doubled in each of the two others
+    latent: int = 16  # channels of the latent map, at least 1
 
     def __post_init__(self) -> None:
         for name in ("channels", "latent"):
@@ -24,7 +24,10 @@ class DistillerConfig:
                 raise ValueError(f"distiller: {name} {getattr(self, name)}, expected at least 1")
 
     def build(self, model: ModelConfig, seed: int) -> Distiller:
-        """A distiller; the same weights for the same seed. Images of ``model`` must have a multiple of 8 pixels."""
+        """A distiller; the same weights for the same seed.
+
+        Raises ValueError unless the ``image_size`` of ``model`` is a multiple of 8.
+        """
         if model.image_size % 8:
             raise ValueError(f"distiller: image_size {model.image_size}, expected a multiple of 8")
         return seeded(seed, 6, lambda: Distiller(self.channels, self.latent))
@@ -50,8 +53,10 @@ class Distiller(nn.Module):
         )  # fmt: skip
 
     def forward(self, images: Tensor, sample: bool = False) -> tuple[Tensor, Tensor]:
-        """``sample`` draws the latent map, as in training; else it is its mean."""
+        """Reconstruction and KL of ``images``. ``sample`` draws the latent map, as in training; else it is its mean."""
         mean, log_variance = self.encode(images).chunk(2, dim=1)  # [B, latent, S/8, S/8]
-        drawn = mean + torch.randn_like(mean) * (0.5 * log_variance).exp() if sample else mean
+        latent = mean
+        if sample:
+            latent = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         kl = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum() / images.numel()
-        return self.decode(drawn), kl
+        return self.decode(latent), kl

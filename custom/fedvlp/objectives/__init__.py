@@ -1,4 +1,4 @@
-"""What is minimised: each a module (VLOutput, batch) -> named loss terms; an absent modality's terms are left out."""
+"""Losses: modules (VLOutput, batch) -> named scalar terms, to be summed; terms of absent modalities are left out."""
 
 from fedvlp.objectives.bce import BCEConfig
 from fedvlp.objectives.convirt import ConVIRTConfig
@@ -15,7 +15,7 @@ OBJECTIVES = {
     "creamfl": CreamFLTaskConfig,
     "bce": BCEConfig,
 }
-"""Objectives by name, as in ``--set objective=mgca``."""
+"""Configuration classes by name, as in ``--set objective=mgca``."""
 
 __all__ = [
     "OBJECTIVES", "BCEConfig", "ConVIRTConfig", "CreamFLTaskConfig", "GLoRIAConfig", "MGCAConfig", "MedCLIPConfig",

@@ -1,4 +1,4 @@
-"""Binary cross-entropy per finding, blank and uncertain labels masked or settled by policy (CheXpert's U-policies)."""
+"""Binary cross-entropy per finding; blank and uncertain labels are masked or set by policy (CheXpert's U-policies)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch.nn import functional as F
 from fedvlp.core.types import Batch, VLOutput
 
 POLICIES = {"ignore": torch.nan, "zeros": 0.0, "ones": 1.0}
-"""What a label counts as; ``ignore`` masks its loss (Irvin et al., 2019, https://arxiv.org/abs/1901.07031, 3.1)."""
+"""Policy -> target of such a label, nan: masked (Irvin et al., 2019, https://arxiv.org/abs/1901.07031, section 3.1)."""
 
 
 class BCE(nn.Module):
-    """Mean binary cross-entropy over the known labels of a batch, in nats; term ``bce``, absent without logits.
+    """Mean binary cross-entropy over the known labels of a batch, in nats: term ``bce``.
 
-    ``uncertain`` (-1) is U-Ignore, U-Zeros or U-Ones; ``blank`` (nan, not mentioned) is "ignore" or "zeros".
+    The term is absent without logits or labels, and 0 where no label is known. ``uncertain`` labels (-1) follow the
+    policy "ignore", "zeros" or "ones"; ``blank`` ones (nan, not mentioned) "ignore" or "zeros".
     """
 
     needs = ("labels",)
@@ -32,11 +33,12 @@ class BCE(nn.Module):
         self.uncertain, self.blank = uncertain, blank
 
     def targets(self, labels: Tensor) -> Tensor:
-        """Labels [B, L] in {1, 0, -1, nan} as 1, 0 or nan (masked)."""
+        """Targets [B, L] in {1, 0, nan: masked} of labels [B, L] in {1, 0, -1, nan}."""
         known = torch.where(labels.isnan(), POLICIES[self.blank], labels)
         return torch.where(labels == -1, POLICIES[self.uncertain], known)
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The term ``bce``. Raises ValueError where logits [B, L] and labels have different shapes."""
         if output.logits is None or "labels" not in batch:
             return {}
         targets = self.targets(batch["labels"])
@@ -53,13 +55,14 @@ class BCE(nn.Module):
 
 @dataclass(frozen=True)
 class BCEConfig:
-    """Configuration of ``BCE``; see there."""
+    """Configuration of ``BCE``. Raises ValueError for an unknown policy."""
 
-    uncertain: str = "ignore"
-    blank: str = "ignore"
+    uncertain: str = "ignore"  # target of a label -1: "ignore" (masked), "zeros", "ones"
+    blank: str = "ignore"  # target of a label nan: "ignore" (masked), "zeros"
 
     def __post_init__(self) -> None:
         self.build()
 
     def build(self, model: Any = None, seed: int = 0) -> BCE:
+        """The loss; it has no weights, so ``model`` and ``seed`` do not matter."""
         return BCE(self.uncertain, self.blank)

@@ -1,6 +1,6 @@
 """ConVIRT / CLIP (Zhang et al., 2022, https://arxiv.org/abs/2010.00747): matches each image with its report in a batch.
 
-Differs: fixed temperature 0.07 and the sum of both directions, as in MGCA and FedDRA, not ConVIRT's weighted mean.
+Differs: a fixed temperature of 0.07 and the sum of both directions, as in MGCA and FedDRA; ConVIRT has a weighted mean.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from fedvlp.core.types import Batch, VLOutput
 
 
 def info_nce(image: Tensor, text: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """InfoNCE of paired unit vectors image [B, d], text [B, d]: (image to text, text to image), each a scalar in nats.
+    """InfoNCE of paired unit vectors image [B, d], text [B, d]: (image to text, text to image), scalars in nats.
 
     i2t = -(1/B) sum_i log softmax_j(image_i . text_j / temperature)[i]; t2i is the same on the transpose. Computed in
-    at least float32, also under autocast. One pair gives 0; an empty batch gives 0, connected to the graph.
+    at least float32, also under autocast. One pair gives 0. An empty batch gives 0 with a gradient of 0. Raises
+    ValueError unless both have the same shape [B, d].
     """
     if image.ndim != 2 or image.shape != text.shape:
         raise ValueError(f"info_nce: image {list(image.shape)}, text {list(text.shape)}; expected the same [B, d]")
@@ -35,7 +36,7 @@ def info_nce(image: Tensor, text: Tensor, temperature: float | Tensor) -> tuple[
 
 
 class ConVIRT(nn.Module):
-    """InfoNCE between the unit vectors of a VLOutput; term ``contrastive``, absent when a modality is.
+    """InfoNCE between the unit vectors of a VLOutput, in nats: term ``contrastive``, absent when a modality is.
 
     ``temperature`` > 0. ``reduction``: "sum" of both directions (MGCA, FedDRA), or their "mean" (CLIP, MedCLIP).
     """
@@ -51,6 +52,7 @@ class ConVIRT(nn.Module):
         self.temperature, self.reduction = temperature, reduction
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The term ``contrastive``, or no term."""
         if output.image is None or output.text is None:
             return {}
         i2t, t2i = info_nce(output.image, output.text, self.temperature)
@@ -59,13 +61,14 @@ class ConVIRT(nn.Module):
 
 @dataclass(frozen=True)
 class ConVIRTConfig:
-    """Configuration of ``ConVIRT``; see there."""
+    """Configuration of ``ConVIRT``. Raises ValueError for a value outside of what is stated here."""
 
-    temperature: float = 0.07
-    reduction: str = "sum"
+    temperature: float = 0.07  # divides the cosines; above 0
+    reduction: str = "sum"  # of both directions: "sum" or "mean"
 
     def __post_init__(self) -> None:
         self.build()
 
     def build(self, model: Any = None, seed: int = 0) -> nn.Module:
+        """The loss; it has no weights, so ``model`` and ``seed`` do not matter."""
         return ConVIRT(self.temperature, self.reduction)

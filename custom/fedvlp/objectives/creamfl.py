@@ -1,4 +1,4 @@
-"""Task losses of CreamFL's parties (https://arxiv.org/abs/2302.08888): pairs are matched, lone modalities classified.
+"""Task losses of CreamFL's sites (https://arxiv.org/abs/2302.08888): pairs are matched, single modalities classified.
 
 Pairs: PCME's soft contrastive loss (Chun et al., 2021, https://arxiv.org/abs/2101.05068) of one embedding per input.
 Differs: a record may have several positive labels, or none (see ``CreamFLTask``); the papers' have exactly one.
@@ -17,9 +17,10 @@ from fedvlp.core.types import Batch, VLOutput
 
 
 def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """Sum over all pairs of image [B, d] and text [B, d], both directions, of softplus(-2 m_ij s_ij), a scalar.
+    """2 sum_ij softplus(-2 m_ij s_ij) over all pairs of image x [B, d] and text y [B, d], a scalar in nats.
 
-    s_ij = -scale sqrt(|x_i - y_j|^2 + 1e-6) + shift; m_ij is 1 for i = j, else -1.
+    s_ij = -scale sqrt(|x_i - y_j|^2 + 1e-6) + shift; m_ij is 1 for i = j, else -1. The factor 2 stands for the two
+    directions, which are equal.
     """
     squares = image.square().sum(1)[:, None] + text.square().sum(1) - 2 * image @ text.T  # [B, B]
     score = shift - scale * (squares.clamp_min(0) + 1e-6).sqrt()
@@ -28,11 +29,11 @@ def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) 
 
 
 class CreamFLTask(nn.Module):
-    """Term ``contrastive`` of a pair; terms ``classification`` and ``centre`` of an image or a report alone.
+    """Term ``contrastive`` for pairs; terms ``classification`` and ``centre`` for images or reports alone; in nats.
 
-    Classes are the labels, and, if ``classes`` is one more, "none of them". The target is uniform over a record's
-    positive labels: the papers' one-hot where there is one. Without a class for it, a record without a positive label
-    is left out.
+    Classes are the labels and, if ``classes`` is one more, "none of them". The target is uniform over a record's
+    positive labels, so it is the papers' one-hot where there is one. Without a class "none of them", a record without a
+    positive label is left out.
     """
 
     needs = ("image", "text", "labels")
@@ -48,6 +49,7 @@ class CreamFLTask(nn.Module):
         nn.init.uniform_(self.weight, -(dim**-0.5), dim**-0.5, generator=generator)
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The terms of a batch; none without labels where one modality is absent."""
         if output.image is not None and output.text is not None:
             total = soft_contrastive(output.image, output.text, self.scale, self.shift)
             return {"contrastive": total / len(output.image) if self.reduction == "mean" else total}
@@ -57,7 +59,10 @@ class CreamFLTask(nn.Module):
         return self.classify(features, batch["labels"])
 
     def classify(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the classes' separation."""
+        """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the separation of the classes.
+
+        Raises ValueError where d or L does not fit the weights [C, d].
+        """
         if features.shape[1] != self.weight.shape[1] or len(self.weight) - labels.shape[1] not in (0, 1):
             raise ValueError(
                 f"CreamFLTask: weights {list(self.weight.shape)} (classes, dim), features {list(features.shape)}, "
@@ -78,14 +83,17 @@ class CreamFLTask(nn.Module):
 
 @dataclass(frozen=True)
 class CreamFLTaskConfig:
-    """Configuration of ``CreamFLTask``; the defaults are the released code's (spec 6.2)."""
+    """Configuration of ``CreamFLTask``; the defaults are the released code's (spec 6.2).
 
-    classes: int = 5  # L labels, or L + 1 with "none of them"
+    Raises ValueError for fewer than 2 classes, a ``dim`` below 1 or an unknown ``reduction``.
+    """
+
+    classes: int = 5  # C: L labels, or L + 1 with "none of them"; at least 2
     dim: int = field(default=128, metadata={"follows": "model.embedding_dim"})  # d
-    feature_scale: float = 128.0
+    feature_scale: float = 128.0  # multiplies the features in the logits
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
-    reduction: str = "sum"  # of the loss of pairs: sum over the batch (released code) | mean, on a par with LCR
+    reduction: str = "sum"  # of the loss of pairs over the batch: "sum" (released code) or "mean" (as the other terms)
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.dim < 1:
@@ -94,4 +102,5 @@ class CreamFLTaskConfig:
             raise ValueError(f"CreamFLTask: reduction {self.reduction!r}, expected 'sum' or 'mean'")
 
     def build(self, model: Any = None, seed: int = 0) -> nn.Module:
+        """The loss; its initial weights are always the same."""
         return CreamFLTask(self.classes, self.dim, self.feature_scale, self.margin, self.centre, self.reduction)

@@ -1,4 +1,4 @@
-"""GLoRIA (Huang et al., 2021, https://doi.org/10.1109/ICCV48922.2021.00391): words are matched with image regions, too.
+"""GLoRIA (Huang et al., 2021, https://doi.org/10.1109/ICCV48922.2021.00391): also matches words with image regions.
 
 Differs: backbones and embeddings are those of the model, as in the federated papers (spec 2.2): global vectors come
 from its heads, regions and words from its last tokens (alignment module included), words without the mean of layers.
@@ -19,11 +19,11 @@ from fedvlp.core.types import Batch, VLOutput
 from fedvlp.objectives.convirt import info_nce
 from fedvlp.objectives.words import FAR, sum_by_word, word_index, word_mask
 
-LARGEST = 2**24  # elements of one [captions, images, regions, words] array
+LARGEST = 2**24  # elements of one array [captions, images, regions, words], at most
 
 
 def similarities(regions: Tensor, words: Tensor, mask: Tensor, temp1: float, temp2: float) -> Tensor:
-    """Z(b, c) of images b and captions c: regions [B, R, D], words [C, N, D], mask [C, N] True at words -> [B, C].
+    """Z(b, c) [B, C] of images b and captions c: regions v [B, R, D], words w [C, N, D], mask [C, N] True at words.
 
     A_rj = softmax_j(v_r . w_j), a_jr = softmax_r(temp1 A_rj), c_j = sum_r a_jr v_r,
     Z = log sum_j exp(temp2 cos(w_j, c_j)). Every caption needs a word.
@@ -39,12 +39,13 @@ class GLoRIA(nn.Module):
     """Terms ``contrastive`` (global, both directions) and ``local`` (words and regions, both directions), in nats.
 
     ``contrastive`` is absent when a modality is, ``local`` also when the output has no tokens. The words of a report
-    are its [CLS] and its words, without [SEP]. Regions are brought to the width of the words by a linear layer.
+    include its [CLS], not its [SEP]. A linear layer maps regions to the width of the words.
     """
 
     needs = ("image", "text", "patches", "words")
 
     def __init__(self, config: GLoRIAConfig, image_width: int, text_width: int, pieces: Tensor) -> None:
+        """``pieces`` [V] is the tokenizer's (``Tokenizer.pieces``)."""
         super().__init__()
         self.config = config
         self.image_local = nn.Linear(image_width, text_width, bias=False)  # the 1x1 convolution
@@ -52,6 +53,7 @@ class GLoRIA(nn.Module):
         self.pieces: Tensor
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The terms of a batch of pairs."""
         if output.image is None or output.text is None:
             return {}
         i2t, t2i = info_nce(output.image, output.text, 1 / self.config.temp3)
@@ -63,20 +65,20 @@ class GLoRIA(nn.Module):
         return terms
 
     def local(self, regions: Tensor, tokens: Tensor, index: Tensor) -> Tensor:
-        """Cross entropy, both directions, of temp3 Z: regions [B, R, D], tokens [B, T, D], index [B, T] of words.
+        """Cross entropy of temp3 Z, sum of both directions: regions [B, R, D], tokens [B, T, D], word ``index`` [B, T].
 
-        Some captions at a time, each lot recomputed in the backward pass: the memory is that of one lot.
+        A few captions are computed at a time, and again in the backward pass, so only these take memory.
         """
         with torch.autocast(regions.device.type, enabled=False):
             dtype = torch.promote_types(torch.promote_types(regions.dtype, tokens.dtype), torch.float32)
             regions, tokens = regions.to(dtype), tokens.to(dtype)
             words = torch.cat([tokens[:, :1], sum_by_word(tokens, index)], dim=1)  # [B, N, D], N = T
             mask = F.pad(word_mask(index), (1, 0), value=True)  # [B, N]
-            lot = max(1, LARGEST // max(1, regions[..., 0].numel() * words.shape[1]))
+            chunk = max(1, LARGEST // max(1, regions[..., 0].numel() * words.shape[1]))
             temperatures = self.config.temp1, self.config.temp2
             columns = [
-                checkpoint(similarities, regions, some, there, *temperatures, use_reentrant=False)
-                for some, there in zip(words.split(lot), mask.split(lot), strict=True)
+                checkpoint(similarities, regions, captions, known, *temperatures, use_reentrant=False)
+                for captions, known in zip(words.split(chunk), mask.split(chunk), strict=True)
             ]
             logits = self.config.temp3 * torch.cat(columns, dim=1)  # [B, B]
             target = torch.arange(len(logits), device=logits.device)
@@ -85,13 +87,16 @@ class GLoRIA(nn.Module):
 
 @dataclass(frozen=True)
 class GLoRIAConfig:
-    """Configuration of ``GLoRIA``; the defaults are the released code's (spec 2.2)."""
+    """Configuration of ``GLoRIA``; the defaults are the released code's (spec 2.2).
 
-    temp1: float = 4.0  # sharpens a word's attention over regions
-    temp2: float = 5.0  # weighs well-matched words in a caption's similarity
-    temp3: float = 10.0  # scale of the logits, local and global
-    local_weight: float = 1.0
-    global_weight: float = 1.0
+    Raises ValueError for a value outside of its range.
+    """
+
+    temp1: float = 4.0  # above 0; a larger one sharpens a word's attention over regions
+    temp2: float = 5.0  # above 0; a larger one lets well-matched words dominate a caption's similarity
+    temp3: float = 10.0  # above 0; scale of the logits, local and global
+    local_weight: float = 1.0  # of the term ``local``, at least 0
+    global_weight: float = 1.0  # of the term ``contrastive``, at least 0
 
     def __post_init__(self) -> None:
         for name in ("temp1", "temp2", "temp3"):
@@ -102,6 +107,6 @@ class GLoRIAConfig:
                 raise ValueError(f"GLoRIA: {name} {getattr(self, name)}, expected a finite number of at least 0")
 
     def build(self, model: Any, seed: int = 0) -> nn.Module:
-        """For the outputs of ``model``, a DualEncoder; the same weights for the same seed."""
+        """The loss for outputs of ``model``, a DualEncoder; the same weights for the same seed."""
         widths = model.image_encoder.width, model.text_encoder.width
         return seeded(seed, 7, lambda: GLoRIA(self, *widths, model.tokenizer.pieces))

@@ -1,7 +1,7 @@
-"""MedCLIP (Wang et al., 2022, https://arxiv.org/abs/2210.10163): pairs whose findings agree are matches in part.
+"""MedCLIP (Wang et al., 2022, https://arxiv.org/abs/2210.10163): pairs whose findings agree count as partial matches.
 
 Differs: the released code takes the dot product of the label vectors, the paper its cosine: ``similarity`` chooses.
-The second, word-shuffled view of each report is left out: augmentation belongs to the data.
+The second, word-shuffled view of each report is left out, because augmentation is the loader's task.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SIMILARITIES = ("dot", "cosine")
 
 
 def finding_vectors(labels: Tensor, negative: float = -1.0) -> Tensor:
-    """Labels [B, L] in {1, 0, -1 uncertain, nan not mentioned} as vectors [B, L + 1] that can be compared.
+    """Vectors [B, L + 1] that can be compared, of labels [B, L] in {1, 0, -1 uncertain, nan not mentioned}.
 
-    A finding that is present is 1, denied is ``negative``, uncertain or not mentioned is 0. The last entry, "No
-    Finding", is 1 where none is present or uncertain.
+    A present finding is 1, a denied one ``negative``, an uncertain one or one not mentioned 0. The last entry, "No
+    Finding", is 1 where no finding is present or uncertain.
     """
     values = torch.where(labels == 1, 1.0, torch.where(labels == 0, negative, 0.0))  # nan equals nothing: 0
     healthy = ~((labels == 1) | (labels == -1)).any(dim=1, keepdim=True)
@@ -36,7 +36,7 @@ def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: fl
 
     1/2 [-(1/B) sum_ij softmax_j(S_ij) log softmax_j(scale image_i . text_j) + the same on both transposes] (MedCLIP,
     section 3.3), in nats. S = k I tends to the mean of both InfoNCE directions as k grows; a constant S is least at
-    log B. An empty batch gives 0.
+    log B. An empty batch gives 0. Raises ValueError for other shapes.
     """
     if image.ndim != 2 or image.shape != text.shape or similarity.shape != (len(image), len(image)):
         seen = f"image {list(image.shape)}, text {list(text.shape)}, similarity {list(similarity.shape)}"
@@ -53,7 +53,7 @@ def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: fl
 
 
 class MedCLIP(nn.Module):
-    """Semantic matching of a VLOutput by the findings of its records; term ``contrastive``, absent when a modality is.
+    """Semantic matching by the findings of the records, in nats: term ``contrastive``, absent when a modality is.
 
     The scale of the cosines is learned: exp(``logit_scale``), clamped to [1, 100]. In a batch without ``labels`` every
     image matches its own report alone, which is CLIP's loss.
@@ -73,13 +73,14 @@ class MedCLIP(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The term ``contrastive``, or no term."""
         if output.image is None or output.text is None:
             return {}
         scale = self.logit_scale.clamp(0.0, LARGEST_SCALE).exp()
         return {"contrastive": semantic_matching(output.image, output.text, self._targets(output.image, batch), scale)}
 
     def _targets(self, image: Tensor, batch: Batch) -> Tensor:
-        """S [B, B]; without labels, log of the identity: its softmax is the identity itself."""
+        """S [B, B] from the labels; without labels the log of the identity, whose softmax is the identity."""
         if "labels" not in batch:
             return torch.eye(len(image), device=image.device).log()
         vectors = finding_vectors(batch["labels"], self.negative)  # [B, L + 1]
@@ -90,14 +91,15 @@ class MedCLIP(nn.Module):
 
 @dataclass(frozen=True)
 class MedCLIPConfig:
-    """Configuration of ``MedCLIP``; see there."""
+    """Configuration of ``MedCLIP``. Raises ValueError for a value outside of its range."""
 
-    temperature: float = 0.07  # the learned scale starts at its inverse
-    negative: float = -1.0  # what a denied finding counts in the label vector
-    similarity: str = "dot"  # of label vectors: dot (released code) | cosine (paper)
+    temperature: float = 0.07  # the learned scale starts at its inverse; 0.01 to 1
+    negative: float = -1.0  # entry of a denied finding in the vector, -1 (denials agree) to 0 (they say nothing)
+    similarity: str = "dot"  # of the vectors: "dot" (released code) or "cosine" (paper)
 
     def __post_init__(self) -> None:
         self.build()
 
     def build(self, model: Any = None, seed: int = 0) -> nn.Module:
+        """The loss; its initial weight does not depend on ``model`` or ``seed``."""
         return MedCLIP(self.temperature, self.negative, self.similarity)

@@ -24,7 +24,10 @@ from fedvlp.objectives.words import FAR, sum_by_word, word_index, word_mask
 
 @torch.no_grad()
 def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
-    """Codes q [B, K] of scores [B, K]: each row sums to 1, and the clusters share the batch about equally."""
+    """Codes q [B, K] of ``scores`` [B, K]: rows sum to 1, and the K clusters get about equal shares of the batch.
+
+    A smaller ``epsilon`` > 0 gives harder codes.
+    """
     q = (scores / epsilon).exp().T  # [K, B]
     q = q / q.sum()
     for _ in range(iterations):
@@ -35,9 +38,9 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tens
 
 @torch.no_grad()
 def token_weights(attention: Tensor | None, mask: Tensor) -> Tensor:
-    """omega [B, N] of the tokens where ``mask`` [B, N]: attention [B, N] clipped to its 10th and 90th percentile.
+    """omega [B, N]: attention [B, N], clipped to its 10th and 90th percentile where ``mask`` [B, N] is True, else 0.
 
-    Rows sum to 1, those without a token to 0. Uniform where there is no attention.
+    Rows sum to 1; a row without any token is 0. Without attention, omega is uniform.
     """
     if attention is None:
         weights = mask.float()
@@ -51,9 +54,10 @@ def token_weights(attention: Tensor | None, mask: Tensor) -> Tensor:
 def token_alignment(
     own: Tensor, own_mask: Tensor, other: Tensor, other_mask: Tensor, weights: Tensor, tau: float
 ) -> Tensor:
-    """1/2 (1/B) sum_ij omega_ij [CE(S_j., j) + CE(S_.j, j)]: own [B, J, d], other [B, K, d], omega [B, J] -> scalar.
+    """1/2 (1/B) sum_ij omega_ij [CE(S_j., j) + CE(S_.j, j)], a scalar in nats: own [B, J, d], other [B, K, d].
 
     alpha_jk = softmax_k(own_j . other_k / tau), o_j = normalise(sum_k alpha_jk other_k), S_jl = own_j . o_l / tau.
+    ``weights`` omega [B, J]; masks [B, J] and [B, K] are True at tokens.
     """
     near = (own @ other.transpose(1, 2) / tau).masked_fill(~other_mask[:, None], FAR).softmax(dim=2)  # [B, J, K]
     attended = F.normalize(near @ other, dim=2)  # [B, J, d]
@@ -64,9 +68,10 @@ def token_alignment(
 
 
 def prototype_loss(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCAConfig) -> Tensor:
-    """Each modality's codes predicted from the other: unit vectors image, text [B, d], prototypes [K, d], in nats.
+    """Predicts each modality's codes q from the other modality; a scalar in nats.
 
     1/2 [-mean_i sum_k q^img_ik log p^txt_ik - the same with both swapped], p = softmax(scores / proto_temperature).
+    Unit vectors image, text [B, d] and prototypes [K, d].
     """
     of_image, of_text = image @ prototypes.T, text @ prototypes.T  # [B, K]
     total = image.new_zeros(())
@@ -79,8 +84,8 @@ def prototype_loss(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCA
 class MGCA(nn.Module):
     """Terms ``contrastive`` (studies), ``local`` (words and regions) and ``prototype`` (clusters), in nats.
 
-    All are absent when a modality is, ``local`` also when the output has no tokens. A batch needs two words for it,
-    else it is 0; reports without a word do not count. ``after_step`` is called after every optimiser step.
+    All are absent when a modality is, ``local`` also when the output has no tokens. ``local`` is 0 for a batch with
+    fewer than two words; reports without a word do not count. The loop calls ``after_step`` after every step.
     """
 
     needs = ("image", "text", "patches", "words", "attention")
@@ -90,14 +95,15 @@ class MGCA(nn.Module):
         self.config = config
         self.image_local, self.text_local = model.new_head("image"), model.new_head("text")
         self.prototypes = nn.Parameter(F.normalize(torch.randn(config.prototypes, model.config.embedding_dim)))
-        # the share of freeze_steps that is over: it travels and is averaged as every tensor of floats is, and is at
-        # most 1, so that a site which clips its update loses little to it
+        # The share 0..1 of freeze_steps that has passed. It travels and is averaged like every float tensor. It is at
+        # most 1 so that it takes little of the norm of an update that a site clips.
         self.register_buffer("thawed", torch.tensor(0.0 if config.freeze_steps else 1.0))
         self.register_buffer("pieces", model.tokenizer.pieces.clone(), persistent=False)
         self.thawed: Tensor
         self.pieces: Tensor
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The terms of a batch of pairs."""
         image, text, config = output.image, output.text, self.config
         if image is None or text is None:
             return {}
@@ -114,52 +120,59 @@ class MGCA(nn.Module):
         return terms
 
     def local(self, output: VLOutput, index: Tensor) -> Tensor:
-        """L_word + L_patch; ``index`` [B, T] is the word of each token."""
+        """L_word + L_patch, a scalar; ``index`` [B, T] is the word of each token (``word_index``)."""
         assert output.image_tokens is not None
         assert output.text_tokens is not None
-        there, tau = word_mask(index), self.config.local_temperature  # [B, N]
-        if int(there.sum()) < 2:  # no batch statistics, and nothing to tell a word from
+        is_word, tau = word_mask(index), self.config.local_temperature  # [B, N]
+        if int(is_word.sum()) < 2:  # no statistics for batch normalisation, and nothing to tell a word from
             return (output.image_tokens.sum() + output.text_tokens.sum()) * 0.0
         patches = output.image_tokens[:, 1:]  # [B, R, W]
         regions = _unit(self.image_local(patches.flatten(0, 1))).unflatten(0, patches.shape[:2])  # [B, R, d]
-        found = _unit(self.text_local(sum_by_word(output.text_tokens, index)[there]))  # [words of the batch, d]
-        words = found.new_zeros(*there.shape, found.shape[1]).masked_scatter(there[..., None], found)  # [B, N, d]
+        packed = _unit(self.text_local(sum_by_word(output.text_tokens, index)[is_word]))  # [words of the batch, d]
+        words = packed.new_zeros(*is_word.shape, packed.shape[1]).masked_scatter(
+            is_word[..., None], packed
+        )  # [B, N, d]
         attention = output.text_attention
         if attention is not None:
             attention = sum_by_word(F.pad(attention, (1, 0))[..., None], index)[..., 0]  # [B, N]
         everywhere = torch.ones_like(regions[..., 0], dtype=torch.bool)  # [B, R]
-        of_words = token_weights(attention, there)
-        of_regions = token_weights(output.image_attention, everywhere) * there.any(dim=1, keepdim=True)
+        of_words = token_weights(attention, is_word)
+        of_regions = token_weights(output.image_attention, everywhere) * is_word.any(dim=1, keepdim=True)
         with torch.autocast(words.device.type, enabled=False):
-            word = token_alignment(words, there, regions, everywhere, of_words, tau)
-            return word + token_alignment(regions, everywhere, words, there, of_regions, tau)
+            word = token_alignment(words, is_word, regions, everywhere, of_words, tau)
+            return word + token_alignment(regions, everywhere, words, is_word, of_regions, tau)
 
     def after_step(self) -> None:
-        """Counts a step of training towards the thaw of the prototypes."""
+        """Counts an optimiser step towards ``freeze_steps``, after which the prototypes are trained."""
         if self.training and self.config.freeze_steps:
             done = (self.thawed * self.config.freeze_steps).round() + 1
             self.thawed.copy_((done / self.config.freeze_steps).clamp(max=1.0))
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Rows scaled to unit length, in at least float32. [N, d] -> [N, d]"""
+    """Rows of ``vectors`` [N, d] scaled to unit length, in at least float32."""
     return F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
 
 
 @dataclass(frozen=True)
 class MGCAConfig:
-    """Configuration of ``MGCA``; the defaults are the released code's (spec 2.3), except for ``freeze_steps``."""
+    """Configuration of ``MGCA``; the defaults are the released code's (spec 2.3), except for ``freeze_steps``.
 
-    temperature: float = 0.07
-    local_temperature: float = 0.1
-    proto_temperature: float = 0.2
-    prototypes: int = 500  # K
-    epsilon: float = 0.05  # entropy of the codes
-    iterations: int = 3  # of Sinkhorn's algorithm
-    freeze_steps: int = 50  # optimiser steps of a site, over all rounds, before the prototypes learn (one epoch there)
-    instance_weight: float = 1.0
-    local_weight: float = 1.0
-    prototype_weight: float = 1.0
+    Raises ValueError for a value outside of its range.
+    """
+
+    temperature: float = 0.07  # of InfoNCE, above 0
+    local_temperature: float = 0.1  # tau of words and regions, above 0
+    proto_temperature: float = 0.2  # of the predicted cluster probabilities, above 0
+    prototypes: int = 500  # K, at least 2
+    epsilon: float = 0.05  # softness of the codes, above 0
+    iterations: int = 3  # of Sinkhorn's algorithm, at least 1
+    freeze_steps: int = (
+        50  # optimiser steps of a site, over all rounds, before prototypes are trained; released: 1 epoch
+    )
+    instance_weight: float = 1.0  # of the term ``contrastive``, at least 0
+    local_weight: float = 1.0  # of the term ``local``, at least 0
+    prototype_weight: float = 1.0  # of the term ``prototype``, at least 0
 
     def __post_init__(self) -> None:
         for name in ("temperature", "local_temperature", "proto_temperature", "epsilon"):
@@ -173,5 +186,5 @@ class MGCAConfig:
                 raise ValueError(f"MGCA: {name} {getattr(self, name)}, expected a finite number of at least 0")
 
     def build(self, model: Any, seed: int = 0) -> nn.Module:
-        """For the outputs of ``model``, a DualEncoder; the same weights for the same seed."""
+        """The loss for outputs of ``model``, a DualEncoder; the same weights for the same seed."""
         return seeded(seed, 7, lambda: MGCA(self, model))

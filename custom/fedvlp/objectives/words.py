@@ -1,6 +1,6 @@
 """Words from tokens: the features of a word's pieces are summed (MGCA's and GLoRIA's code, spec 1.1).
 
-Which token begins a word follows from its id alone (``Tokenizer.pieces``), so batches need not say it.
+Whether a token begins a word follows from its id (``Tokenizer.pieces``), so batches do not carry that.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from torch import Tensor
 from fedvlp.core.types import CONTINUATION, SPECIAL
 
 FAR = -1e4
-"""A masked logit: far below any other, so that its share of a softmax is exactly 0, yet finite."""
+"""Value of a masked logit: so far below any other that its share of a softmax is exactly 0, yet finite."""
 
 
 def word_index(ids: Tensor, mask: Tensor, pieces: Tensor) -> Tensor:
-    """Which word of its report each token belongs to: ids, mask [B, T] -> [B, T] int64, from 0; -1 for none.
+    """Number of the word that each token belongs to: [B, T] int64, from 0 in each report; -1 for none.
 
-    None are the summary token at position 0, special tokens ([SEP]) and padding. ``pieces`` [V] is the tokenizer's.
+    The summary token at position 0, special tokens ([SEP]) and padding belong to none. ``ids`` and ``mask`` are
+    [B, T], ``pieces`` [V] is the tokenizer's.
     """
     kind = pieces[ids]
     real = mask & (kind != SPECIAL)
@@ -28,15 +29,15 @@ def word_index(ids: Tensor, mask: Tensor, pieces: Tensor) -> Tensor:
 
 
 def sum_by_word(values: Tensor, index: Tensor) -> Tensor:
-    """Token values [B, T, W] summed over the pieces of each word: [B, T-1, W], zero beyond a report's words.
+    """Token values [B, T, W] summed over the tokens of each word: [B, T-1, W], zero beyond a report's words.
 
-    A product with 0 and 1, not a scatter: the same bits on every run of a GPU, too.
+    Computed as a product with 0 and 1 and not as a scatter, so that a GPU gives the same bits in every run.
     """
-    places = torch.arange(index.shape[1] - 1, device=index.device)[:, None]  # [T-1, 1]
+    numbers = torch.arange(index.shape[1] - 1, device=index.device)[:, None]  # [T-1, 1]
     with torch.autocast(values.device.type, enabled=False):
-        return (index[:, None, :] == places).to(values.dtype) @ values
+        return (index[:, None, :] == numbers).to(values.dtype) @ values
 
 
 def word_mask(index: Tensor) -> Tensor:
-    """[B, T-1] bool: True at a report's words, as ``sum_by_word`` places them."""
+    """[B, T-1] bool: True where ``sum_by_word`` has a word of the report."""
     return torch.arange(index.shape[1] - 1, device=index.device) <= index.amax(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The report's section on a classifier: areas under the ROC curve, weight by modality, and what sites retrieved."""
+"""The report's section on a classifier: areas under the ROC curve, weight by modality, retrieved public items."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, Cohort
+from fedvlp.evaluation import metric_names
+from fedvlp.federation.metric_names import probe
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS, ROUNDS
 from fedvlp.models.multimodal import MultimodalConfig
@@ -16,7 +18,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import SERVER, Record, by_site
 
 SHOWN = 6  # rounds of a record in one picture
-SAID = (
+EXPLANATION = (
     "Area under the ROC curve on held-out records, 0 to 1: of the server's model on the public set, and of every site "
     "on what it holds (where a modality is absent, its feature is zero). Macro is the unweighted mean over findings "
     "with both classes, rare the mean over those with fewer than one positive in ten. A classifier that listens to "
@@ -25,46 +27,61 @@ SAID = (
 
 
 def section(folder: RunFolder, history: list[Record]) -> str:
-    """Tables and curves of a classifier's run, and pictures of the public items that a record was given by round."""
-    measured = [(r["round"], by_site(r) | {SERVER: r.get("server", {})}) for r in history]
-    measured = [(x, found) for x, found in measured if any("/auc/" in n for m in found.values() for n in m)]
+    """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML."""
+    measured: list[tuple[int, dict[str, dict[str, float]]]] = []  # (round, site -> name -> figure)
+    for record in history:
+        figures_of = by_site(record) | {SERVER: record.get("server", {})}
+        if any(metric_names.parse_auc(name) for metrics in figures_of.values() for name in metrics):
+            measured.append((record["round"], figures_of))
     if not measured:
         return "<p>The model of this run is no classifier.</p>"
-    sites = sorted({site for _, found in measured for site in found}, key=lambda site: (site != SERVER, site))
+    sites = sorted({site for _, figures_of in measured for site in figures_of}, key=lambda site: (site != SERVER, site))
     curves = {
-        "Macro AUC, val": "val/auc/macro", "Share of classifier weight on the image": "classifier/image",
-        "Different public items a record has had, mean": "probe/distinct_partners",
-    }  # fmt: skip
-    drawn = ""
+        "Macro AUC, val": metric_names.auc("val", metric_names.MACRO),
+        "Share of classifier weight on the image": metric_names.IMAGE_WEIGHT,
+        "Different public items a record has had, mean": probe("distinct_partners"),
+    }
+    drawings = ""
     for title, name in curves.items():
-        lines = [
-            (site, {x: found[site][name] for x, found in measured if name in found.get(site, {})}, figures.look(place))
-            for place, site in enumerate(sites)
-            if site == SERVER or name != "classifier/image"  # one model: the same everywhere
-        ]
-        drawn += figures.lines(title, lines, "rounds completed")
-    areas = _areas(folder, [found[SERVER] for _, found in measured])
-    return f"<p>{SAID}</p>{areas}{html.grid(drawn + _films(folder))}"
+        lines: list[figures.Curve] = []
+        for index, site in enumerate(sites):
+            if name == metric_names.IMAGE_WEIGHT and site != SERVER:
+                continue  # all sites have the same model
+            points = {
+                round: figures_of[site][name] for round, figures_of in measured if name in figures_of.get(site, {})
+            }
+            lines.append((site, points, figures.look(index)))
+        drawings += figures.lines(title, lines, "rounds completed")
+    areas = _areas(folder, [figures_of[SERVER] for _, figures_of in measured])
+    return f"<p>{EXPLANATION}</p>{areas}{html.grid(drawings + _films(folder))}"
 
 
 def _areas(folder: RunFolder, server: list[dict[str, float]]) -> str:
-    """The server's areas before and after; findings that had one class only are named."""
-    names = [n for n in dict.fromkeys(n for found in server for n in found) if "/auc/" in n]
+    """Table of the server's areas, initial and last, and the names of findings without an area.
+
+    ``server`` has its figures (name -> value) by evaluation.
+    """
     rows = []
+    findings_of: dict[str, list[str]] = {}
     for split in ("test", "val"):
-        ends = [found for found in server if any(name.startswith(split) for name in found)]
-        for name in [name for name in names if name.startswith(split)]:
-            areas = [html.number(end.get(name)) for end in (ends[0], ends[-1])]
-            rows.append([name.partition("/auc/")[2], split, *areas])
+        names = dict.fromkeys(name for metrics in server for name in metrics)
+        parsed = (metric_names.parse_auc(name) for name in names)
+        findings_of[split] = [area[1] for area in parsed if area is not None and area[0] == split]
+        evaluated = [metrics for metrics in server if any(name.startswith(split) for name in metrics)]
+        for finding in findings_of[split]:
+            name = metric_names.auc(split, finding)
+            rows.append([finding, split, *(html.number(end.get(name)) for end in (evaluated[0], evaluated[-1]))])
     model = folder.experiment().model if folder.config.exists() else None
     labels = model.labels if isinstance(model, MultimodalConfig) else ()
-    skipped = [f"{n} ({split})" for split in ("test", "val") for n in labels if f"{split}/auc/{n}" not in names]
-    said = f"<p>Skipped, as all known labels are alike: {html.text(', '.join(skipped))}.</p>" if skipped else ""
-    return html.table(["AUC on the public set", "split", "initial", "last"], rows, "text") + said
+    table = html.table(["AUC on the public set", "split", "initial", "last"], rows, "text")
+    skipped = [f"{name} ({split})" for split in ("test", "val") for name in labels if name not in findings_of[split]]
+    if not skipped:
+        return table
+    return f"{table}<p>Skipped, as all known labels are alike: {html.text(', '.join(skipped))}.</p>"
 
 
 def _films(folder: RunFolder) -> str:
-    """For the first record of every site that retrieves: its public item in each round. Nothing private is drawn."""
+    """For one record of every site that retrieves: the public items it was given. No private image is shown."""
     memories = {path.name: SiteMemory(path).newest() for path in sorted((folder.path / "sites").glob("*"))}
     memories = {site: memory for site, memory in memories.items() if PARTNERS in memory}
     if not memories:
@@ -75,15 +92,17 @@ def _films(folder: RunFolder) -> str:
 
 
 def _film(site: str, memory: State, cohort: Cohort, public: np.ndarray) -> str:
-    """The last rounds of the record that was given the most different items."""
+    """Pictures of the items, in the last rounds, of the record whose item changed most often."""
     partners, rounds = memory[PARTNERS], memory[ROUNDS].tolist()[-SHOWN:]
     changes = (partners.diff(dim=0) != 0).sum(dim=0)  # [n]
     record = int(torch.argmax(changes))
     items = partners[-SHOWN:, record].tolist()
     rows = public[items]
     names = np.asarray(cohort.label_names)
-    found = [", ".join(names[cohort.labels[row] == 1]) or "nothing" for row in rows]
-    captions = [f"round {x}\n{names}" for x, names in zip(rounds, found, strict=True)]
+    captions = []
+    for round, row in zip(rounds, rows, strict=True):
+        positive = ", ".join(names[cohort.labels[row] == 1]) or "nothing"
+        captions.append(f"round {round}\n{positive}")
     title = f"Public items retrieved for record {record} of {site}"
     numbers = {"public item": dict(zip(rounds, items, strict=True))}
     return figures.films(title, list(cohort.images(rows)), captions, numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedvlp.federation.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.report import figures
 from fedvlp.report.figures import Points
 from fedvlp.report.html import grid
@@ -9,19 +10,20 @@ from fedvlp.report.run import Run
 
 
 def section(run: Run) -> str:
-    """Bytes and seconds of each round."""
+    """Bytes and seconds of each round, as HTML."""
     if not run.history:
         return "<p>No phase is complete.</p>"
-    traffic: dict[str, Points] = {"to sites": {}, "from sites": {}}
-    seconds: dict[str, Points] = {}
+    down: Points = {}  # megabytes by round
+    up: Points = {}
+    seconds: dict[str, Points] = {}  # by phase
     for record in run.history:
-        added = [(seconds.setdefault(record["phase"], {}), record["seconds"])]
-        for points, key in zip(traffic.values(), ("bytes_down", "bytes_up"), strict=True):
-            added.append((points, record.get("bytes", {}).get(key, 0) / 1e6))
-        for points, value in added:
-            points[record["round"]] = points.get(record["round"], 0.0) + value
-    down, up = (sum(points.values()) for points in traffic.values())
-    took = sum(sum(points.values()) for points in seconds.values())
-    said = f"Tensors: {down:,.1f} MB to sites, {up:,.1f} MB from sites. Phases: {took:,.1f} s."
-    drawn = figures.stack("Megabytes per round, all sites", traffic) + figures.stack("Seconds per round", seconds)
-    return f"<p>{said}</p>{grid(drawn)}"
+        round, traffic = record["round"], record.get("bytes", {})
+        of_phase = seconds.setdefault(record["phase"], {})
+        of_phase[round] = of_phase.get(round, 0.0) + record["seconds"]
+        down[round] = down.get(round, 0.0) + traffic.get(BYTES_DOWN, 0) / 1e6
+        up[round] = up.get(round, 0.0) + traffic.get(BYTES_UP, 0) / 1e6
+    megabytes = f"{sum(down.values()):,.1f} MB to sites, {sum(up.values()):,.1f} MB from sites"
+    total = sum(sum(points.values()) for points in seconds.values())
+    drawings = figures.stack("Megabytes per round, all sites", {"to sites": down, "from sites": up})
+    drawings += figures.stack("Seconds per round", seconds)
+    return f"<p>Tensors: {megabytes}. Phases: {total:,.1f} s.</p>{grid(drawings)}"

@@ -15,8 +15,8 @@ from fedvlp.report.html import number, table, text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, without yellow and black
 MARKERS, DASHES = "os^DvPX", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
-SHADES = ("#3E4C66", "#A3B1C9", "#6F809E", "#D4DBE7")  # parts of a bar that are not sites
-BEFORE = "#C9CED6"
+SHADES = ("#3E4C66", "#A3B1C9", "#6F809E", "#D4DBE7")  # of segments of a bar that are not sites
+BEFORE = "#C9CED6"  # of all groups of bars but the last
 AVERAGE = {"color": "black", "lw": 2.2, "zorder": 5}
 WORST = {"color": "#555555", "lw": 1.8, "ls": "--", "zorder": 4}
 RC = {
@@ -26,17 +26,19 @@ RC = {
     "text.parse_math": False, "svg.hashsalt": "fedvlp", "svg.fonttype": "path",
 }  # fmt: skip
 Points = dict[int, float]
+"""Round -> value."""
+
 Curve = tuple[str, Points, dict[str, Any]]
-"""Name, value by round, and how the line looks."""
+"""Name, points, and matplotlib's settings of the line."""
 
 
 def look(index: int) -> dict[str, Any]:
-    """The line of the site with this index: colour, marker and, beyond six sites, dashes."""
+    """matplotlib's settings for the line of the site ``index``: colour, marker and, beyond six sites, dashes."""
     return {"color": COLOURS[index % 6], "marker": MARKERS[index % 7], "ls": DASHES[index // 6 % 4], "lw": 1.0}
 
 
 def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] | None = None) -> str:
-    """Curves over rounds with an optional dashed level (its name and value)."""
+    """Curves over rounds, with an optional dashed level (name, value), as HTML; "" where no value is finite."""
     curves = [(name, {k: v for k, v in points.items() if math.isfinite(v)}, style) for name, points, style in curves]
     curves = [curve for curve in curves if curve[1]]
     if not curves:
@@ -53,15 +55,14 @@ def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] 
     axes.set_xlabel(x)
     _whole(axes, {k for _, points, _ in curves for k in points})
     figure.legend(handles, names, loc="lower center", ncols=4, fontsize=8)
-    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
-    return _figure(figure, said, x, {name: points for name, points, _ in curves})
+    return _figure(figure, _described(title, level), x, {name: points for name, points, _ in curves})
 
 
-def stack(title: str, parts: Mapping[str, Points]) -> str:
-    """One bar a round, divided into ``parts``."""
+def stack(title: str, segments: Mapping[str, Points]) -> str:
+    """One bar for each round, divided into ``segments`` (name -> points), as HTML."""
     figure, axes = _axes(title, 2.2, below=0.65)
     base: Points = {}
-    for index, (name, points) in enumerate(parts.items()):
+    for index, (name, points) in enumerate(segments.items()):
         below = [base.get(k, 0.0) for k in points]
         axes.bar(list(points), list(points.values()), 0.7, bottom=below, color=SHADES[index % 4], label=name)
         base |= {k: base.get(k, 0.0) + v for k, v in points.items()}
@@ -69,7 +70,7 @@ def stack(title: str, parts: Mapping[str, Points]) -> str:
     axes.grid(axis="x", visible=False)
     _whole(axes, base)
     figure.legend(loc="lower center", ncols=4, fontsize=8)
-    return _figure(figure, title, "round", parts)
+    return _figure(figure, title, "round", segments)
 
 
 def bars(
@@ -78,7 +79,10 @@ def bars(
     colours: Mapping[str, str],
     level: tuple[str, float] | None = None,
 ) -> str:
-    """For every site (a key of ``colours``) one bar of each group; the last group in the site's colour, others grey."""
+    """For every site (a key of ``colours``), one bar of each group (name -> site -> value), as HTML.
+
+    The bars of the last group have the site's colour, the others are grey. ``level`` is a dashed line (name, value).
+    """
     names = [site if len(site) <= 24 else f"{site[:23]}\N{HORIZONTAL ELLIPSIS}" for site in colours]
     size = (0.12 + 0.2 * len(groups)) * len(colours)
     figure, axes = _axes(title, size, below=0.5, left=0.25 + 0.08 * max(map(len, names)), pad=16 if level else 6)
@@ -88,10 +92,10 @@ def bars(
         for index, (name, values) in enumerate(groups.items()):
             if site not in values:
                 continue
-            place = row + height * (index - (len(groups) - 1) / 2)
-            axes.barh(place, values[site], 0.92 * height, color=colour if name == last else BEFORE)
+            y = row + height * (index - (len(groups) - 1) / 2)
+            axes.barh(y, values[site], 0.92 * height, color=colour if name == last else BEFORE)
             axes.annotate(
-                number(values[site]), (values[site], place), (3, 0),
+                number(values[site]), (values[site], y), (3, 0),
                 textcoords="offset points", va="center", fontsize=7.5,
                 bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85},
             )  # fmt: skip
@@ -101,16 +105,16 @@ def bars(
     axes.margins(x=0.12)
     if level:
         axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
-        said = f"{level[0]} {level[1]:.5g}"
-        axes.annotate(said, (level[1], 1), (0, 2), xycoords=("data", "axes fraction"), textcoords="offset points",
-                      ha="center", fontsize=8)  # fmt: skip
+        axes.annotate(
+            f"{level[0]} {level[1]:.5g}", (level[1], 1), (0, 2),
+            xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", fontsize=8,
+        )  # fmt: skip
     axes.set_xlabel(f"grey: {', '.join(list(groups)[:-1])}; coloured: {last}" if len(groups) > 1 else last)
-    said = f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
-    return _figure(figure, said, "site", groups, list(colours))
+    return _figure(figure, _described(title, level), "site", groups, list(colours))
 
 
 def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Points of the plane, one cloud for every site; the table has each cloud's centre."""
+    """Points (x, y), one cloud for every site, as HTML; the table of values has the centre of each cloud."""
     figure, axes = _axes(title, 3.6, below=0.5 + 0.18 * math.ceil(len(groups) / 4))
     handles = []
     for index, points in enumerate(groups.values()):
@@ -119,20 +123,21 @@ def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> s
     axes.set_xlabel("first component")
     axes.set_ylabel("second component")
     figure.legend(handles, list(groups), loc="lower center", ncols=4, fontsize=8)
-    centres = [{name: sum(p[i] for p in points) / len(points) for name, points in groups.items()} for i in (0, 1)]
-    return _figure(figure, title, "site", {"centre, first": centres[0], "second": centres[1]}, list(groups))
+    first = {name: sum(x for x, _ in points) / len(points) for name, points in groups.items()}
+    second = {name: sum(y for _, y in points) / len(points) for name, points in groups.items()}
+    return _figure(figure, title, "site", {"centre, first": first, "second": second}, list(groups))
 
 
 def films(
     title: str, images: Sequence[Any], captions: Sequence[str], numbers: Mapping[str, Mapping[Any, float]]
 ) -> str:
-    """Grey images [S, S] uint8 side by side with a caption each; the table has ``numbers``."""
+    """Grey images, [S, S] uint8 each, side by side with captions, as HTML; the table of values has ``numbers``."""
     from matplotlib.figure import Figure
 
     figure = Figure((5.2, 1.75))
     figure.suptitle(title, x=0.02, ha="left", fontsize=9.5, fontweight="bold")
-    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
-        axes = figure.add_axes((place / len(images) + 0.005, 0.0, 1 / len(images) - 0.01, 0.7))
+    for index, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        axes = figure.add_axes((index / len(images) + 0.005, 0.0, 1 / len(images) - 0.01, 0.7))
         axes.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
         axes.set_axis_off()
         axes.set_title(caption, fontsize=6.5, fontweight="normal", loc="center", pad=3)
@@ -140,7 +145,7 @@ def films(
 
 
 def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float = 6) -> tuple[Any, Any]:
-    """A drawing ``size`` inches high plus its margins; laid out by hand, as matplotlib's solver doubles the time."""
+    """A figure with axes ``size`` inches high plus margins, set by hand: matplotlib's layout doubles the time."""
     from matplotlib.figure import Figure
 
     width, above = 5.2, 0.24 + pad / 72
@@ -152,23 +157,32 @@ def _axes(title: str, size: float, below: float, left: float = 0.6, pad: float =
 
 
 def _whole(axes: Any, rounds: Iterable[int]) -> None:
-    """Ticks at whole rounds only, however few there are."""
+    """Puts ticks at whole rounds only, however few there are."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlim(min(rounds) - 0.5, max(rounds) + 0.5)
 
 
+def _described(title: str, level: tuple[str, float] | None) -> str:
+    """The text of a figure with an optional level, for those who cannot see it."""
+    return f"{title}; dashed line: {level[0]} {level[1]:.5g}" if level else title
+
+
 def _figure(
-    figure: Any, said: str, key: str, columns: Mapping[str, Mapping[Any, float]], keys: Sequence[Any] | None = None
+    figure: Any,
+    description: str,
+    key: str,
+    columns: Mapping[str, Mapping[Any, float]],
+    keys: Sequence[Any] | None = None,
 ) -> str:
-    """The drawing, what it shows in words, and its values in a table."""
+    """HTML of a figure: the drawing, its ``description``, and a table of values (column -> key -> value)."""
     drawing = io.BytesIO()
     figure.savefig(drawing, format="svg", metadata={"Date": None})
     data = base64.b64encode(drawing.getvalue()).decode("ascii")
     listed = keys if keys is not None else sorted({k for points in columns.values() for k in points})
     rows = [[k, *(number(points.get(k)) for points in columns.values())] for k in listed]
     return (
-        f'<figure><img alt="{text(said)}" src="data:image/svg+xml;base64,{data}">'
+        f'<figure><img alt="{text(description)}" src="data:image/svg+xml;base64,{data}">'
         f"<details><summary>Values</summary>{table([key, *columns], rows)}</details></figure>\n"
     )

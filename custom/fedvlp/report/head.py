@@ -1,4 +1,4 @@
-"""The report's first section: the status of the run and, in short, what was run."""
+"""The report's first section: the status of the run, and its settings in short."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedvlp.run.metrics import Record
 
 
 def section(run: Run) -> str:
-    """Status and, in short, what was run."""
+    """Status and settings in short, as HTML."""
     last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
     done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
     where = done[-1] if done else "not trained yet"

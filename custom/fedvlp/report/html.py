@@ -1,4 +1,4 @@
-"""The parts of a report page that are not drawn: escaped text, tables and the page itself."""
+"""HTML of a report page: escaped text, tables and the page itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-ABSENT = "\N{EN DASH}"
+ABSENT = "\N{EN DASH}"  # in place of a value
 CSS = """
 body{font:15px/1.5 system-ui,sans-serif;color:#1b1f24;background:#fff;margin:0 auto;padding:1rem;max-width:1120px}
 h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.15rem;margin:2rem 0 .6rem;border-bottom:1px solid #d8dce2}
@@ -31,7 +31,7 @@ dd{margin:0;overflow-wrap:anywhere}.status{padding:.1rem .6rem;border-radius:1re
 
 
 def page(title: str, body: str) -> str:
-    """A page that loads nothing and runs nothing."""
+    """A page with ``body`` (HTML) that loads nothing and runs nothing."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -42,35 +42,35 @@ def page(title: str, body: str) -> str:
 
 
 def text(value: object) -> str:
-    """``value`` as HTML text that is nothing but text."""
+    """``value`` as escaped text."""
     return html.escape(str(value).encode("utf-8", "replace").decode("utf-8"))
 
 
 def number(value: float | None) -> str:
-    """Four significant digits; a dash for what is not there."""
+    """``value`` with four significant digits; a dash for None, nan and infinity."""
     if value is None or not math.isfinite(value):
         return ABSENT
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
 
 
 def pairs(items: Mapping[str, object]) -> str:
-    """Names and values, one pair a line."""
+    """A list of names and values."""
     return f"<dl>{''.join(f'<dt>{text(name)}</dt><dd>{text(value)}</dd>' for name, value in items.items())}</dl>"
 
 
 def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
-    """Figures side by side where there is room; a sentence where there are none."""
+    """Figures (HTML) side by side where there is room; the sentence ``otherwise`` where there are none."""
     return f'<div class="grid {kind}">{figures}</div>' if figures else f"<p>{text(otherwise)}</p>"
 
 
 def kind(config: Any) -> str:
-    """The class of a ``{"path", "args"}`` of the configuration."""
+    """Name of the class of a ``{"path", "args"}`` of the configuration, without "Config"."""
     path = config.get("path", ABSENT) if isinstance(config, dict) else ABSENT
     return str(path).rpartition(".")[2].removesuffix("Config")
 
 
 def shown(value: Any) -> str:
-    """A setting as text; of a path on somebody's machine only the last part."""
+    """A setting as text; of an absolute path only the last component."""
     if isinstance(value, dict):
         return f"{kind(value)}({', '.join(f'{k}={shown(v)}' for k, v in value.get('args', {}).items())})"
     if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
@@ -79,7 +79,7 @@ def shown(value: Any) -> str:
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], kind: str = "") -> str:
-    """A table that scrolls inside of itself where the screen is narrow."""
+    """A table that scrolls within itself on a narrow screen; cells are escaped. ``kind`` is a class of the CSS."""
     top = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
     body = "\n".join(f"<tr>{''.join(f'<td>{text(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'

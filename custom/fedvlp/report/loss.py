@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fedvlp.federation.metric_names import loss_term
 from fedvlp.report import figures
-from fedvlp.report.figures import AVERAGE, Points
+from fedvlp.report.figures import AVERAGE, Curve, Points
 from fedvlp.report.html import grid
 from fedvlp.report.run import Run
 
@@ -11,21 +12,26 @@ MOST = 12  # loss terms drawn for a phase
 
 
 def section(run: Run) -> str:
-    """Every term of every phase: the average over the sites that answered, and each site."""
+    """Curves of every term in every phase: the average over the sites that answered, and each site; as HTML."""
     out = ""
     for phase in dict.fromkeys(record["phase"] for record, _ in run.training):
         sites = [(record["round"], metrics) for record, metrics in run.training if record["phase"] == phase]
-        terms = dict.fromkeys(n for _, m in sites for values in m.values() for n in values if n.startswith("loss/"))
-        for term in list(terms)[:MOST]:
+        reported = (name for _, metrics in sites for values in metrics.values() for name in values)
+        names = [name for name in dict.fromkeys(reported) if loss_term(name) is not None]
+        for name in names[:MOST]:
             average: Points = {}
-            for x, metrics in sites:
-                present = [values[term] for values in metrics.values() if term in values]
+            for round, metrics in sites:
+                present = [values[name] for values in metrics.values() if name in values]
                 if present:
-                    average[x] = sum(value / len(present) for value in present)
-            curves = [(s, {x: m[s][term] for x, m in sites if term in m.get(s, {})}, run.style(s)) for s in run.sites]
-            curves = [curve for curve in curves if curve[1]]
+                    average[round] = sum(value / len(present) for value in present)
+            curves: list[Curve] = []
+            for site in run.sites:
+                points = {round: metrics[site][name] for round, metrics in sites if name in metrics.get(site, {})}
+                if points:
+                    curves.append((site, points, run.style(site)))
             if len(curves) > 1:
                 curves.insert(0, ("average", average, AVERAGE))
-            out += figures.lines(f"{phase}: {term.removeprefix('loss/')}", curves, "round")
-        out += f"<p>{phase}: {len(terms) - MOST} more terms are in metrics.csv.</p>" if len(terms) > MOST else ""
+            out += figures.lines(f"{phase}: {loss_term(name)}", curves, "round")
+        if len(names) > MOST:
+            out += f"<p>{phase}: {len(names) - MOST} more terms are in metrics.csv.</p>"
     return grid(out, "No loss has been reported.")

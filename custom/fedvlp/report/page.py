@@ -1,4 +1,4 @@
-"""The report of a run in progress, stopped or finished: one HTML page; what the folder lacks is left out and named."""
+"""The report of a run, in progress, stopped or finished: one HTML page, which names what the folder lacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedvlp.run.folder import RunFolder
 
 
 def write(folder: RunFolder) -> Path:
-    """Writes ``report.html`` into the run's folder and returns its path."""
+    """Writes ``report.html`` into the run's folder and returns its path. Raises CheckpointError for damaged results."""
     import matplotlib
 
     run = Run.read(folder)
@@ -41,8 +41,11 @@ def write(folder: RunFolder) -> Path:
         "Dropped updates": lambda run: updates.dropped(run.history),
         "All settings and versions": settings.section,
     }
+    body = ""
     with matplotlib.rc_context(figures.RC):
-        parts = [(f"<h2>{title}</h2>\n" if title else "") + section(run) + "\n" for title, section in sections.items()]
+        for title, section in sections.items():
+            heading = f"<h2>{title}</h2>\n" if title else ""
+            body += f"{heading}{section(run)}\n"
     path = folder.path / "report.html"
-    save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", "".join(parts)))
+    save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", body))
     return path

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 from fedvlp.core.types import EVALUATE
+from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.federation.metric_names import BYTES_UP
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
 from fedvlp.report.run import Run
 from fedvlp.run.experiment import POOLED
-from fedvlp.run.metrics import Record, by_site, is_retrieval
+from fedvlp.run.metrics import Record, by_site
 
 BATCH = Retrieval().batch_size
 KS, ARROW = (1, 5), " \N{RIGHTWARDS ARROW} "
-KINDS = {"average": "average", "worst": "worst site", "disparity_population_std": "disparity (population std)"}
-SCOPES = {"mean": f"in batches of {BATCH}", "all/mean": "whole set"}
+KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population std)"}
+SCOPES = {names.IN_BATCH: f"in batches of {BATCH}", names.WHOLE_SET: "whole set"}
 
 
 def section(run: Run) -> str:
-    """The tables of initial and trained, the bars of the sites, and the curves over rounds."""
+    """Tables of the initial and the trained model, bars by site and curves over rounds, as HTML."""
     if not run.measured:
         never = run.setting("rounds.evaluate_every") == 0
         return f"<p>No evaluation{': rounds.evaluate_every is 0' if never else ' so far'}.</p>"
     (first, _), (last, _) = run.measured[0], run.measured[-1]
-    sites = [{site for site, m in by_site(record).items() if any(map(is_retrieval, m))} for record in (first, last)]
-    said = [
+    notes = _notes(run, first, last)
+    ends = {_moment(record): (record, figures) for record, figures in (run.measured[0], run.measured[-1])}
+    over_sites = {name: figures for name, (_, figures) in ends.items()}
+    tables = "".join(_ends(split, over_sites) for split in ("test", "val"))
+    drawings = _over_rounds(run) + _by_site(run, {name: record for name, (record, _) in ends.items()})
+    return "".join(f"<p>{text(note)}</p>" for note in notes) + tables + grid(drawings)
+
+
+def _notes(run: Run, first: Record, last: Record) -> list[str]:
+    """What a reader must know of the figures: their definition, and what sets this run apart."""
+    notes = [
         "Recall@K (R@K) on held-out records, in percent, mean of both directions. Average and worst are over sites; "
         "disparity is the population standard deviation over sites, as the papers do not define theirs. By chance, "
         f"R@K is 100 K / {BATCH} in batches and 100 K / N in a whole set of N records, another at every site."
     ]
     if first is last:
-        said.append(f"Only one evaluation so far ({_moment(first)}).")
-    if sites[0] != sites[1]:
-        one_sided = ", ".join(site for site in run.sites if site in sites[0] ^ sites[1])
-        said.append(f"Not the same sites were measured at both ends ({one_sided}), so compare the averages with care.")
-    if run.training and not any(record.get("bytes", {}).get("bytes_up", 1) for record, _ in run.training):
-        said.append("No site sent a tensor: each was measured with the model that it trained alone.")
+        notes.append(f"Only one evaluation so far ({_moment(first)}).")
+    one_sided = _measured_sites(first) ^ _measured_sites(last)
+    if one_sided:
+        listed = ", ".join(site for site in run.sites if site in one_sided)
+        notes.append(f"Not the same sites were measured at both ends ({listed}), so compare the averages with care.")
+    if run.training and not any(record.get("bytes", {}).get(BYTES_UP, 1) for record, _ in run.training):
+        notes.append("No site sent a tensor: each was measured with the model that it trained alone.")
     if any(record["members"] == [POOLED] for record in run.history):
-        said.append("All records train at one place (pooled); its model is measured on the records of every site.")
+        notes.append("All records train at one place (pooled); its model is measured on the records of every site.")
     if run.refused:
-        said.append(f"Left out: {run.refused} reported recalls outside of 0 to 100.")
-    ends = {_moment(record): (record, figures) for record, figures in (run.measured[0], run.measured[-1])}
-    tables = "".join(_ends(split, {name: figures for name, (_, figures) in ends.items()}) for split in ("test", "val"))
-    figures = _over_rounds(run) + _by_site(run, {name: record for name, (record, _) in ends.items()})
-    return "".join(f"<p>{text(line)}</p>" for line in said) + tables + grid(figures)
+        notes.append(f"Left out: {run.refused} reported recalls outside of 0 to 100.")
+    return notes
+
+
+def _measured_sites(record: Record) -> set[str]:
+    """The sites with a recall in this record."""
+    return {site for site, metrics in by_site(record).items() if any(map(names.is_recall, metrics))}
 
 
 def _moment(record: Record) -> str:
@@ -54,45 +68,63 @@ def _moment(record: Record) -> str:
 
 
 def _ends(split: str, ends: dict[str, dict[str, float]]) -> str:
-    """The table of one split, both ends in each cell."""
+    """Table of one split with the initial and the trained model in each cell; "" where there is nothing.
+
+    ``ends``: which model -> name -> figure over sites.
+    """
     rows = []
-    for middle, scope in SCOPES.items():
+    for scope, described in SCOPES.items():
         for k in KS:
-            found = [[of.get(f"{split}/{middle}/r{k}/{kind}") for of in ends.values()] for kind in KINDS]
-            if any(value is not None for values in found for value in values):
-                cells = [ARROW.join(ABSENT if v is None else f"{v:.2f}" for v in values) for values in found]
-                rows.append([f"R@{k}, {scope}", *cells, f"{100 * k / BATCH:g}" if middle == "mean" else ABSENT])
+            name = names.recall(split, k, scope)
+            values = [[of.get(names.over_sites(name, kind)) for of in ends.values()] for kind in KINDS]
+            if any(value is not None for of_kind in values for value in of_kind):
+                cells = [ARROW.join(map(_percent, of_kind)) for of_kind in values]
+                chance = f"{100 * k / BATCH:g}" if scope == names.IN_BATCH else ABSENT
+                rows.append([f"R@{k}, {described}", *cells, chance])
     title = f"{split.capitalize()} split: {ARROW.join(ends)}"
     return f"<h3>{text(title)}</h3>{table(['', *KINDS.values(), 'chance'], rows)}" if rows else ""
 
 
+def _percent(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2f}"
+
+
 def _by_site(run: Run, ends: dict[str, Record]) -> str:
-    """R@1 of every site at both ends, in batch on the test split if that is there."""
+    """R@1 of every site, initial and trained: of the split and scope that most sites have, test in batch first."""
     measured = {name: by_site(record) for name, record in ends.items()}
-    choices = [(split, middle) for middle in SCOPES for split in ("test", "val")]
-    found = [sum(f"{s}/{m}/r1" in v for of in measured.values() for v in of.values()) for s, m in choices]
-    if not any(found):
+    choices = [(split, scope) for scope in SCOPES for split in ("test", "val")]
+    counts = [
+        sum(names.recall(split, 1, scope) in metrics for of in measured.values() for metrics in of.values())
+        for split, scope in choices
+    ]
+    if not any(counts):
         return ""
-    split, middle = choices[found.index(max(found))]
-    key = f"{split}/{middle}/r1"
-    values = {name: {site: m[key] for site, m in of.items() if key in m} for name, of in measured.items()}
+    split, scope = choices[counts.index(max(counts))]
+    key = names.recall(split, 1, scope)
+    values = {
+        name: {site: metrics[key] for site, metrics in of.items() if key in metrics} for name, of in measured.items()
+    }
     colours = {site: run.style(site)["color"] for site in run.sites if any(site in of for of in values.values())}
-    level = ("chance", 100 / BATCH) if middle == "mean" else None
-    return figures.bars(f"R@1 by site, {split}, {SCOPES[middle]} (%)", values, colours, level)
+    level = ("chance", 100 / BATCH) if scope == names.IN_BATCH else None
+    return figures.bars(f"R@1 by site, {split}, {SCOPES[scope]} (%)", values, colours, level)
 
 
 def _over_rounds(run: Run) -> str:
-    """Validation recall of every site, the average and the worst."""
-    middle = "mean" if any("val/mean/r1/average" in figures for _, figures in run.measured) else "all/mean"
+    """Curves of the validation recall: the average, the worst site, and every site."""
+    first = names.over_sites(names.recall("val", 1), names.AVERAGE)
+    scope = names.IN_BATCH if any(first in figures for _, figures in run.measured) else names.WHOLE_SET
     sites = [(record["round"], by_site(record)) for record, _ in run.measured]
     out = ""
     for k in KS:
-        key = f"val/{middle}/r{k}"
+        key = names.recall("val", k, scope)
         curves: list[Curve] = []
-        for kind, style in (("average", AVERAGE), ("worst", WORST)):
-            points = {r["round"]: figures[name] for r, figures in run.measured if (name := f"{key}/{kind}") in figures}
+        for kind, style in ((names.AVERAGE, AVERAGE), (names.WORST, WORST)):
+            name = names.over_sites(key, kind)
+            points = {record["round"]: figures[name] for record, figures in run.measured if name in figures}
             curves.append((KINDS[kind], points, style))
-        curves += [(s, {x: m[s][key] for x, m in sites if key in m.get(s, {})}, run.style(s)) for s in run.sites]
-        level = ("chance", 100 * k / BATCH) if middle == "mean" else None
-        out += figures.lines(f"R@{k} over rounds, val, {SCOPES[middle]} (%)", curves, "rounds completed", level)
+        for site in run.sites:
+            points = {round: metrics[site][key] for round, metrics in sites if key in metrics.get(site, {})}
+            curves.append((site, points, run.style(site)))
+        level = ("chance", 100 * k / BATCH) if scope == names.IN_BATCH else None
+        out += figures.lines(f"R@{k} over rounds, val, {SCOPES[scope]} (%)", curves, "rounds completed", level)
     return out

@@ -1,4 +1,4 @@
-"""What the report page is made of: whatever the folder of a run has so far."""
+"""What a report reads of a run: whatever its folder has so far."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from typing import Any
 
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
+from fedvlp.evaluation.metric_names import is_recall
 from fedvlp.report import figures
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import Record, by_site, is_retrieval, overall
+from fedvlp.run.metrics import Record, by_site, overall
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the page is made of."""
+    """What a report reads of a run; empty where the folder lacks it."""
 
     folder: RunFolder
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    status: dict[str, Any]
-    history: list[Record]
-    samples: dict[str, int]
+    config: dict[str, Any]  # config.json
+    environment: dict[str, Any]  # environment.json
+    status: dict[str, Any]  # run_status.json
+    history: list[Record]  # without the refused recalls
+    samples: dict[str, int]  # site -> training records
     memory: State  # the server's
-    saved: str  # when the last phase was
-    refused: int  # reported recalls outside of 0 to 100, which no average survives
+    saved: str  # time of the last checkpoint, UTC
+    refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
     def read(folder: RunFolder) -> Run:
-        """Whatever the folder has so far. Raises CheckpointError for a damaged checkpoint."""
+        """Reads a run's folder. Raises CheckpointError for a damaged checkpoint."""
         server, saved, refused = Server((), {}), "", 0
         if folder.checkpoint.exists():
             server = Server.load(folder.checkpoint)[0]
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
         for metrics in (metrics for record in server.history for metrics in record["sites"].values()):
-            for name in [name for name, value in metrics.items() if is_retrieval(name) and not 0 <= value <= 100]:
+            for name in [name for name, value in metrics.items() if is_recall(name) and not 0 <= value <= 100]:
                 del metrics[name]
                 refused += 1
         config, environment, status = (
@@ -52,27 +53,27 @@ class Run:
     def setting(self, key: str) -> Any:
         """A setting such as ``rounds.seed``, or None."""
         value: Any = self.config
-        for part in key.split("."):
-            value = value.get("args", {}).get(part) if isinstance(value, dict) else None
+        for name in key.split("."):
+            value = value.get("args", {}).get(name) if isinstance(value, dict) else None
         return value
 
     @cached_property
     def measured(self) -> list[tuple[Record, dict[str, float]]]:
-        """The records with an evaluation, each with its figures over sites."""
+        """The records with an evaluation, each with its recalls over sites (``run.metrics.overall``)."""
         return [(record, figures) for record in self.history if (figures := overall(record))]
 
     @cached_property
     def training(self) -> list[tuple[Record, dict[str, dict[str, float]]]]:
-        """The records of training phases, each with its metrics by site."""
+        """The records of training phases, each with site -> name -> figure."""
         return [(record, by_site(record)) for record in self.history if record["phase"] != EVALUATE]
 
     @cached_property
     def sites(self) -> list[str]:
-        """Every site that was asked or measured, site-2 before site-10."""
+        """Every site that was asked or measured; site-2 stands before site-10, the pooled site last."""
         names = {name for record in self.history for name in (*record["members"], *by_site(record))}
         return sorted(names, key=lambda name: (name == POOLED, [p.zfill(9) for p in re.split(r"(\d+)", name)]))
 
     def style(self, site: str) -> dict[str, Any]:
-        """The line of a site, the same in every figure."""
+        """matplotlib's settings of a site's line, the same in every figure."""
         chosen = figures.look(self.sites.index(site))
         return {**chosen, "color": "#555555"} if site == POOLED else chosen

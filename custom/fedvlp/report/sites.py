@@ -7,7 +7,7 @@ from fedvlp.report.run import Run
 
 
 def section(run: Run) -> str:
-    """Training samples and answers of every site that trains."""
+    """Table of the training samples of every site that trains, and how often it answered, as HTML."""
     total = sum(run.samples.values())
     rows = []
     for site in run.sites:
@@ -15,6 +15,7 @@ def section(run: Run) -> str:
         if records:
             count = run.samples.get(site, 0)
             share = f"{100 * count / total:.1f} %" if count else ABSENT
-            rows.append([site, f"{count:,}", share, f"{sum(site in r['sites'] for r in records)} of {len(records)}"])
+            answered = sum(site in record["sites"] for record in records)
+            rows.append([site, f"{count:,}", share, f"{answered} of {len(records)}"])
     head = "site", "training samples", "share", "phases answered"
     return table(head, rows) if rows else "<p>No site has answered so far.</p>"

@@ -1,4 +1,4 @@
-"""Puts an experiment together in a process: cohort, models, sites and the server."""
+"""Builds what an experiment describes, in one process: cohort, models, sites and server."""
 
 from __future__ import annotations
 
@@ -24,27 +24,32 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import POOLED, Experiment
+from fedvlp.run.metrics import about
 
 
 class Assembly:
-    """Puts an experiment together in one process; the model and the cohort are built once and shared by its sites."""
+    """Builds an experiment in one process: cohort, models, sites, server. The sites share model and cohort.
+
+    ``folder`` is the run's, for the memories of its sites; None keeps them in this process. ``accept_phi_risk`` trains
+    on reports although identifiers were found in them.
+    """
 
     def __init__(self, experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> None:
         self.experiment = experiment
-        self.folder = folder  # of the run; None keeps site memories in this process
-        self.accept_phi_risk = accept_phi_risk  # train on reports in which identifiers were found
+        self.folder = folder
+        self.accept_phi_risk = accept_phi_risk
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
         self._public: dict[ModelConfig, SiteData] = {}
 
     @property
     def pooled(self) -> bool:
-        """Whether all records train at one place."""
+        """Whether the records of all sites are trained on together (Centralized)."""
         return self.experiment.method.pooled
 
     @property
     def cohort(self) -> Cohort:
-        """The records, each with its site."""
+        """The records, each with its site. Raises ValueError for settings that do not fit the data."""
         if self._cohort is None:
             cohort = self.experiment.data.build()
             if cohort.sites is None:
@@ -59,6 +64,7 @@ class Assembly:
         return self._cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
+        """A site for each of N rows: "site-1", ..., Dirichlet over the labels."""
         split = self.experiment.partition
         if split.sites < 1:
             raise ValueError(f"partition.sites is {split.sites}; a run needs at least one site")
@@ -77,11 +83,11 @@ class Assembly:
         return (POOLED,) if self.pooled else self.data_sites()
 
     def config(self, site: str | None = None) -> ModelConfig:
-        """The model of a site, or the server's."""
+        """Configuration of a site's model; None: the server's."""
         return dict(self.experiment.site_models).get(site or "", self.experiment.model)
 
     def modules(self, site: str | None = None) -> tuple[Any, Any]:
-        """A site's (the server's) model, with its initial weights, and objective; one pair for every architecture."""
+        """Initial model and objective of a site (None: the server); sites with one architecture share them."""
         config = self.config(site)
         if config not in self._modules:
             self._modules[config] = self._build(config)
@@ -98,12 +104,15 @@ class Assembly:
         return model, objective
 
     def server(self, sites: tuple[str, ...]) -> Server:
-        """A server with the initial weights, before round 0."""
+        """A server for ``sites`` with the initial weights, before round 0."""
         state = named_state(*self.modules())
         return self.equip(Server(sites, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}))
 
     def equip(self, server: Server) -> Server:
-        """Gives a server, new or restored, what follows from the experiment, where the method uses the public set."""
+        """Adds to a server, new or restored, what the method needs of the public set, and returns it.
+
+        Raises ValueError where the method needs a public set and the experiment has none.
+        """
         if not self.experiment.method.uses_public:
             return server  # a server needs no data
         server.modalities = {site: self.data(site).modalities for site in self.data_sites()}
@@ -121,7 +130,7 @@ class Assembly:
         return PUBLIC in (self.cohort.sites or ())
 
     def data(self, site: str | None) -> SiteData:
-        """The records of one site, or of all sites."""
+        """The records of one site; None: of all sites, without the public set."""
         rows = {split: self.cohort.rows(split, site) for split in SPLITS}
         if site is None:
             public = np.asarray(self.cohort.sites) == PUBLIC
@@ -129,13 +138,13 @@ class Assembly:
         return self._served(rows, site)
 
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
-        """Batches as the model of ``site`` reads them, on the device that trains."""
+        """The rows (by split) as batches for the model of ``site``, on the device that trains."""
         data = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
         device = self.experiment.training.place()
         return data if device.type == "cpu" else OnDevice(data, device)
 
     def public(self, site: str | None) -> SiteData:
-        """The public set as the model of ``site`` (the server) reads it; sites with one architecture share it."""
+        """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""
         config = self.config(site)
         if config not in self._public:
             rows = {split: self.cohort.rows(split, PUBLIC) for split in SPLITS}
@@ -148,7 +157,7 @@ class Assembly:
             refuse_phi(self.cohort.phi, len(self.cohort))
 
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
-        """A trainee with the model of ``site`` (None: the server's), on the device that trains."""
+        """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data)
@@ -158,7 +167,11 @@ class Assembly:
         return client
 
     def site(self, name: str) -> Site:
-        """The site ``name``, ready to answer broadcasts. Raises PHIError for reports that seem to identify people."""
+        """The site ``name``, ready to answer broadcasts.
+
+        Raises PHIError for reports that seem to identify people, NoRecordsError for a site without records, ValueError
+        for a name that cannot be a folder's.
+        """
         self.gate()
         if name not in self.sites():
             known = ", ".join(self.sites())
@@ -173,10 +186,13 @@ class Assembly:
 
 
 def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
-    """[N] bool: the records of a ``share`` of the patients of every split, of those whose records are all paired."""
+    """Records of the public set, [N] bool: those of a ``share`` (0..1) of the patients of each split.
+
+    Only patients whose records all have image and report are drawn.
+    """
     patients, splits = np.asarray(cohort.patients), np.asarray(cohort.splits)
     unpaired = set(patients[~(cohort.has_image() & cohort.has_report())].tolist())
-    rng = np.random.default_rng([seed, 1])  # not the stream that deals records to sites
+    rng = np.random.default_rng([seed, 1])  # another stream than the one that deals records to sites
     chosen: set[str] = set()
     for split in SPLITS:
         members = sorted(set(patients[splits == split].tolist()) - unpaired)
@@ -185,7 +201,11 @@ def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
 
 
 def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
-    """The cohort with the reports of the ``image_only`` sites before the last ``text_only``, and their images, gone."""
+    """The cohort without the reports of some sites and the images of others.
+
+    In the order of the sites, the last ``text_only`` lose their images, and the ``image_only`` before them their
+    reports. Raises ValueError where these are more than there are sites.
+    """
     if not image_only and not text_only:
         return cohort
     sites = np.asarray(cohort.sites)
@@ -200,7 +220,7 @@ def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
 
 
 def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:
-    """Raises ValueError unless a classifier's findings are the data's, in their order."""
+    """Raises ValueError unless a classifier's labels are the data's, in the same order."""
     if isinstance(model, MultimodalConfig) and model.labels != cohort.label_names:
         raise ValueError(
             f"model.labels are {', '.join(model.labels)}; the data's are {', '.join(cohort.label_names) or 'none'}. "
@@ -209,29 +229,30 @@ def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:
 
 
 def public_id(cohort: Cohort) -> int:
-    """A hash, below 2^48, of the public set's ids in their order."""
+    """A hash, below 2^48, of the ids of the public set in their order."""
     ids = (cohort.ids[row] for split in SPLITS for row in cohort.rows(split, PUBLIC))
     return int(digest(*ids)[:12], 16)
 
 
 def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
-    """What is measured of a model on held-out records, of a site or of the public set."""
+    """The evaluation of a model on held-out records of a site, or of the ``public`` set."""
     if isinstance(model, MultimodalConfig):
         return Classification()
     return Retrieval(captions=True, folds=5) if public else Retrieval()
 
 
 class EverySite:
-    """Evaluates a pooled model on each site's held-out records; metric names are ``<site>:<metric>``."""
+    """Evaluates a pooled model on the held-out records of every site; names are made by ``run.metrics.about``."""
 
     def __init__(self, assembly: Assembly) -> None:
         self._data = {site: assembly.data(site) for site in assembly.data_sites()}
         self._evaluate = evaluation(assembly.config())
 
     def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]:
-        one = replace(client)
+        """Name -> figure of the client's model on ``splits`` of every site."""
+        of_site = replace(client)
         metrics: dict[str, float] = {}
         for site, data in self._data.items():
-            one.data = data
-            metrics |= {f"{site}:{name}": value for name, value in self._evaluate(one, splits).items()}
+            of_site.data = data
+            metrics |= {about(site, name): value for name, value in self._evaluate(of_site, splits).items()}
         return metrics

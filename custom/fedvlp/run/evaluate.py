@@ -1,4 +1,4 @@
-"""What can be measured of a finished (or stopped) run: the table behind ``fedvlp evaluate --what``."""
+"""Evaluations of a finished or stopped run: what ``fedvlp evaluate --what`` offers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
-from fedvlp.evaluation import distortion
+from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.run.assembly import Assembly
@@ -20,16 +20,16 @@ from fedvlp.run.metrics import by_site
 
 @dataclass(frozen=True)
 class Choices:
-    """Options of an evaluation; None is what its protocol says."""
+    """Options of an evaluation; None is the protocol's value."""
 
-    steps: int | None = None  # of re-training
-    layers: int | None = None  # encoder layers that are re-trained
+    steps: int | None = None  # optimiser steps of re-training
+    layers: int | None = None  # layers of each encoder that are re-trained
     own: bool = False  # re-train with the run's own method instead of plain pre-training
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
-    """The server's model re-trained on each site; of sites that never shared one, their own models on the union."""
-    starts = _kept_at_sites(assembly, state)
+    """The server's model re-trained on each site; for sites that share none, their own models on all records."""
+    starts = _models_at_sites(assembly, state)
     if starts:
         union = assembly.client(POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
@@ -37,7 +37,10 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
 
 
 def _paired(assembly: Assembly) -> dict[str, Any]:
-    """The data of the sites that hold pairs, which alone can be trained on, and judged by, retrieval."""
+    """The data of the sites with pairs: only these can be trained on and measured by retrieval.
+
+    Raises ValueError where there is none.
+    """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     paired = {site: records for site, records in data.items() if records.modalities == MODALITIES}
     if not paired:
@@ -45,14 +48,14 @@ def _paired(assembly: Assembly) -> dict[str, Any]:
     return paired
 
 
-def _kept_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
-    """The models that sites keep in their memories (Local)."""
+def _models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
+    """Site -> the whole model in its memory, for methods that leave models at the sites (Local)."""
     memories = {site: assembly.site(site).memory.newest() for site in assembly.sites()}
     return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
 
 
 def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: bool | None) -> list[Path]:
-    """A distortion table of the run's current model; ``deep`` None re-trains everything, else some encoder layers."""
+    """Writes a distortion table of the run's model; ``deep`` None re-trains everything, else some encoder layers."""
     import torch
 
     experiment = folder.experiment()
@@ -74,37 +77,43 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
 
 
 def _server(folder: RunFolder) -> Server:
+    """The server of the last complete phase. Raises ValueError where there is none."""
     if not folder.checkpoint.exists():
         raise ValueError(f"{folder.path} has no checkpoint yet: nothing was trained there")
     return Server.load(folder.checkpoint)[0]
 
 
 def _target(folder: RunFolder, name: str) -> Path:
+    """Path, without suffix, of the files of an evaluation."""
     return folder.path / "evaluation" / name
 
 
 def distort(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Spec 10.7: one round's steps on each site."""
+    """Distortion by re-training everything for one round's steps (spec 10.7). Returns the files written."""
     return _retrain(folder, choices, "distortion", folder.experiment().method.local_steps, None)
 
 
 def shallow(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Spec 10.8: the first encoder layers only, 500 steps."""
+    """Distortion by re-training the first encoder layers for 500 steps (spec 10.8). Returns the files written."""
     return _retrain(folder, choices, "shallow", 500, False)
 
 
 def deep(folder: RunFolder, choices: Choices) -> list[Path]:
-    """The last encoder layers only, 500 steps."""
+    """Distortion by re-training the last encoder layers for 500 steps. Returns the files written."""
     return _retrain(folder, choices, "deep", 500, True)
 
 
 def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Spec 10.8: paired cosine of the server's model on each site's validation records, by round."""
+    """Mean cosine of the pairs of each site's validation records by round (spec 10.8). Returns the files written.
+
+    Raises ValueError where the run never measured it.
+    """
+    name = metric_names.similarity("val")
     curves: dict[str, dict[int, float]] = {}
     for record in folder.history():
         for site, metrics in by_site(record).items():
-            if "val/similarity" in metrics:
-                curves.setdefault(site, {})[record["round"]] = metrics["val/similarity"]
+            if name in metrics:
+                curves.setdefault(site, {})[record["round"]] = metrics[name]
     if not curves:
         raise ValueError(
             f"{folder.path} has no evaluations with a paired cosine: it ran with evaluate_every=0, or its model is a "
@@ -115,7 +124,10 @@ def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
 
 
 def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Spec 10.4: prompt ensembles on each site's test records; the global, each site's own and the selected model."""
+    """Zero-shot classification of each site's test records (spec 10.4). Returns the files written.
+
+    Measures the global model, each site's own, and the one that a selector chooses, as far as the run has them.
+    """
     import torch
 
     experiment = folder.experiment()
@@ -135,11 +147,11 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
 
 
 def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
-    """The sites' own models, if the method has such: at the server (PMS-FM, FedSM), or in their memories (Local)."""
+    """Site -> its own model, where the method has such: at the server (PMS-FM, FedSM) or at the sites (Local)."""
     personal = {site: assembly.experiment.method.personal(server, site) for site in server.sites}
     if any(personal.values()):
         return {site: {**state, **own} for site, own in personal.items()}
-    return _kept_at_sites(assembly, state)
+    return _models_at_sites(assembly, state)
 
 
 WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
@@ -149,4 +161,4 @@ WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "similarity": similarity,
     "zero-shot": zero_shot,
 }
-"""What can be evaluated; each writes files under the run's ``evaluation/`` and returns their paths."""
+"""Evaluations by name. Each writes files into the run's ``evaluation/`` and returns their paths."""

@@ -20,39 +20,44 @@ from fedvlp.run.config import from_config
 from fedvlp.training.config import Training
 
 POOLED = "pooled"
+"""Name of the one site that trains in a run of ``Centralized``."""
 
 
 class Source(Protocol):
     """A configured data set."""
 
-    def build(self) -> Cohort: ...
+    def build(self) -> Cohort:
+        """Its records."""
+        ...
 
 
 class Objective(Protocol):
-    """A configured loss: (VLOutput, batch) -> named terms; ``model`` is the DualEncoder whose outputs it will see."""
+    """A configured loss."""
 
-    def build(self, model: Any = None, seed: int = 0) -> nn.Module: ...
+    def build(self, model: Any = None, seed: int = 0) -> nn.Module:
+        """A module (VLOutput, batch) -> named terms, for outputs of ``model``, a DualEncoder."""
+        ...
 
 
 class Extra(Protocol):
-    """What a method trains beside model and objective, e.g. PMS-FM's selector, for a model of this configuration."""
+    """What a method trains beside model and objective, e.g. PMS-FM's selector."""
 
-    def build(self, model: ModelConfig, seed: int) -> nn.Module: ...
+    def build(self, model: ModelConfig, seed: int) -> nn.Module:
+        """The module, for a model of this configuration; the same weights for the same seed."""
+        ...
 
 
 @dataclass(frozen=True)
 class Partition:
-    """How records without a site are dealt to sites in simulation (spec 12.1)."""
+    """How a simulation deals records to sites (spec 12.1). Raises ValueError for a value outside of its range."""
 
-    sites: int = 5
-    beta: float = 1.0  # Dirichlet concentration; smaller is more skewed
-    label_code: str = "mention"  # mention (papers) | positive
-    image_only: int = 0  # sites without reports; sites stand in the order paired, image-only, text-only
-    text_only: int = 0  # sites without images
-    public: float = 0.0  # share of the patients of every split whose records are the public set and at no site
-    retrieve: bool = (
-        False  # records without a report get one of the public set by their labels (data/report_imputation.py)
-    )
+    sites: int = 5  # at least 1; for data whose records have no site
+    beta: float = 1.0  # Dirichlet concentration, above 0; smaller is more skewed
+    label_code: str = "mention"  # class of a record: findings that are mentioned (papers) or "positive"
+    image_only: int = 0  # number of sites that lose their reports; order of the sites: paired, image-only, text-only
+    text_only: int = 0  # number of sites that lose their images
+    public: float = 0.0  # share of the patients of every split, 0 to below 1, who form the public set, at no site
+    retrieve: bool = False  # copy a report of the public set to records without one (data/report_imputation.py)
 
     def __post_init__(self) -> None:
         for name in ("image_only", "text_only"):
@@ -64,7 +69,7 @@ class Partition:
 class Experiment:
     """Everything that determines the result of a run."""
 
-    name: str
+    name: str  # folder of its runs
     method: Method
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: Objective = field(default_factory=ConVIRTConfig, metadata={"choices": OBJECTIVES})
@@ -72,13 +77,13 @@ class Experiment:
     partition: Partition = field(default_factory=Partition)
     training: Training = field(default_factory=Training)
     rounds: Rounds = field(default_factory=Rounds)
-    site_models: tuple[tuple[str, ModelConfig], ...] = ()  # (site, its model) where it is not ``model``, the server's
-    server_training: Training | None = None  # of the server's model on the public set; None = ``training``
+    site_models: tuple[tuple[str, ModelConfig], ...] = ()  # (site, its model) where that differs from ``model``
+    server_training: Training | None = None  # of the server's model on the public set; None: ``training``
     wire: Wire = field(default_factory=Wire)  # how models and updates travel
-    extra: Extra | None = None  # ``objective.extra``, so its tensors are named "objective.extra.<path>"
+    extra: Extra | None = None  # becomes ``objective.extra``; its tensors are named "objective.extra.<path>"
 
     def __post_init__(self) -> None:
-        # FLARE's component builder leaves what is inside of a list unbuilt
+        # FLARE's component builder does not build what is in a list
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))

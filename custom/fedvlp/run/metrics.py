@@ -1,49 +1,63 @@
-"""The figures of a run's records: by site, over sites, and as curves."""
+"""The figures of a run's records: by site, over sites, as curves, and in a summary."""
 
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
 from fedvlp.core.types import EVALUATE
+from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
+from fedvlp.federation.metric_names import SECONDS, is_of_phase
 from fedvlp.run.experiment import POOLED
 
 Record = dict[str, Any]
 """What the server notes of one phase (federation/loop.py)."""
+
 SERVER = "server"
+"""Stands for a site in the curves of the server's own figures, and begins their names in a summary."""
+
+
+def of_server(name: str) -> str:
+    """Name in a summary of a figure of the server's model on the public set, e.g. ``server/val/all/mean/r1``."""
+    return f"{SERVER}/{name}"
+
+
+def about(site: str, name: str) -> str:
+    """Name of a figure about a site's records that the pooled site reports, e.g. ``site-1:val/mean/r1``."""
+    return f"{site}:{name}"
 
 
 def by_site(record: Record) -> dict[str, dict[str, float]]:
-    """The metrics of a record by the site whose records they measure ("site-1:val/mean/r1" of a pooled run too)."""
+    """Site -> name -> figure of a record; what the pooled site reports ``about`` a site counts as that site's."""
     sites: dict[str, dict[str, float]] = {}
     for reporter, metrics in record["sites"].items():
         for name, value in metrics.items():
-            about, _, metric = name.rpartition(":") if reporter == POOLED else ("", "", name)
-            sites.setdefault(about or reporter, {})[metric] = value
+            site, metric = reporter, name
+            if reporter == POOLED:
+                subject, _, metric = name.rpartition(":")
+                site = subject or reporter
+            sites.setdefault(site, {})[metric] = value
     return sites
 
 
-def is_retrieval(name: str) -> bool:
-    """Whether a metric is a recall (percent, higher is better)."""
-    return re.search(r"/r\d+$", name) is not None
-
-
 def overall(record: Record) -> dict[str, float]:
-    """Average, worst site and disparity over sites of every recall that all reporting sites have."""
-    measured = {site: {n: v for n, v in m.items() if is_retrieval(n)} for site, m in by_site(record).items()}
-    measured = {site: values for site, values in measured.items() if values}
+    """Average, worst site and disparity over sites of every recall that all measured sites have; else empty."""
+    measured: dict[str, dict[str, float]] = {}
+    for site, metrics in by_site(record).items():
+        recalls = {name: value for name, value in metrics.items() if metric_names.is_recall(name)}
+        if recalls:
+            measured[site] = recalls
     if not measured:
         return {}
-    common = set.intersection(*(set(values) for values in measured.values()))
-    return across_sites({site: {n: values[n] for n in sorted(common)} for site, values in measured.items()})
+    common = sorted(set.intersection(*(set(recalls) for recalls in measured.values())))
+    return across_sites({site: {name: recalls[name] for name in common} for site, recalls in measured.items()})
 
 
 def scalars(record: Record) -> dict[str, dict[str, float]]:
-    """Everything worth a curve, by site; the server's own under ``server``."""
-    own: dict[str, float] = {"seconds": record["seconds"], **record.get("bytes", {}), **overall(record)}
+    """Site -> name -> value of everything that makes a curve; the server's own figures are under ``SERVER``."""
+    own: dict[str, float] = {SECONDS: record["seconds"], **record.get("bytes", {}), **overall(record)}
     own |= record.get("server", {})
     sites = by_site(record)
     names = record["members"]
@@ -53,25 +67,33 @@ def scalars(record: Record) -> dict[str, dict[str, float]]:
 
 
 def summary(history: list[Record]) -> dict[str, dict[str, float]]:
-    """Held-out retrieval of the initial and of the trained model: over sites, and ``server/...`` on the public set."""
+    """Figures of the "initial" and the "trained" model: recalls over sites, and the server's on the public set.
+
+    Empty where nothing was measured.
+    """
     measured = [figures for record in history if (figures := overall(record) | on_public_set(record))]
     return {"initial": measured[0], "trained": measured[-1]} if measured else {}
 
 
 def on_public_set(record: Record) -> dict[str, float]:
-    """Every recall and AUC of the server's model on the public set, as ``server/<name>``."""
+    """Every recall and area of the server's model on the public set, named by ``of_server``."""
     figures = record.get("server", {})
-    return {f"{SERVER}/{name}": v for name, v in figures.items() if is_retrieval(name) or "/auc/" in name}
+    return {
+        of_server(name): value
+        for name, value in figures.items()
+        if metric_names.is_recall(name) or metric_names.parse_auc(name)
+    }
 
 
 class TensorBoard:
-    """Writes records as TensorBoard events, one folder per site."""
+    """Writes records as TensorBoard events below ``folder``, in one folder per site."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._writers: dict[str, Any] = {}
 
     def __call__(self, record: Record) -> None:
+        """Writes the curves of a record at the step ``round``."""
         from torch.utils.tensorboard import SummaryWriter
 
         for site, values in scalars(record).items():
@@ -81,11 +103,11 @@ class TensorBoard:
                 self._writers[site].add_scalar(f"{tag}{suffix(record, tag)}", value, record["round"])
 
     def close(self) -> None:
+        """Closes the files."""
         for writer in self._writers.values():
             writer.close()
 
 
 def suffix(record: Record, tag: str) -> str:
-    """Distinguishes the phases of a round where both have the curve."""
-    per_phase = tag.startswith(("loss/", "update_norm/")) or tag in ("seconds", "bytes_down", "bytes_up")
-    return f"/{record['phase']}" if per_phase and record["phase"] != EVALUATE else ""
+    """What is appended to a curve's name: "/<phase>" where every phase of a round has the curve, else nothing."""
+    return f"/{record['phase']}" if is_of_phase(tag) and record["phase"] != EVALUATE else ""

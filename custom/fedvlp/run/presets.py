@@ -45,11 +45,11 @@ PAPER = ModelConfig(
 
 
 AUTO: dict[str, Any] = {"precision": "auto", "attention": "auto", "device": "auto"}
-"""At the papers' sizes each site trains as fast as its machine can; the demos train the same bytes everywhere."""
+"""For the papers' sizes: each site trains as fast as its machine can. Demos give the same bytes everywhere."""
 
 
 def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
-    """Demo size: tiny towers on the built-in cohort, minutes on two CPU cores."""
+    """A demo: tiny towers on the built-in cohort, minutes on two CPU cores."""
     training = Training(batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10)
     data = SyntheticCohort(image_size=72)  # trained on random 64-pixel crops
     return Experiment(name, method, TINY, data=data, training=training, rounds=Rounds(rounds=6))
@@ -63,7 +63,7 @@ def _paper(name: str, method: Method) -> Experiment:
 
 
 def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
-    """PMS-FM's setting at demo size: four unlike sites, one with poor films, one whose reports are retrieved ones."""
+    """PMS-FM's setting at demo size: four different sites, one with poor films, one with retrieved reports only."""
     data = SyntheticCohort(sites=4, image_size=72, beta=0.5, hard_site="site-2")
     partition = Partition(sites=4, image_only=1, public=0.1, retrieve=True)
     demo = _demo(name, method)

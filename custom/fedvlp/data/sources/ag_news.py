@@ -15,24 +15,36 @@ TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
 @dataclass(frozen=True)
 class AGNewsSource(Published):
-    """``train.csv`` and ``test.csv`` without a header: class 1 to 4, title, description. Texts without images."""
+    """``train.csv`` and ``test.csv`` without a header: class 1 to 4, title, description. Texts without images.
+
+    Validation texts are drawn from the training file (``val_fraction``, ``seed``); ``test_fraction`` is not used.
+    """
 
     root: str  # the folder of both files
-    image_size: int = field(default=72, kw_only=True)  # of images that it has not, so that sources can be joined
+    image_size: int = field(default=72, kw_only=True)  # of the absent (black) images: joined sources must agree on it
 
     def listing(self) -> Listing:
-        """The text is title + " " + description."""
-        rows = [(f"{name}-{row}", name, *line) for name in ("train", "test") for row, line in self._read(name)]
-        train = [row for row, (_, name, *_) in enumerate(rows) if name == "train"]
-        val = set(np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * len(train))].tolist())
+        """One row per text: title + " " + description. Raises ValueError for a file that is not as published."""
+        train, test = self._read("train"), self._read("test")
+        keys = [f"{name}-{row}" for name, texts in (("train", train), ("test", test)) for row in range(len(texts))]
+        topics = [topic for topic, _ in (*train, *test)]
+        splits = ["train"] * len(train) + ["test"] * len(test)
+        drawn = np.random.default_rng(self.seed).permutation(len(train))[: round(self.val_fraction * len(train))]
+        for row in drawn.tolist():
+            splits[row] = "val"
         return Listing(
-            source="ag_news", keys=[key for key, *_ in rows], patients=[key for key, *_ in rows],
-            studies=[key for key, *_ in rows], reports=[text for *_, text in rows],
-            labels=np.eye(len(TOPICS), dtype=np.float32)[[topic for _, _, topic, _ in rows]], names=TOPICS,
-            splits=["val" if row in val else name for row, (_, name, *_) in enumerate(rows)],
-        )  # fmt: skip
+            source="ag_news",
+            keys=keys,
+            patients=keys,
+            studies=keys,
+            reports=[text for _, text in (*train, *test)],
+            labels=np.eye(len(TOPICS), dtype=np.float32)[topics],
+            names=TOPICS,
+            splits=splits,
+        )
 
-    def _read(self, name: str) -> list[tuple[int, tuple[int, str]]]:
+    def _read(self, name: str) -> list[tuple[int, str]]:
+        """(index into ``TOPICS``, text) of every row of one file."""
         file = Path(self.root) / f"{name}.csv"
         if not file.is_file():
             raise ValueError(f"ag_news source: root lacks {file.name}")
@@ -43,4 +55,4 @@ class AGNewsSource(Published):
             raise ValueError(
                 f"ag_news source: {strange} rows of {file.name} are not class (1 to 4), title, description"
             )
-        return [(n, (int(topic) - 1, f"{title} {text}".strip())) for n, (topic, title, text) in enumerate(rows)]
+        return [(int(topic) - 1, f"{title} {text}".strip()) for topic, title, text in rows]

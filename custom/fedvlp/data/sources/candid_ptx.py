@@ -14,26 +14,28 @@ from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import Listing, Published, read_rows
 
 SUFFIXES = ("", ".dcm", ".png", ".jpg")
-ABSENT = "-1"  # in place of a run-length encoded outline
+ABSENT = "-1"  # stands for "no outline" in the column EncodedPixels
 
 
 @dataclass(frozen=True)
 class CandidPTXSource(Published):
     """``Pneumothorax_reports.csv`` (one row per outline) and the folder of the films, named by SOPInstanceUID.
 
-    One row per film. Pneumothorax is whether any of its rows has an outline; the other findings are not labelled.
-    The collection has no patient ids: films of one patient count as of several.
+    The cohort has one row per film. Pneumothorax is 1 where any of its rows has an outline, else 0; other findings are
+    not labelled. The collection has no patient ids: two films of one patient count as two patients.
     """
 
     table: ClassVar[str] = "Pneumothorax_reports.csv"
 
     path: str  # Pneumothorax_reports.csv, or the CSV as .gz or .zip
     root: str | None = None  # folder of the films, with or without .dcm, .png, .jpg; None: text and labels alone
-    labels: tuple[str, ...] | str = ("Pneumothorax",)  # names wanted, in order; others are nan
+    labels: tuple[str, ...] | str = (
+        "Pneumothorax",
+    )  # the cohort's labels, in order; names other than Pneumothorax are nan
     min_report_words: int = 3  # films with shorter reports are left out
 
     def listing(self) -> Listing:
-        """The films with text. Raises ValueError if columns are missing or an outline is neither runs nor -1."""
+        """The films with text. Raises ValueError if columns are missing or an outline is neither run lengths nor -1."""
         outlined: dict[str, bool] = {}
         reports: dict[str, str] = {}
         strange = 0
@@ -64,6 +66,6 @@ class CandidPTXSource(Published):
 
     @staticmethod
     def _file(root: Path, key: str) -> Path:
-        """A film's file; where there is none, a name that is missing under root."""
-        named = [root / f"{Path(key).name}{suffix}" for suffix in SUFFIXES]
-        return next((file for file in named if file.is_file()), named[0])
+        """A film's file with any of ``SUFFIXES``; where none exists, a name that is then counted as missing."""
+        candidates = [root / f"{Path(key).name}{suffix}" for suffix in SUFFIXES]
+        return next((file for file in candidates if file.is_file()), candidates[0])

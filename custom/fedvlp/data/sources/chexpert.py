@@ -19,25 +19,24 @@ _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>s
 class CheXpertSource(Published):
     """``train.csv`` or ``valid.csv`` as published, and the folder that its paths are relative to.
 
-    Labels keep the published values: 1, 0, -1 (uncertain), blank (nan); the objective says what to make of them.
+    Labels keep the published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count.
     """
 
     table: ClassVar[str] = "CheXpert-v1.0/train.csv"
 
     path: str  # the CSV, or the CSV as .gz
     root: str | None = None  # parent of CheXpert-v1.0(-small); None: labels alone, no image is read
-    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; others than CheXpert's are nan
+    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     frontal: bool = True  # leave out the lateral views
 
     def listing(self) -> Listing:
-        """The rows of the table. Raises ValueError if columns are missing or an image path is strange."""
+        """The rows of the table. Raises ValueError if columns are missing or an image path has another form."""
         published = list(read_rows("chexpert", self.path, ("Path", "Frontal/Lateral", *CHEXPERT)))
         rows = [row for row in published if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
-        parts = [_PATH.search(row["Path"]) for row in rows]
-        places = [part for part in parts if part is not None]
-        if len(places) < len(rows):
+        paths = [match for row in rows if (match := _PATH.search(row["Path"])) is not None]
+        if len(paths) < len(rows):
             raise ValueError(
-                f"chexpert source: {len(rows) - len(places)} of {len(rows)} values of Path do not end in "
+                f"chexpert source: {len(rows) - len(paths)} of {len(rows)} values of Path do not end in "
                 "train|valid/patient<number>/study<number>/<view>"
             )
         values = np.array([[float(row[name] or "nan") for name in CHEXPERT] for row in rows], dtype=np.float32)
@@ -45,13 +44,13 @@ class CheXpertSource(Published):
         root = Path(self.root) if self.root else None
         return Listing(
             source="chexpert",
-            keys=[place[0] for place in places],
-            patients=[place["patient"] for place in places],
-            studies=[place["patient"] + place["study"] for place in places],
+            keys=[path[0] for path in paths],
+            patients=[path["patient"] for path in paths],
+            studies=[path["patient"] + path["study"] for path in paths],
             reports=[""] * len(rows),
             labels=by_name(values.reshape(-1, len(CHEXPERT)), CHEXPERT, wanted),
             names=wanted,
-            splits=["val" if place["folder"] == "valid" else "" for place in places],
+            splits=["val" if path["folder"] == "valid" else "" for path in paths],
             files=None if root is None else [root / row["Path"] for row in rows],
             left_out={"not frontal": len(published) - len(rows)},
         )

@@ -12,17 +12,18 @@ from torch.nn import functional as F
 from fedvlp.data.cohort import Cohort, digest
 
 SIDE = 32
-RECORD = 2 + 3 * SIDE * SIDE  # coarse label, fine label, red, green and blue planes
+RECORD = 2 + 3 * SIDE * SIDE  # bytes: coarse label, fine label, red, green and blue planes
 
 
 @dataclass(frozen=True, eq=False)
 class Enlarged:
-    """Reader of small grey images [N, 32, 32] uint8 at another size."""
+    """Reader of grey images, ``pixels`` [N, 32, 32] uint8, enlarged to ``size`` x ``size`` (bilinear)."""
 
     pixels: np.ndarray
     size: int
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, size, size] of ``rows`` [n]."""
         small = torch.from_numpy(self.pixels[np.asarray(rows, dtype=np.int64)])[:, None].float()
         large = F.interpolate(small, size=(self.size, self.size), mode="bilinear", align_corners=False)
         return large[:, 0].round().clamp(0, 255).to(torch.uint8).numpy()
@@ -32,7 +33,7 @@ class Enlarged:
 class Cifar100Source:
     """The binary version (``cifar-100-binary``): train.bin, test.bin, fine_label_names.txt. Images become grey.
 
-    The Python version of the collection is a pickle, which could run anything; it is not read.
+    The Python version of the collection is a pickle, which can run any code when it is loaded. It is not read.
     """
 
     root: str  # the folder cifar-100-binary
@@ -41,18 +42,22 @@ class Cifar100Source:
     seed: int = 0  # of that draw
 
     def build(self) -> Cohort:
-        """Images without reports, the 100 fine classes as labels; test.bin is the test split."""
+        """Images without reports, the 100 fine classes as labels; test.bin is the test split.
+
+        Raises ValueError if a file is missing or its length or labels do not fit.
+        """
         folder = Path(self.root)
         if missing := [n for n in ("train.bin", "test.bin", "fine_label_names.txt") if not (folder / n).is_file()]:
             raise ValueError(f"cifar100 source: root lacks {', '.join(missing)}; unpack cifar-100-binary.tar.gz")
         names = tuple((folder / "fine_label_names.txt").read_text(encoding="utf-8").split())
-        parts = {name: self._read(folder / f"{name}.bin", len(names)) for name in ("train", "test")}
-        fine = np.concatenate([labels for labels, _ in parts.values()])
-        pixels = np.concatenate([grey for _, grey in parts.values()])
-        keys = [f"{name}-{row}" for name, (labels, _) in parts.items() for row in range(len(labels))]
-        val = np.random.default_rng(self.seed).permutation(len(parts["train"][0]))
-        splits = np.array(["train"] * len(parts["train"][0]) + ["test"] * len(parts["test"][0]), dtype="<U5")
-        splits[val[: round(self.val_fraction * len(val))]] = "val"
+        train_labels, train_pixels = self._read(folder / "train.bin", len(names))
+        test_labels, test_pixels = self._read(folder / "test.bin", len(names))
+        train, test = len(train_labels), len(test_labels)
+        fine = np.concatenate([train_labels, test_labels])  # [N]
+        pixels = np.concatenate([train_pixels, test_pixels])  # [N, 32, 32]
+        keys = [f"train-{row}" for row in range(train)] + [f"test-{row}" for row in range(test)]
+        splits = np.array(["train"] * train + ["test"] * test, dtype="<U5")
+        splits[np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * train)]] = "val"
         ids = tuple(digest("cifar100", key)[:16] for key in keys)
         return Cohort(
             ids=ids, patients=ids, studies=ids, reports=("",) * len(ids),

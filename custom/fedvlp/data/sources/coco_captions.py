@@ -21,16 +21,16 @@ SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 
 @dataclass(frozen=True)
 class Captions(Published):
-    """Images with captions in Karpathy's JSON; the configuration of both collections."""
+    """Images with captions in Karpathy's JSON: what COCO and Flickr30k share."""
 
     path: str  # Karpathy's dataset_coco.json or dataset_flickr30k.json
     root: str  # the folder of the images
-    limit: int = 0  # training captions that are kept, drawn by seed, in their order; 0 = all (CreamFL: 50,000 of COCO)
+    limit: int = 0  # training captions to draw by ``seed``; 0 is all of them (CreamFL: 50,000 of COCO)
 
     source = "captions"
 
     def listing(self) -> Listing:
-        """One row per caption, in the order of the file. Raises ValueError for another file than Karpathy's."""
+        """One row per caption, in the order of the file. Raises ValueError for a file that is not Karpathy's."""
         rows = list(self._rows())
         splits = np.array([split for _, _, split, _ in rows])
         train = np.flatnonzero(splits == "train")
@@ -45,7 +45,7 @@ class Captions(Published):
         )  # fmt: skip
 
     def _rows(self) -> Iterator[tuple[str, Path, str, str]]:
-        """(key, image file below root, split, caption)."""
+        """(key, image file relative to root, split, caption) of every caption."""
         try:
             images = json.loads(Path(self.path).read_text(encoding="utf-8"))["images"]
             for image in images:
@@ -59,7 +59,7 @@ class Captions(Published):
             ) from None
 
     def file_of(self, image: dict[str, Any]) -> Path:
-        """An image's file below the root."""
+        """The file of an entry of Karpathy's JSON, relative to ``root``."""
         return Path(Path(image["filename"]).name)
 
 
@@ -70,5 +70,6 @@ class CocoCaptionsSource(Captions):
     source = "coco_captions"
 
     def file_of(self, image: dict[str, Any]) -> Path:
+        """The image's file, relative to ``root``, in one of the folders above."""
         folder = "allimages" if (Path(self.root) / "allimages").is_dir() else Path(image["filepath"]).name
         return folder / super().file_of(image)

@@ -9,6 +9,6 @@ from fedvlp.data.sources.coco_captions import Captions
 
 @dataclass(frozen=True)
 class Flickr30kSource(Captions):
-    """Karpathy's ``dataset_flickr30k.json``; root is ``flickr30k-images/``."""
+    """Karpathy's ``dataset_flickr30k.json`` as ``path``, ``flickr30k-images/`` as ``root``."""
 
     source = "flickr30k"

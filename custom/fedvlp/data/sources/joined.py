@@ -1,4 +1,4 @@
-"""CreamFL's set-up of several collections: a public set, and sites with pairs, with images and with texts."""
+"""CreamFL's experiment on several collections: a public set, and sites with pairs, with images and with texts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from fedvlp.data.partition import dirichlet_partition
 class Source(Protocol):
     """A configured data set."""
 
-    def build(self) -> Cohort: ...
+    def build(self) -> Cohort:
+        """Its records."""
+        ...
 
 
 @dataclass(frozen=True)
 class JoinedSource:
     """CreamFL (spec 6.1): public COCO, 15 sites of Flickr30k, 10 of CIFAR-100, 10 of AG News; Dirichlet 0.1 by class.
 
-    Pairs have no class: their rows are cut into ``shards`` contiguous pieces, dealt at random, as many to every site.
-    Sites are named site-01, ...: first those with pairs, then with images, then with texts. Labels are those of all
-    collections; a record's label of another collection is blank.
+    Pairs have no class: each split of them is cut into ``shards`` contiguous runs of studies, which are dealt to the
+    sites at random, equally many to each. Images and texts are dealt by class, and a draw is repeated until every site
+    has at least 10 records (``dirichlet_partition``). Sites are named site-01, ...: first those with pairs, then with
+    images, then with texts. Labels are those of all collections; a record's label of another collection is nan.
+    Differs: CreamFL repeats its draw until a site has 10 images (CIFAR-100) or 3,000 texts (AG News); here the least
+    is 10 for both (spec 12.1).
     """
 
     public: Source
@@ -31,35 +36,42 @@ class JoinedSource:
     images: Source
     texts: Source
     sites: tuple[int, int, int] = (15, 10, 10)  # with pairs, images, texts
-    beta: float = 0.1  # Dirichlet concentration of images and texts over their sites
-    shards: int = 150
-    seed: int = 0
+    beta: float = 0.1  # Dirichlet concentration of images and texts over their sites, above 0; smaller is more skewed
+    shards: int = 150  # runs that each split of the pairs is cut into; a multiple of their sites deals equally many
+    seed: int = 0  # of the draws
 
     def build(self) -> Cohort:
-        parts = [source.build() for source in (self.public, self.pairs, self.images, self.texts)]
-        owners = [np.zeros(len(parts[0]), dtype=np.int64), self._sharded(parts[1], self.sites[0])]
-        for part, count in zip(parts[2:], self.sites[1:], strict=True):
-            owners.append(
-                dirichlet_partition(
-                    part.labels, np.asarray(part.studies), count, self.beta, self.seed, label_code="positive"
-                )
-            )
-        names = [PUBLIC] * len(parts[0])
-        first = 1
-        for owner, count in zip(owners[1:], self.sites, strict=True):
+        """The rows of the four collections in the order of the fields, each with its site or "public".
+
+        Raises ValueError where a collection has too few records for its sites, and what the sources raise.
+        """
+        public, pairs, images, texts = (source.build() for source in (self.public, self.pairs, self.images, self.texts))
+        owners = [
+            self._by_shard(pairs, self.sites[0]),
+            self._by_class(images, self.sites[1]),
+            self._by_class(texts, self.sites[2]),
+        ]
+        names = [PUBLIC] * len(public)
+        first = 1  # number of the collection's first site
+        for owner, count in zip(owners, self.sites, strict=True):
             names += [f"site-{first + index:02d}" for index in owner.tolist()]
             first += count
-        return Cohort.concat(parts).with_sites(names)
+        return Cohort.concat((public, pairs, images, texts)).with_sites(names)
 
-    def _sharded(self, cohort: Cohort, count: int) -> np.ndarray:
-        """Site [N] of each row of the pairs; a shard is a run of whole studies, split by split."""
+    def _by_class(self, cohort: Cohort, count: int) -> np.ndarray:
+        """Site [N] in 0..count-1 of each row, Dirichlet over the classes."""
+        studies = np.asarray(cohort.studies)
+        return dirichlet_partition(cohort.labels, studies, count, self.beta, self.seed, label_code="positive")
+
+    def _by_shard(self, cohort: Cohort, count: int) -> np.ndarray:
+        """Site [N] in 0..count-1 of each row; a shard is a run of whole studies of one split."""
         owner = np.empty(len(cohort), dtype=np.int64)
         rng = np.random.default_rng(self.seed)
         for split in np.unique(cohort.splits):
             rows = cohort.rows(str(split))
             _, study = np.unique(np.asarray(cohort.studies)[rows], return_inverse=True)
             first = np.unique(study, return_index=True)[1]
-            place = np.argsort(np.argsort(first))[study]  # studies in order of first appearance
-            shard = place * self.shards // (place.max() + 1)
+            position = np.argsort(np.argsort(first))[study]  # of each row's study, in order of first appearance
+            shard = position * self.shards // (position.max() + 1)
             owner[rows] = (rng.permutation(self.shards) % count)[shard]
         return owner

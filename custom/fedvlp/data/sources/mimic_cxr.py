@@ -13,7 +13,7 @@ from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
 from fedvlp.data.sources.published import Listing, Published, read_rows
 
-TABLES = {  # what is appended to mimic-cxr-2.0.0-, and the columns that are needed
+TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
     "metadata": ("dicom_id", "subject_id", "study_id", "ViewPosition"),
     "split": ("dicom_id", "split"),
     "chexpert": ("study_id", *CHEXPERT),
@@ -27,8 +27,8 @@ Row = dict[str, str]
 class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
-    One row per frontal film (PA, AP) of a study whose report has an impression or findings; text is impression + " " +
-    findings (spec 1.1). Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
+    One row per frontal film (PA, AP) of a study whose report has an impression or findings; the text is impression +
+    " " + findings (spec 1.1). Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
     Differs: the published code (MGCA) puts validate and test into one split; here they stay apart.
     """
 
@@ -38,11 +38,11 @@ class MIMICSource(Published):
     root: str | None = None  # folder that holds files/p10/... with the images; None: text and labels alone
     reports: str | None = None  # folder that holds files/p10/... with the reports; None: root, or else path
     suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
-    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; others than CheXpert's are nan
+    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     min_report_words: int = 3  # studies with shorter text are left out
 
     def listing(self) -> Listing:
-        """The films with text. Raises ValueError naming the tables or columns, or counting the reports, not there."""
+        """The films with text. Raises ValueError that names missing tables or columns, or counts missing reports."""
         if self.suffix not in ("jpg", "dcm"):
             raise ValueError(f"mimic_cxr source: suffix is {self.suffix!r}; it must be jpg or dcm")
         films, split, labelled = (self._table(name) for name in TABLES)
@@ -75,16 +75,20 @@ class MIMICSource(Published):
 
     def _table(self, name: str) -> list[Row]:
         """The rows of one table, zipped or not. Raises ValueError naming every table that is missing."""
-        found = {}
+        files: dict[str, Path] = {}
+        missing: list[str] = []
         for table in TABLES:
-            stem = f"mimic-cxr-2.0.0-{table}.csv"
-            found[stem] = next((f for e in ("", ".gz") if (f := Path(self.path) / f"{stem}{e}").is_file()), None)
-        if missing := [stem for stem, file in found.items() if file is None]:
+            plain = Path(self.path) / f"mimic-cxr-2.0.0-{table}.csv"
+            zipped = plain.with_name(f"{plain.name}.gz")
+            if not (plain.is_file() or zipped.is_file()):
+                missing.append(plain.name)
+            files[table] = plain if plain.is_file() else zipped
+        if missing:
             raise ValueError(f"mimic_cxr source: path lacks {', '.join(missing)} (or .gz)")
-        return list(read_rows("mimic_cxr", str(found[f"mimic-cxr-2.0.0-{name}.csv"]), TABLES[name]))
+        return list(read_rows("mimic_cxr", files[name], TABLES[name]))
 
     def _texts(self, films: list[Row]) -> tuple[dict[str, str], dict[str, int]]:
-        """Text by study, "" where there is none, and what the reports hold of identifiers."""
+        """Study -> text ("" where it has none), and how many reports hold each kind of identifier."""
         base = Path(self.reports or self.root or self.path)
         files = {row["study_id"]: (base / _study(row)).with_suffix(".txt") for row in films}
         if missing := sum(not file.is_file() for file in files.values()):
@@ -93,11 +97,12 @@ class MIMICSource(Published):
         return {study: self._text(report) for study, report in raw.items()}, scan(raw.values())
 
     def _text(self, report: str) -> str:
-        parts = sections(report)
-        return clean_report(f"{parts.get('IMPRESSION', '')} {parts.get('FINDINGS', '')}", self.min_report_words)
+        """Impression and findings of a report, cleaned."""
+        section = sections(report)
+        return clean_report(f"{section.get('IMPRESSION', '')} {section.get('FINDINGS', '')}", self.min_report_words)
 
 
 def _study(row: Row) -> Path:
-    """A study's folder: files/p10/p10000032/s50414267."""
+    """A study's folder relative to root, e.g. files/p10/p10000032/s50414267."""
     patient = f"p{row['subject_id']}"
     return Path("files") / patient[:3] / patient / f"s{row['study_id']}"

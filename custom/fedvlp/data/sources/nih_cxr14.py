@@ -22,7 +22,7 @@ class NIHSource(Published):
     path: str  # the CSV, or the CSV as .gz
     root: str | None = None  # folder of the images, searched through; None: labels alone, no image is read
     test_list: str | None = None  # the published test_list.txt; None: test patients are drawn
-    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; those without a counterpart are nan
+    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a term of NIH's are nan
 
     def listing(self) -> Listing:
         """The rows of the table. Raises ValueError if columns or images are missing."""
@@ -43,7 +43,7 @@ class NIHSource(Published):
         )
 
     def _splits(self, keys: list[str], patients: list[str]) -> list[str]:
-        """ "test" for every record of a patient on the published list."""
+        """Split of each record: "test" for all records of a patient on the published list, else "" (to be drawn)."""
         if not self.test_list:
             return [""] * len(keys)
         listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
@@ -51,9 +51,10 @@ class NIHSource(Published):
         return ["test" if patient in tested else "" for patient in patients]
 
     def _files(self, keys: list[str]) -> list[Path] | None:
+        """The image of each key, anywhere under root; None without a root."""
         if self.root is None:
             return None
-        found = {file.name: file for file in sorted(Path(self.root).rglob("*.png"))}
-        if missing := sum(key not in found for key in keys):
+        files = {file.name: file for file in sorted(Path(self.root).rglob("*.png"))}
+        if missing := sum(key not in files for key in keys):
             raise ValueError(f"nih_cxr14 source: {missing} of {len(keys)} images are not under root; unpack them all")
-        return [found[key] for key in keys]
+        return [files[key] for key in keys]

@@ -19,32 +19,37 @@ UNINDEXED = "no indexing"
 
 @dataclass(frozen=True)
 class Report:
-    """One XML file: its number, the sections by label, MeSH headings (None: not indexed) and names of its images."""
+    """What is read of one XML file."""
 
-    key: str
-    sections: dict[str, str]
-    headings: frozenset[str] | None
-    images: tuple[str, ...]
+    key: str  # number of the report
+    sections: dict[str, str]  # label ("IMPRESSION") -> text
+    headings: frozenset[str] | None  # MeSH headings, first part, lower case; None: not indexed
+    images: tuple[str, ...]  # names of its images, without suffix
 
 
 @dataclass(frozen=True)
 class OpenISource(Published):
     """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``).
 
-    Text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that they
-    did not index is absent (0), a report that they did not index at all is not labelled (nan).
+    The text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that
+    they did not index is absent (0), and a report that they did not index at all is not labelled (nan).
     """
 
     table: ClassVar[str] = "NLMCXR_reports.tgz"
 
     path: str  # NLMCXR_reports.tgz, or a folder of XML files
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
-    labels: tuple[str, ...] | str = CHEXPERT  # names wanted, in order; those without a counterpart are nan
+    labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
 
     def listing(self) -> Listing:
-        """The reports; with ``root`` one row per image found there. The collection has no patient ids."""
-        wanted, rows, short = names_of(self.labels), [], 0
+        """One row per report or, with ``root``, per image that is there. Each report counts as a patient of its own.
+
+        Raises ValueError for a ``path`` or an XML file that is not Open-I's.
+        """
+        wanted = names_of(self.labels)
+        rows: list[tuple[Report, str, Path | None]] = []
+        short = 0
         published = sorted(self.reports(), key=lambda report: report.key)
         for report in published:
             both = " ".join(report.sections.get(name, "") for name in ("IMPRESSION", "FINDINGS"))
@@ -67,7 +72,7 @@ class OpenISource(Published):
         )
 
     def reports(self) -> Iterator[Report]:
-        """Every report of the archive or folder."""
+        """Every report of the archive or folder, in the archive's order or by path."""
         path = Path(self.path)
         if path.is_dir():
             for file in sorted(path.rglob("*.xml")):
@@ -82,13 +87,15 @@ class OpenISource(Published):
             raise ValueError("openi source: path is neither NLMCXR_reports.tgz nor a folder of XML files")
 
     def _files(self, report: Report) -> list[Path | None]:
+        """The report's images that exist under root; one None without a root."""
         if self.root is None:
             return [None]
-        return [file for name in report.images if (file := Path(self.root) / f"{Path(name).name}.png").is_file()]
+        files = (Path(self.root) / f"{Path(name).name}.png" for name in report.images)
+        return [file for file in files if file.is_file()]
 
 
 def parse(xml: bytes) -> Report:
-    """One report file. Raises ValueError, without its content, for one that is no report."""
+    """Reads one XML file. Raises ValueError, which holds nothing of its content, if it is no report of Open-I."""
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:

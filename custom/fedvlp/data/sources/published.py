@@ -1,4 +1,4 @@
-"""What published collections share: reading a table, and from its rows a cohort and a summary of how it came about."""
+"""What published collections share: reading a table, and making its rows a cohort with a summary of what was used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
-    """The rows of a CSV (``.gz``, ``.zip`` too) that must have ``columns``. Errors never hold the file's content."""
+    """The rows of a CSV (``.gz`` and ``.zip`` too) as column -> cell.
+
+    Raises ValueError for a missing file or missing ``columns``. Errors never hold the file's content.
+    """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{name} source: the table (path) is not a file")
@@ -43,7 +46,7 @@ def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator
 
 @contextmanager
 def _text(file: Path) -> Iterator[IO[str]]:
-    """A table's text: of the file, or of the one in the archive."""
+    """Opens a table as text; of a zip archive, its first file."""
     if file.suffix == ".zip":
         with zipfile.ZipFile(file) as archive, archive.open(archive.namelist()[0]) as raw:
             yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
@@ -54,39 +57,39 @@ def _text(file: Path) -> Iterator[IO[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The rows of a collection before an image is read; ``files`` is None where there are no images."""
+    """The N usable rows of a collection before any image is read."""
 
-    source: str
-    keys: Sequence[str]  # what names a row in the collection
+    source: str  # name of the source, for messages and hashes
+    keys: Sequence[str]  # the collection's own name of each row, unique
     patients: Sequence[str]
     studies: Sequence[str]
-    reports: Sequence[str]  # "" = no text
-    labels: np.ndarray  # [N, L] float32
-    names: tuple[str, ...]
-    splits: Sequence[str]  # "" = to be drawn by patient
-    files: Sequence[Path] | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)  # rows of the collection, by why they are not here
-    phi: Mapping[str, int] = field(default_factory=dict)  # reports by kind of identifier found in their raw text
+    reports: Sequence[str]  # "" where a row has no text
+    labels: np.ndarray  # [N, L] float32, as in a cohort
+    names: tuple[str, ...]  # of the L labels
+    splits: Sequence[str]  # "train", "val", "test"; "" is drawn by patient
+    files: Sequence[Path] | None = None  # image of each row; None: no image is read
+    left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
+    phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
-        """Names of this collection as hashes."""
+        """The values as hashes of 16 hex digits, different for each collection and ``kind``."""
         return tuple(digest(self.source, kind, value)[:16] for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A published collection: what its sources have in common. A source says how its rows are listed."""
+    """Base class of the sources of published collections: a source implements ``listing``."""
 
-    table: ClassVar[str] = ""  # where ``path`` is, below root, as the collection is published
+    table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
 
     image_size: int = 256  # side of the decoded square, pixels
-    val_fraction: float = 0.1  # of the patients, where the collection has no validation split
-    test_fraction: float = 0.2  # of the patients, where the collection has no test split
+    val_fraction: float = 0.1  # of the patients, 0..1, where the collection has no validation split
+    test_fraction: float = 0.2  # of the patients, 0..1, where the collection has no test split
     seed: int = 0  # of the drawn splits
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
 
     def listing(self) -> Listing:
-        """The usable rows. Raises ValueError naming the tables, columns or number of files that are missing."""
+        """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""
         raise NotImplementedError
 
     def build(self) -> Cohort:
@@ -94,68 +97,76 @@ class Published:
         return self.prepare()[0]
 
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
-        """The cohort and the summary of how it came about; with ``most``, of the first usable rows only, as a check.
+        """The cohort, and a summary: what is counted -> number of rows. ``most`` takes the first usable rows only.
 
-        Names are hashed, open splits drawn by patient, unreadable images left out and counted.
+        Ids, patients and studies are hashed; splits that are not given are drawn by patient; rows with unreadable
+        images are left out and counted. Raises ValueError as ``listing`` does, and if no row is usable.
         """
-        found = self.listing()
-        if not found.keys:
-            raise ValueError(f"{found.source} source: no usable record; look at path and root")
-        rows = np.arange(len(found.keys))[:most]
-        ids = found.hashed("record", found.keys)
-        images = self._images(found, ids, len(rows), building)
+        listing = self.listing()
+        if not listing.keys:
+            raise ValueError(f"{listing.source} source: no usable record; look at path and root")
+        rows = np.arange(len(listing.keys))[:most]
+        ids = listing.hashed("record", listing.keys)
+        images = self._images(listing, ids, len(rows), building)
         if images is not None:
             rows = np.array([row for row in rows.tolist() if row not in images.skipped], dtype=np.int64)
         if not len(rows):
-            raise ValueError(f"{found.source} source: none of {len(ids)} images can be read")
-        cohort = self._cohort(found, ids, rows, images)
-        summary = {"rows": len(ids) + sum(found.left_out.values()), "used": len(cohort)}
-        summary |= {"patients": len(set(cohort.patients))} | {f"skipped: {why}": n for why, n in found.left_out.items()}
+            raise ValueError(f"{listing.source} source: none of {len(ids)} images can be read")
+        cohort = self._cohort(listing, ids, rows, images)
+        summary = {"rows": len(ids) + sum(listing.left_out.values()), "used": len(cohort)}
+        summary["patients"] = len(set(cohort.patients))
+        summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
         if images is not None:
-            summary |= {f"skipped: {why}": n for why, n in sorted(Counter(images.skipped.values()).items())}
-        log.info("%s source: %s", found.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
+            unreadable = Counter(images.skipped.values())
+            summary |= {f"skipped: {reason}": count for reason, count in sorted(unreadable.items())}
+        log.info("%s source: %s", listing.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
 
-    def _images(self, found: Listing, ids: Sequence[str], most: int, building: Building) -> ImageCache | None:
-        if found.files is None:
+    def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> ImageCache | None:
+        """The reader of the first ``most`` images; None for a collection without."""
+        if listing.files is None:
             return None
-        if missing := sum(not file.is_file() for file in found.files):
-            raise ValueError(f"{found.source} source: {missing} of {len(found.files)} images are not under root")
-        return films(found.source, ids[:most], found.files[:most], self.image_size, self.cache, building)
+        if missing := sum(not file.is_file() for file in listing.files):
+            raise ValueError(f"{listing.source} source: {missing} of {len(listing.files)} images are not under root")
+        return films(listing.source, ids[:most], listing.files[:most], self.image_size, self.cache, building)
 
-    def _cohort(self, found: Listing, ids: Sequence[str], rows: np.ndarray, images: ImageCache | None) -> Cohort:
+    def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: ImageCache | None) -> Cohort:
+        """The cohort of the chosen rows [n] of a listing."""
+
         def pick(column: Sequence[str]) -> tuple[str, ...]:
             return tuple(column[row] for row in rows)
 
-        ids, reports, labels = pick(ids), pick(found.reports), found.labels[rows]
-        patients = found.hashed("patient", pick(found.patients))
-        given = pick(found.splits)
-        val, test = (0.0 if n in given else f for n, f in (("val", self.val_fraction), ("test", self.test_fraction)))
+        ids, reports, labels = pick(ids), pick(listing.reports), listing.labels[rows]
+        patients = listing.hashed("patient", pick(listing.patients))
+        given = pick(listing.splits)
+        val = 0.0 if "val" in given else self.val_fraction
+        test = 0.0 if "test" in given else self.test_fraction
         drawn = draw_splits(patients, None, val, test, self.seed).tolist()
-        splits = np.array([own or draw for own, draw in zip(given, drawn, strict=True)])
-        content = [digest(*column) for column in (ids, patients, reports, found.names, splits.tolist())]
+        splits = np.array([published or draw for published, draw in zip(given, drawn, strict=True)])
+        content = [digest(*column) for column in (ids, patients, reports, listing.names, splits.tolist())]
         checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
         return Cohort(
             ids=ids,
             patients=patients,
-            studies=found.hashed("study", pick(found.studies)),
+            studies=listing.hashed("study", pick(listing.studies)),
             reports=reports,
             labels=labels,
-            label_names=found.names,
+            label_names=listing.names,
             splits=splits,
             sites=None,
             images=NoImages(self.image_size) if images is None else Rows(images, rows),
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
-            phi=found.phi,
+            phi=listing.phi,
         )
 
 
 @dataclass(frozen=True)
 class NoImages:
-    """Reader of records without images: black squares, which nobody is shown (``Cohort.imaged`` is False)."""
+    """Reader for a cohort without images: black squares, which no model sees because ``Cohort.imaged`` is False."""
 
-    size: int
+    size: int  # pixels
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Zeros, uint8 [n, size, size], for ``rows`` [n]."""
         return np.zeros((len(rows), self.size, self.size), dtype=np.uint8)

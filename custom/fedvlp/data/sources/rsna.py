@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.labels import by_name, names_of
 from fedvlp.data.sources.published import Listing, Published, read_rows
 
-CLASSES = {  # of the detailed class info -> (No Finding, Lung Opacity)
+CLASSES = {  # class of stage_2_detailed_class_info.csv -> labels (No Finding, Lung Opacity)
     "Normal": (1.0, 0.0),
     "No Lung Opacity / Not Normal": (0.0, 0.0),
     "Lung Opacity": (0.0, 1.0),
@@ -23,7 +23,7 @@ NAMES = ("Pneumonia", "No Finding", "Lung Opacity")
 class RSNASource(Published):
     """``stage_2_train_labels.csv`` (one row per box), the folder of its films, and the detailed class info.
 
-    One row per patient, who has one film. Pneumonia is Target: whether there is a box.
+    The cohort has one row per patient, who has one film. Pneumonia is the column Target: 1 where there is a box.
     """
 
     table: ClassVar[str] = "stage_2_train_labels.csv"
@@ -31,17 +31,17 @@ class RSNASource(Published):
     path: str  # stage_2_train_labels.csv, or the CSV as .gz or .zip
     root: str | None = None  # folder of <patientId>.dcm, or that above stage_2_train_images; None: labels alone
     classes: str | None = None  # stage_2_detailed_class_info.csv; None: No Finding and Lung Opacity are nan
-    labels: tuple[str, ...] | str = NAMES  # names wanted, in order; those that the tables do not have are nan
+    labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names that the tables have not are nan
     val_fraction: float = field(default=0.15, kw_only=True)  # of the patients
     test_fraction: float = field(default=0.15, kw_only=True)  # of the patients
 
     def listing(self) -> Listing:
-        """The patients. Raises ValueError if columns are missing, or a patient's rows disagree."""
+        """The patients. Raises ValueError if columns are missing or a patient's rows disagree."""
         columns = ("patientId", "x", "y", "width", "height", "Target")
         target = self._agreed(self.path, columns, "Target", ("0", "1"))
         detail = self._agreed(self.classes, ("patientId", "class"), "class", CLASSES) if self.classes else {}
         unknown = (np.nan, np.nan)
-        values = [(float(found), *CLASSES.get(detail.get(key, ""), unknown)) for key, found in target.items()]
+        values = [(float(box), *CLASSES.get(detail.get(key, ""), unknown)) for key, box in target.items()]
         wanted, keys = names_of(self.labels), list(target)
         return Listing(
             source="rsna",
@@ -62,12 +62,12 @@ class RSNASource(Published):
         return [(unpacked if unpacked.is_dir() else Path(self.root)) / f"{key}.dcm" for key in keys]
 
     def _agreed(self, path: str, columns: tuple[str, ...], column: str, known: object) -> dict[str, str]:
-        """The value of a column by patient, in the order of the table. Raises ValueError for strange or two values."""
-        found: dict[str, str] = {}
+        """Patient -> value of a column, in the table's order. Raises ValueError for unknown or differing values."""
+        values: dict[str, str] = {}
         strange = 0
         for row in read_rows("rsna", path, columns):
             value = row[column].strip()
-            strange += value not in known or found.setdefault(row["patientId"], value) != value  # type: ignore[operator]
+            strange += value not in known or values.setdefault(row["patientId"], value) != value  # type: ignore[operator]
         if strange:
             raise ValueError(f"rsna source: in {strange} rows {column} is unknown, or not that of the patient's others")
-        return found
+        return values

@@ -30,7 +30,7 @@ Row = dict[str, str]
 
 
 class _Skips:
-    """Counts the rows that cannot be used, by reason, and remembers up to five of each by hashed id."""
+    """Counts rows that cannot be used, by reason, and remembers the hashed ids of up to five rows of each."""
 
     def __init__(self, total: int, most: float) -> None:
         self.counts: Counter[str] = Counter()
@@ -38,27 +38,30 @@ class _Skips:
         self._total, self._most = total, most
 
     def add(self, reason: str, row: Row) -> None:
+        """Counts a row."""
         self.counts[reason] += 1
         if self.counts[reason] <= 5:
             self._examples.setdefault(reason, []).append(row[_ID])
 
-    def judge(self) -> None:
-        if (bad := self.counts.total()) == self._total or bad > self._most * self._total:  # an empty table too
+    def check(self) -> None:
+        """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
+        bad = self.counts.total()
+        if bad == self._total or bad > self._most * self._total:  # an empty table too
             counts = [f"{reason} {n} ({', '.join(self._examples[reason])})" for reason, n in self.counts.most_common()]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts) or 'the table is empty'}. Repair them (ids are hashed) or raise max_skipped"
+                f"{'; '.join(counts) or 'the table is empty'}. Repair them (ids are hashed), or raise max_skipped"
             )
 
 
 @dataclass(frozen=True)
 class TableSource:
-    """A CSV with one row per image. Columns named here that the table lacks are left out, unless marked required.
+    """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
 
-    Ids, patients and studies become hashes; errors and logs hold counts and hashed ids alone.
+    Ids, patients and studies become hashes; errors and logs hold counts and hashed ids only.
     """
 
-    table: ClassVar[str] = ""  # a hospital's own has no usual name
+    table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
 
     path: str  # the CSV: comma separated, a header, UTF-8 (other bytes are replaced and counted)
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
@@ -80,32 +83,36 @@ class TableSource:
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
 
     def build(self) -> Cohort:
-        """Read the table and its images. ValueError if columns are missing or more than ``max_skipped`` is unusable."""
+        """Reads the table and its images. Raises ValueError as ``prepare`` does."""
         return self.prepare()[0]
 
     def summary(self) -> dict[str, int]:
-        """Counts: rows, used, ..., and "skipped: <reason>" for each reason. Reads all, as ``build`` does."""
+        """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
-        """The cohort and the summary of how it came about; with ``most``, of the first usable rows only, as a check."""
+        """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
+
+        Raises ValueError if a setting is out of range, the file or a required column is missing, labels are none of
+        1, 0, -1 and empty, or more than ``max_skipped`` of the rows cannot be used.
+        """
         self._check()
         table, columns, undecodable = _read_csv(Path(self.path))
         present = self._present(columns)
         root = Path(self.root) if self.root else Path(self.path).parent
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, root.resolve(), skips)
-        skips.judge()  # before hours of decoding
+        skips.check()  # before hours of decoding
         ids = [row[_ID] for row in rows]
         images = films("table", ids[:most], files[:most], self.image_size, self.cache, building)
         for row, reason in images.skipped.items():
             skips.add(reason, rows[row])
-        skips.judge()
+        skips.check()
         readable = [row for row in range(len(rows))[:most] if row not in images.skipped]
-        kept = self._large_sites(rows, readable, present)
-        cohort = self._cohort(rows, images, present, kept)
+        used = self._at_large_sites(rows, readable, present)
+        cohort = self._cohort(rows, images, present, used)
         summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
-        summary |= {"undecodable characters": undecodable, "at sites below min_site_size": len(readable) - len(kept)}
+        summary |= {"undecodable characters": undecodable, "at sites below min_site_size": len(readable) - len(used)}
         summary |= {f"skipped: {reason}": count for reason, count in sorted(skips.counts.items())}
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
@@ -118,6 +125,7 @@ class TableSource:
             raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
 
     def _present(self, columns: list[str]) -> set[str]:
+        """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
         required = [c for c in (self.image_column, self.report_column, *_names(self.label_columns)) if c]
         if missing := [column for column in required if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
@@ -146,7 +154,7 @@ class TableSource:
                 reason = "unknown split"
             if not reason and self.site_column in present and not row[self.site_column]:
                 reason = "no site"
-            # named by its place under the root, so that two spellings of one name are one id
+            # the id is made from the path below root, so that two spellings of one name are one id
             row[_ID] = _hashed("image", file.relative_to(root).as_posix() if file else row[self.image_column])
             if reason or file is None:
                 skips.add(reason, row)
@@ -154,17 +162,21 @@ class TableSource:
                 rows[file] = row
         return list(rows.values()), list(rows)
 
-    def _large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
+    def _at_large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
+        """Those of the ``readable`` row numbers whose site has at least ``min_site_size`` of them."""
         if self.site_column not in present or self.min_site_size <= 0:
             return readable
         sizes = Counter(rows[row][self.site_column] for row in readable)
-        kept = [row for row in readable if sizes[rows[row][self.site_column]] >= self.min_site_size]
-        if kept:
-            return kept
-        raise ValueError(f"table source: none of {len(sizes)} sites has {self.min_site_size} usable rows")
+        used = [row for row in readable if sizes[rows[row][self.site_column]] >= self.min_site_size]
+        if not used:
+            raise ValueError(
+                f"table source: none of {len(sizes)} sites has {self.min_site_size} usable rows; lower min_site_size"
+            )
+        return used
 
-    def _cohort(self, rows: list[Row], images: ImageCache, present: set[str], kept: list[int]) -> Cohort:
-        used = [rows[row] for row in kept]
+    def _cohort(self, table: list[Row], images: ImageCache, present: set[str], numbers: list[int]) -> Cohort:
+        """The cohort of the rows with these ``numbers``; ``images`` reads by the same numbers."""
+        used = [table[number] for number in numbers]
         ids = tuple(row[_ID] for row in used)
         patients = self._identity(used, self.patient_column, present)
         sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
@@ -174,7 +186,7 @@ class TableSource:
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
         texts = tuple(row.get(_TEXT, "") for row in used)
-        place = np.asarray(kept, dtype=np.int64)
+        number = np.asarray(numbers, dtype=np.int64)  # [N]
         content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
         return Cohort(
             ids=ids,
@@ -185,41 +197,44 @@ class TableSource:
             label_names=names,
             splits=splits,
             sites=sites,
-            images=lambda chosen: images(place[np.asarray(chosen, dtype=np.int64)]),
+            images=lambda chosen: images(number[np.asarray(chosen, dtype=np.int64)]),
             fingerprint=digest(
-                *content, labels.astype("<f4").tobytes(), images.checksums[place].astype("<u4").tobytes()
+                *content, labels.astype("<f4").tobytes(), images.checksums[number].astype("<u4").tobytes()
             ),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
         )
 
     def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
-        """Hash of a column per row; a row without a value stands alone."""
+        """Hash of a column's value in each row; a row without a value gets its own id."""
         if column not in present:
             return tuple(row[_ID] for row in rows)
         return tuple(_hashed(column, row[column]) if row[column] else row[_ID] for row in rows)
 
 
 def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float, test: float, seed: int) -> np.ndarray:
-    """Split [N] per row, drawn by patient within each site, whatever the order of the rows.
+    """Split [N] of each row, drawn by patient within each site; it does not depend on the order of the rows.
 
-    A patient seen at several sites is drawn once, at the first by name; training keeps at least one patient per site.
+    ``val`` and ``test`` are shares of the patients, 0..1. A patient seen at several sites is drawn once, at the first
+    by name. At least one patient of each site stays in training.
     """
-    home: dict[str, str] = {}
+    home: dict[str, str] = {}  # patient -> the site where it is drawn
     for patient, site in zip(patients, sites or [""] * len(patients), strict=True):
         home[patient] = min(site, home.get(patient, site))
     rng = np.random.default_rng(seed)
     split: dict[str, str] = {}
     for site in sorted(set(home.values())):
-        order = rng.permutation(sorted(patient for patient, at in home.items() if at == site)).tolist()
+        own = sorted(patient for patient, own_site in home.items() if own_site == site)
+        order = rng.permutation(own).tolist()
         held_out = min(round((val + test) * len(order)), len(order) - 1)
         tested = min(round(test * len(order)), held_out)
-        for place, patient in enumerate(order):
-            split[patient] = "test" if place < tested else "val" if place < held_out else "train"
+        split |= dict.fromkeys(order[:tested], "test")
+        split |= dict.fromkeys(order[tested:held_out], "val")
+        split |= dict.fromkeys(order[held_out:], "train")
     return np.array([split[patient] for patient in patients], dtype="<U5")
 
 
 def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
-    """Rows, column names and the number of characters that were no UTF-8."""
+    """The rows of a CSV, the names of its columns, and how many characters were not UTF-8 and are replaced."""
     if not path.is_file():
         raise ValueError("table source: the table (path) is not a file")
     raw = path.read_bytes()
@@ -241,7 +256,7 @@ def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
 
 
 def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
-    """The image file, or the reason why there is none. Both separators are understood."""
+    """The image file ``name`` under ``root``, or None and the reason. Both "/" and "\\" separate folders."""
     if report_text.is_missing(name):
         return None, "no image name"
     relative = PureWindowsPath(name)
@@ -257,19 +272,21 @@ def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
 
 
 def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels [N, L] float32 and their names; one column that holds words only becomes one column per word."""
+    """Labels [N, L] float32 and their names; a single column of words becomes one column per word."""
     labels = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         numbers = [_number(row[column]) for row in rows]
-        if len(columns) == 1 and (values or (None in numbers and all(n is None or np.isnan(n) for n in numbers))):
+        only_words = None in numbers and all(n is None or np.isnan(n) for n in numbers)
+        if len(columns) == 1 and (values or only_words):
             return _one_hot(column, [row[column] for row in rows], values)
         if strange := sum(n is None or not (np.isnan(n) or n in (1, 0, -1)) for n in numbers):
             raise ValueError(f"table source: {strange} values of label column {column!r} are none of 1, 0, -1, empty")
-        labels[:, place] = np.array(numbers, dtype=np.float32)
+        labels[:, index] = np.array(numbers, dtype=np.float32)
     return labels, columns
 
 
 def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels [N, L] of N words, nan for an empty one, and the L classes: ``values``, or the words that occur."""
     names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
     if len(names) > _MAX_CLASSES:
         raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}")
@@ -287,7 +304,7 @@ def _number(cell: str) -> float | None:
 
 
 def _names(columns: tuple[str, ...] | str) -> tuple[str, ...]:
-    """A tuple as it is; a string split at commas."""
+    """Names of columns from a tuple, or from a string with commas."""
     return tuple(filter(None, map(str.strip, columns.split(",") if isinstance(columns, str) else columns)))
 
 

@@ -1,9 +1,9 @@
 """The healthy frontal chest of each synthetic case: body, ribs, lungs, heart, vessels, diaphragm.
 
 Geometry is analytic in body coordinates: x in about -1..1 from the left of the image (the patient's right) to its
-right, y in about -1..1 downwards, so one description serves 64 and 256 pixels. A batch of rows is drawn at once,
-float32 [B, S, S]. Only + - * / sqrt and comparisons touch pixels: a row has the same bits in whatever batch it is in.
-Grey is radiographic density: air black, bone white.
+right, y in about -1..1 downwards, so one description serves 64 and 256 pixels. A batch of B rows is drawn at once,
+float32 [B, S, S]. Only + - * / sqrt and comparisons are applied to pixels, so a row has the same bits in any batch.
+Grey is radiographic density: air is black, bone is white.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Scene:
     x: np.ndarray
     y: np.ndarray
     ax: np.ndarray  # |x|
-    right: np.ndarray  # bool, the patient's right half
+    right: np.ndarray  # bool, True in the patient's right half
     pixel: np.ndarray  # [B, 1, 1] size of a pixel in body units
-    rise: np.ndarray  # [B, 1, 1] how far this film's breath moves the diaphragm up
+    rise: np.ndarray  # [B, 1, 1] how far up the breath of this film moves the diaphragm
     dome: np.ndarray  # y of the diaphragm below each pixel
     wall: np.ndarray  # distance to the chest wall, positive inside
     lung: np.ndarray  # share of aerated lung, 0..1, heart and mediastinum excluded
@@ -37,7 +37,7 @@ class Scene:
     fine: np.ndarray  # finer texture
 
     def pick(self, rows: np.ndarray) -> Scene:
-        """The same fields for some films of the batch."""
+        """The same fields for the films ``rows`` [b] of the batch."""
         return Scene(**{name: value[rows] for name, value in vars(self).items()})
 
 
@@ -47,7 +47,7 @@ def column(values: ArrayLike) -> np.ndarray:
 
 
 def ramp(distance: np.ndarray, edge: np.ndarray | float) -> np.ndarray:
-    """0 below -edge, 1 above edge, linear between; in place after the first step, which is where the time goes."""
+    """0 where ``distance`` is below -edge, 1 above edge, linear between. In place after the first step, for speed."""
     t: np.ndarray = distance * (np.float32(0.5) / edge)
     t += 0.5
     return np.clip(t, 0, 1, out=t)
@@ -62,7 +62,7 @@ def bump(q: np.ndarray) -> np.ndarray:
 
 
 def stroke(distance: np.ndarray, width: float, pixel: np.ndarray) -> np.ndarray:
-    """Profile 0..1 of a line of half width ``width``; thinner than a pixel it grows fainter, never thinner."""
+    """Profile 0..1 of a line of half width ``width``. Below the width of a pixel it becomes fainter, not thinner."""
     half = np.maximum(np.float32(width), pixel)
     r = distance * (1 / half)
     r *= r
@@ -74,16 +74,16 @@ def stroke(distance: np.ndarray, width: float, pixel: np.ndarray) -> np.ndarray:
 def texture(nodes: np.ndarray, size: int) -> np.ndarray:
     """Smooth interpolation of lattice values [B, K, K] to [B, S, S]."""
     k = nodes.shape[-1]
-    at = (np.arange(size) + 0.5) / size * (k - 1)
-    low = np.minimum(at.astype(np.int64), k - 2)
-    w = (at - low).astype(np.float32)
+    position = (np.arange(size) + 0.5) / size * (k - 1)
+    low = np.minimum(position.astype(np.int64), k - 2)
+    w = (position - low).astype(np.float32)
     w = w * w * (3 - 2 * w)  # no creases at the nodes
     rows = nodes[:, low, :] * (1 - w)[:, None] + nodes[:, low + 1, :] * w[:, None]
     return rows[:, :, low] * (1 - w) + rows[:, :, low + 1] * w
 
 
 def coordinates(cases: Cases, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Body coordinates x, y [B, S, S] of every pixel and the pixel size [B, 1, 1]: site's field of view, then pose."""
+    """Body coordinates x, y [B, S, S] of every pixel (from field of view and pose), and its size [B, 1, 1]."""
     styles = [cases.styles[site] for site in cases.site[rows]]
     pose, body = cases.pose[rows], cases.body[rows]
     zoom = np.array([style.zoom for style in styles]) * (1 + 0.05 * pose[:, 0])
@@ -98,7 +98,7 @@ def coordinates(cases: Cases, rows: np.ndarray, size: int) -> tuple[np.ndarray, 
 
 
 def scene(cases: Cases, rows: np.ndarray, seed: int, size: int) -> tuple[Scene, np.ndarray, np.ndarray]:
-    """The empty chest of each row: its fields, its grey values [B, S, S] and the detector's noise [B, S, S]."""
+    """The healthy chest of each row: its fields, its grey values [B, S, S] and standard normal noise [B, S, S]."""
     x, y, pixel = coordinates(cases, rows, size)
     coarse, fine, noise = _textures(rows, seed, size)
     body = cases.body[rows]
@@ -124,7 +124,10 @@ def scene(cases: Cases, rows: np.ndarray, seed: int, size: int) -> tuple[Scene, 
 
 
 def _textures(rows: np.ndarray, seed: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Two lattices and the pixel noise of each row, from the row's own stream; lattices are the same at any size."""
+    """Coarse and fine texture and the noise of each row, [B, S, S] each, from the row's own random stream.
+
+    The lattices behind the textures are the same at any size.
+    """
     coarse = np.empty((len(rows), 9, 9), np.float32)
     fine = np.empty((len(rows), 25, 25), np.float32)
     noise = np.empty((len(rows), size, size), np.float32)
@@ -139,19 +142,21 @@ def _textures(rows: np.ndarray, seed: int, size: int) -> tuple[np.ndarray, np.nd
 def _mediastinum(
     cases: Cases, rows: np.ndarray, x: np.ndarray, y: np.ndarray, ax: np.ndarray, edge: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Share 0..1 of heart and of the great vessels over the lungs [B, S, S]; AP films magnify the heart."""
+    """Shares 0..1 of heart and of mediastinum with great vessels, [B, S, S] each; AP films magnify the heart."""
     body = cases.body[rows]
     large = np.array([1.0, 1.2, 1.42])[cases.heart[rows]] * (1 + 0.07 * body[:, 3])
     large *= np.where(cases.ap[rows], 1.07, 1.0)
     dx, dy = x - column(0.02 + 0.085 * large), y - column(0.24 - 0.03 * large)
-    along, across = (dx * 0.90 + dy * 0.44) / column(0.285 * large), (dy * 0.90 - dx * 0.44) / column(0.235 * large)
+    along = (dx * 0.90 + dy * 0.44) / column(0.285 * large)
+    across = (dy * 0.90 - dx * 0.44) / column(0.235 * large)
     heart = ramp((1 - along * along - across * across) * column(0.13 * large), 2 * edge)
     width = 0.105 + 0.015 * body[:, 7] + np.where(cases.ap[rows], 0.015, 0.0)
     middle = ramp(column(width) + 0.05 * np.maximum(-0.45 - y, 0) - ax, 1.5 * edge)
     knob = column(np.where(cases.aorta[rows], 0.115, 0.085))
     kx, ky = (x - 0.095) / knob, (y + 0.34) / knob
     pulmonary = bump(((x - 0.11) / 0.12) ** 2 + ((y + 0.12) / 0.17) ** 2) * 1.6  # left heart border, below the knob
-    return heart, np.minimum(np.maximum(np.maximum(middle, ramp((1 - kx * kx - ky * ky) * 0.05, edge)), pulmonary), 1)
+    arch = ramp((1 - kx * kx - ky * ky) * 0.05, edge)
+    return heart, np.minimum(np.maximum(np.maximum(middle, arch), pulmonary), 1)
 
 
 def _anatomy(

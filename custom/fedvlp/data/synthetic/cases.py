@@ -1,7 +1,7 @@
-"""What is wrong with every synthetic patient: findings, anatomy, devices, sites and splits, all rows drawn at once.
+"""The table of synthetic patients: findings, anatomy, devices, sites and splits, all rows drawn at once.
 
-Nothing here draws a pixel or writes a word; both are functions of this table. All randomness comes from Philox streams
-keyed by (seed, stream), so every process that builds the same cohort holds the same table.
+No pixel and no word is made here; both are functions of this table. All randomness comes from Philox streams keyed by
+(seed, stream), so every process that builds the same cohort has the same table.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ ZONES = {  # by finding, index = Cases.zone
 SEVERITIES = ("mild", "moderate", "severe")
 DEVICES = ("pacemaker", "endotracheal tube", "central line", "nasogastric tube", "sternal wires")
 PACEMAKER, ETT, LINE, NGT, WIRES = range(5)
-STYLES = ("sections", "prose", "list", "impression", "terse")  # "terse" is kept for the hard site
-RATES = (0.34, 0.40, 0.34, 0.26, 0.32)  # how often each finding is present, before the uniform part
-NEGATED = (0.45, 0.70, 0.45, 0.75, 0.35)  # how often an absent finding is denied in the report instead of left out
-UNCERTAIN = 0.06  # of the present findings: faint in the image, hedged in the report, label -1
-AT_LEAST_VAL = 32  # rows of val and of test at each site, so that one in-batch retrieval of 32 is possible everywhere
+STYLES = ("sections", "prose", "list", "impression", "terse")  # of reports; only the hard site is "terse"
+RATES = (0.34, 0.40, 0.34, 0.26, 0.32)  # probability of each finding, in the studies that are not drawn uniformly
+NEGATED = (
+    0.45,
+    0.70,
+    0.45,
+    0.75,
+    0.35,
+)  # probability that an absent finding is denied in the report instead of left out
+UNCERTAIN = 0.06  # probability that a present finding is faint in the image, hedged in the report, and labelled -1
+AT_LEAST_VAL = 32  # rows of val and of test at each site: one batch of in-batch retrieval
 
 
 @dataclass(frozen=True)
@@ -53,46 +59,46 @@ class SiteStyle:
     marker: bool  # a side marker is burned into the corner
     ap: float  # share of AP (bedside) films
     report: str  # one of STYLES
-    words: int  # which synonym the site prefers
+    words: int  # index of the synonyms that the site prefers
 
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """One row per image (each study has one). Per-patient values are repeated on the patient's rows."""
+    """One row per study, which has one image. Values of a patient are repeated in the patient's rows."""
 
     patient: np.ndarray  # [N] int, 0..P-1, ascending
-    site: np.ndarray  # [N] int
-    split: np.ndarray  # [N] str
-    present: np.ndarray  # [N, 5] bool
-    labels: np.ndarray  # [N, 5] float32
+    site: np.ndarray  # [N] int, 0 is site-1
+    split: np.ndarray  # [N] str, of SPLITS
+    present: np.ndarray  # [N, 5] bool, by FINDINGS
+    labels: np.ndarray  # [N, 5] float32, as in a cohort
     side: np.ndarray  # [N, 5] int, index of SIDES
     zone: np.ndarray  # [N, 5] int, index of ZONES[finding]
     severity: np.ndarray  # [N, 5] int, index of SEVERITIES
-    place: np.ndarray  # [N, 5, 2] float, jitter of position and size, -1..1
-    devices: np.ndarray  # [N, 5] bool
+    jitter: np.ndarray  # [N, 5, 2] float, of position and size, -1..1
+    devices: np.ndarray  # [N, 5] bool, by DEVICES
     device_side: np.ndarray  # [N, 5] int, 0 right, 1 left (pacemaker and central line)
     heart: np.ndarray  # [N] int, 0 normal, 1 mildly enlarged, 2 markedly enlarged
     volume: np.ndarray  # [N] int, 0 low, 1 normal, 2 hyperinflated
     raised: np.ndarray  # [N] int, 0 none, 1 right, 2 left hemidiaphragm elevated
     granuloma: np.ndarray  # [N] int, 0 none, else 1 + 3 * side + zone of ("upper", "mid", "lower")
     aorta: np.ndarray  # [N] bool, prominent calcified aortic knob
-    ap: np.ndarray  # [N] bool
+    ap: np.ndarray  # [N] bool, an AP (bedside) film
     body: np.ndarray  # [N, 8] float, anatomy of the patient, -1..1
     pose: np.ndarray  # [N, 4] float, positioning of the film: zoom, x, y, rotation, standard normal
     words: np.ndarray  # [N, 24] float, 0..1, choices of wording
-    styles: tuple[SiteStyle, ...]
+    styles: tuple[SiteStyle, ...]  # by site
 
     def __len__(self) -> int:
         return len(self.patient)
 
 
 def stream(seed: int, name: int, index: int = 0) -> np.random.Generator:
-    """Generator of one named stream; rows use ``name`` 0, so (seed, row) alone decides a row's texture and noise."""
+    """The generator of stream ``name``. Rows use 0, so (seed, row) alone decides a row's texture and noise."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, (name << 48) + index], dtype=np.uint64)))
 
 
 def draw_cases(spec: SyntheticCohort) -> Cases:
-    """The whole table of a cohort."""
+    """The table of a cohort. Raises ValueError as ``site_styles`` and ``dirichlet_partition`` do."""
     n = spec.size
     rng = stream(spec.seed, 1)
     patient = _patients(rng, n)
@@ -109,7 +115,7 @@ def draw_cases(spec: SyntheticCohort) -> Cases:
         patient=patient,
         site=site,
         split=_splits(stream(spec.seed, 2), patient, site, spec.sites),
-        ap=ap | (sick & (rng.random(n) < 0.3)) | extras["devices"][:, ETT],  # the intubated are filmed in bed
+        ap=ap | (sick & (rng.random(n) < 0.3)) | extras["devices"][:, ETT],  # intubated patients are imaged in bed
         styles=styles,
         **findings,
         **extras,
@@ -143,12 +149,12 @@ def _findings(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
         "side": side,
         "zone": zone,
         "severity": severity,
-        "place": rng.uniform(-1, 1, (n, 5, 2)),
+        "jitter": rng.uniform(-1, 1, (n, 5, 2)),
     }
 
 
 def _extras(rng: np.random.Generator, patient: np.ndarray) -> dict[str, np.ndarray]:
-    """Anatomy and what the patient carries for life (per patient), tubes, posture and wording (per study)."""
+    """Columns drawn per patient (anatomy, permanent devices) and per study (tubes, posture, wording)."""
     n, people = len(patient), int(patient.max()) + 1
     devices = rng.random((n, 5)) < np.array([0.0, 0.07, 0.12, 0.07, 0.0])
     for device, rate in ((PACEMAKER, 0.08), (WIRES, 0.07)):
@@ -170,7 +176,7 @@ def _extras(rng: np.random.Generator, patient: np.ndarray) -> dict[str, np.ndarr
 
 
 def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sites: int) -> np.ndarray:
-    """Split [N] by patient within each site: 15 % val, 15 % test, but at least 32 rows each where 128 are there."""
+    """Split [N] by patient within each site: 15 % val, 15 % test, and at least 32 rows each at sites of 128."""
     split = np.full(len(patient), SPLITS[0], dtype="<U5")
     for index in range(sites):
         rows = np.flatnonzero(site == index)
@@ -188,16 +194,17 @@ def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sit
 def site_styles(
     sites: int, seed: int, hard_site: str | None = None, shared_habits: bool = False
 ) -> tuple[SiteStyle, ...]:
-    """Acquisition and reporting habits of site-1..site-N; a site's habits do not depend on how many sites there are.
+    """How site-1..site-N take films and word reports; a site's habits do not depend on the number of sites.
 
-    With ``shared_habits`` every site has those of site-1, but for ``hard_site``.
+    With ``shared_habits`` all sites but ``hard_site`` have those of site-1. Raises ValueError for a ``hard_site`` that
+    is none of the sites.
     """
     names = [f"site-{index + 1}" for index in range(sites)]
     if hard_site is not None and hard_site not in names:
         raise ValueError(f"synthetic: hard_site is {hard_site!r}; expected one of {names[0]}..{names[-1]} or None")
     styles = []
-    for place, name in enumerate(names):
-        index = 0 if shared_habits else place
+    for number, name in enumerate(names):
+        index = 0 if shared_habits else number
         u = stream(seed, 3, index).uniform(-1, 1, 12)
         hard = name == hard_site
         styles.append(

@@ -13,22 +13,25 @@ from fedvlp.data.synthetic.cases import FINDINGS, Cases, draw_cases
 from fedvlp.data.synthetic.film import Renderer
 from fedvlp.data.synthetic.reports import write_reports
 
-VERSION = 1  # raise whenever a pixel or a word of an unchanged specification changes
+VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
 PROBES = 4  # films that enter the fingerprint, in case the version was not raised
 
 
 @dataclass(frozen=True)
 class SyntheticCohort:
-    """Specification of the built-in cohort. Equal specifications give equal bytes in every process."""
+    """Specification of the built-in cohort. Equal specifications give equal bytes in every process.
+
+    Raises ValueError for fewer than 4 studies a site, an ``image_size`` outside of 32..2048, or a negative ``seed``.
+    """
 
     sites: int = 5  # named site-1..site-N
     size: int = 2000  # studies in total, one frontal film each, about 1.3 per patient
     image_size: int = 64  # pixels; anatomy and texture are the same at any size
-    beta: float = 1.0  # Dirichlet concentration of the label skew over sites, smaller = more skewed
-    seed: int = 0
-    hard_site: str | None = None  # a site made harder: noise, low contrast, bedside films, telegraphic reports
-    shared_habits: bool = False  # every site takes films and words reports as site-1 does; only findings differ
-    label_code: str = "mention"  # what the skew is over: findings mentioned (as published) or "positive"
+    beta: float = 1.0  # Dirichlet concentration of the labels over sites, above 0; smaller is more skewed
+    seed: int = 0  # of everything that is drawn
+    hard_site: str | None = None  # name of a site made harder: noise, low contrast, bedside films, telegraphic reports
+    shared_habits: bool = False  # all sites but ``hard_site`` take films and word reports as site-1 does
+    label_code: str = "mention"  # class of a study for the skew: findings "mention"ed (as published) or "positive"
 
     def __post_init__(self) -> None:
         if self.sites < 1 or self.size < 4 * self.sites:
@@ -39,7 +42,7 @@ class SyntheticCohort:
             raise ValueError(f"synthetic: seed is {self.seed}; expected 0 or more")
 
     def build(self) -> Cohort:
-        """The cohort: labels and reports now, pixels of the rows that are asked for when they are asked for."""
+        """The cohort. Labels and reports are made now; pixels are drawn when rows are read."""
         cases, renderer = self.cases(), self.renderer()
         reports = _reports(self)
         n = len(cases)
@@ -59,7 +62,7 @@ class SyntheticCohort:
         )
 
     def cases(self) -> Cases:
-        """What every row shows, from which pixels and words follow."""
+        """The table of cases, from which pixels and words follow."""
         return _cases(self)
 
     def renderer(self) -> Renderer:
@@ -67,7 +70,7 @@ class SyntheticCohort:
         return Renderer(self.cases(), self.image_size, self.seed)
 
     def masks(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Bool [n, S, S] for each finding and for "lungs"; a finding's mask is empty where it is absent."""
+        """Masks of ``rows`` [n], bool [n, S, S], by finding and for "lungs"; empty where a finding is absent."""
         return self.renderer().masks(rows)
 
 

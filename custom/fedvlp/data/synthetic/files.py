@@ -1,7 +1,7 @@
-"""Writes a cohort to disk as PNG or DICOM with a ``pairs.csv``, so that file readers have something to read anywhere.
+"""Writes a cohort to disk as PNG or DICOM files with a ``pairs.csv``, so that file readers can be tried anywhere.
 
-The DICOM files are varied on purpose: MONOCHROME1 and MONOCHROME2, several gains and offsets within 12 of 16 bits, the
-window in the header, and identifying attributes in every place where a hospital has them, all marked SYNTHETIC.
+The DICOM files differ on purpose: MONOCHROME1 and MONOCHROME2, several gains and offsets within 12 of 16 bits, the
+window in the header. They have identifying attributes wherever a hospital's files do, all marked SYNTHETIC.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def write(cohort: SyntheticCohort | Cohort, folder: str | Path, format: str = "p
     """Writes ``pairs.csv`` and ``images/<row>.png|dcm`` under ``folder``; returns the path of ``pairs.csv``.
 
     Columns: image (relative to ``folder``), report, site, patient_id, study_id, split, then one per label: 1, 0, -1
-    uncertain, empty not mentioned. Pixels of a PNG are the cohort's; of a DICOM they are after the header's window.
+    uncertain, empty not mentioned. The pixels of a PNG are the cohort's; those of a DICOM are so after the header's
+    window. Raises ValueError for a ``format`` other than "png" and "dicom".
     """
     if format not in ("png", "dicom"):
         raise ValueError(f"synthetic: format is {format!r}; expected 'png' or 'dicom'")
@@ -59,7 +60,7 @@ def _write_png(path: Path, film: np.ndarray) -> None:
 
 
 def _write_dicom(path: Path, film: np.ndarray, table: Cohort, row: int) -> None:
-    """One film [S, S] uint8 as a 12-bit DICOM whose window maps exactly back to the film's 256 grey levels."""
+    """One film [S, S] uint8 as a 12-bit DICOM, whose window maps back to the film's 256 grey levels exactly."""
     from pydicom.dataset import FileDataset, FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian
 
@@ -88,7 +89,7 @@ def _write_dicom(path: Path, film: np.ndarray, table: Cohort, row: int) -> None:
 
 
 def _identify(data, table: Cohort, row: int) -> None:
-    """Identifying attributes as a hospital's file has them, every one of them evidently made up."""
+    """Sets identifying attributes as a hospital's file has them, each of them evidently made up."""
     site = "" if table.sites is None else table.sites[row]
     number = int(digest(table.patients[row])[:6], 16)
     data.PatientName = f"SYNTHETIC^Patient^{number}"

@@ -1,7 +1,7 @@
-"""Draws the five findings and the devices into a film; coordinates and conventions as in ``synthetic_images``.
+"""Draws the five findings and the devices into a film; coordinates and conventions are those of ``anatomy``.
 
-Opacity is compounded (1 - product of the clear shares) and scaled by the air it replaces, so overlapping disease
-saturates at soft tissue, and a finding adds nothing outside the chest. A pneumothorax takes the markings away.
+Opacities are combined (1 - product of the clear shares) and scaled by the air that they replace. So overlapping disease
+saturates at the grey of soft tissue, and a finding adds nothing outside the chest. A pneumothorax removes the vessels.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from fedvlp.data.synthetic.cases import (
 )
 
 Extents = dict[int, tuple[np.ndarray, np.ndarray]]
-FAINT = 0.75  # strength of an uncertain finding relative to a mild one
+"""Finding -> indices [b] of the films that show it, and its extent 0..1 [b, S, S] in them."""
+
+FAINT = 0.75  # opacity of an uncertain finding relative to a mild one
 
 
 def extents(cases: Cases, rows: np.ndarray, s: Scene, without: frozenset[str] = frozenset()) -> Extents:
-    """By finding: the films of the batch [b] that show it and its extent 0..1 [b, S, S] within the chest."""
+    """Where in the chest each finding is; those named in ``without`` are left out."""
     shapes: dict[int, Callable[[Scene, Cases, np.ndarray], np.ndarray]] = {
         EDEMA: _edema,
         EFFUSION: _effusion,
@@ -40,46 +42,49 @@ def extents(cases: Cases, rows: np.ndarray, s: Scene, without: frozenset[str] = 
         PNEUMOTHORAX: _pneumothorax,
         PNEUMONIA: _pneumonia,
     }
-    found: Extents = {}
+    result: Extents = {}
     for finding, shape in shapes.items():
         which = np.flatnonzero(cases.present[rows, finding])
         if len(which) and FINDINGS[finding] not in without:
-            part, at = s.pick(which), rows[which]
-            side = cases.side[at, finding]
-            affected = np.where(part.right, column(side != 1), column(side != 0))
-            found[finding] = which, shape(part, cases, at) * affected
-    return found
+            films, affected_rows = s.pick(which), rows[which]
+            side = cases.side[affected_rows, finding]
+            affected = np.where(films.right, column(side != 1), column(side != 0))
+            result[finding] = which, shape(films, cases, affected_rows) * affected
+    return result
 
 
 def draw_findings(cases: Cases, rows: np.ndarray, s: Scene, grey: np.ndarray, without: frozenset[str]) -> np.ndarray:
-    """Grey [B, S, S] with the rows' findings drawn in."""
-    found = extents(cases, rows, s, without)
-    depth = {EDEMA: (0.26, 0.46, 0.74), EFFUSION: (0.92,) * 3, CONSOLIDATION: (0.48, 0.68, 0.92)}
-    depth[PNEUMONIA] = (0.42, 0.62, 0.86)
-    clear = np.ones_like(grey)
-    for finding, (which, extent) in found.items():
+    """Grey values [B, S, S] with the rows' findings, but for those named in ``without``, drawn into ``grey``."""
+    shown = extents(cases, rows, s, without)
+    opacity = {  # mild, moderate, severe
+        EDEMA: (0.26, 0.46, 0.74),
+        EFFUSION: (0.92, 0.92, 0.92),
+        CONSOLIDATION: (0.48, 0.68, 0.92),
+        PNEUMONIA: (0.42, 0.62, 0.86),
+    }
+    clear = np.ones_like(grey)  # share of the air that no opacity replaces
+    for finding, (which, extent) in shown.items():
         if finding != PNEUMOTHORAX:
             at = rows[which]
-            strength = np.array(depth[finding])[cases.severity[at, finding]]
+            strength = np.array(opacity[finding])[cases.severity[at, finding]]
             strength = strength * np.where(cases.labels[at, finding] < 0, FAINT, 1.0)
-            strength = strength * (1 + 0.08 * cases.place[at, finding, 1])  # severities overlap a little
+            strength = strength * (1 + 0.08 * cases.jitter[at, finding, 1])  # severities overlap a little
             clear[which] *= 1 - column(strength) * extent
-    empty = found.get(PNEUMOTHORAX)
-    if empty is not None:
-        which, extent = empty
-        part, at = s.pick(which), rows[which]
-        wet = found.get(EFFUSION)
+    if PNEUMOTHORAX in shown:
+        which, extent = shown[PNEUMOTHORAX]
+        films, at = s.pick(which), rows[which]
         fluid = np.zeros_like(clear)
-        if wet is not None:
-            fluid[wet[0]] = wet[1]
+        if EFFUSION in shown:
+            wet, level = shown[EFFUSION]
+            fluid[wet] = level
         bare = extent * (1 - fluid[which])
         clear[which] += (1 - clear[which]) * 0.9 * bare  # opacities lie in the lung, not in the pleural air
-        grey[which] -= bare * (0.12 + part.vessels)
-        rim = 4 * extent * (1 - extent) * part.lung  # the visceral pleura, where the lung's edge runs
+        grey[which] -= bare * (0.12 + films.vessels)
+        rim = 4 * extent * (1 - extent) * films.lung  # the visceral pleura, where the lung's edge runs
         side = cases.side[at, PNEUMOTHORAX]
-        sides = np.where(part.right, column(side != 1), column(side != 0))
+        sides = np.where(films.right, column(side != 1), column(side != 0))
         squeeze = column(np.array([0.0, 0.015, 0.03])[cases.severity[at, PNEUMOTHORAX]])
-        grey[which] += 0.10 * rim * (part.wall > 2 * part.pixel) + squeeze * sides * (part.lung - extent).clip(0)
+        grey[which] += 0.10 * rim * (films.wall > 2 * films.pixel) + squeeze * sides * (films.lung - extent).clip(0)
     return grey + clear * s.vessels + (1 - clear) * (0.42 * s.lung + 0.10 * (s.chest - s.lung))
 
 
@@ -90,9 +95,9 @@ def _cavity(s: Scene) -> np.ndarray:
 
 def _edema(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
     """Haze about the hila (bat wings), of the bases or throughout, thicker along vessels, septal lines at the bases."""
-    zone, place = cases.zone[rows, EDEMA], cases.place[rows, EDEMA]
-    wide = column(np.array([0.34, 0.52, 0.62])[zone] * (1 + 0.08 * place[:, 0]))
-    high = column(np.array([0.42, 0.36, 1.05])[zone] * (1 + 0.08 * place[:, 1]))
+    zone, jitter = cases.zone[rows, EDEMA], cases.jitter[rows, EDEMA]
+    wide = column(np.array([0.34, 0.52, 0.62])[zone] * (1 + 0.08 * jitter[:, 0]))
+    high = column(np.array([0.42, 0.36, 1.05])[zone] * (1 + 0.08 * jitter[:, 1]))
     cx, cy = column(np.array([0.25, 0.40, 0.38])[zone]), column(np.array([-0.02, 0.30, 0.0])[zone])
     haze = np.minimum(1.5 * bump(((s.ax - cx) / wide) ** 2 + ((s.y - cy) / high) ** 2), 1)
     comb = s.y * 13
@@ -105,17 +110,18 @@ def _edema(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
 def _effusion(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
     """Fluid from the diaphragm up to a meniscus that climbs the wall: a blunt angle, a third, most of a side."""
     high = np.array([0.05, 0.24, 0.58])[cases.severity[rows, EFFUSION]]
-    high = high * (1 + 0.12 * cases.place[rows, EFFUSION, 0])
+    high = high * (1 + 0.12 * cases.jitter[rows, EFFUSION, 0])
     climb = np.maximum(s.ax - 0.16, 0) / 0.6
     level = 0.46 - s.rise - column(high) - column(0.13 + 0.16 * np.minimum(high, 0.4)) * climb * climb
     return ramp(s.y - level, np.maximum(np.float32(0.045), s.pixel)) * _cavity(s)
 
 
 def _patch(s: Scene, cases: Cases, rows: np.ndarray, finding: int, radius: float) -> np.ndarray:
-    """Squared distance from the centre of the zone in units of the patch's radius, its border made irregular."""
-    zone, place = cases.zone[rows, finding], cases.place[rows, finding]
+    """Squared distance [b, S, S] from the zone's centre, in units of the patch's radius, with irregular border."""
+    zone, jitter = cases.zone[rows, finding], cases.jitter[rows, finding]
     scale = np.array([0.80, 1.0, 1.28])[cases.severity[rows, finding]] * radius
-    cx, cy = 0.40 + 0.05 * zone + 0.06 * place[:, 0], np.array(ZONE_Y)[zone] + 0.05 * place[:, 1]
+    cx = 0.40 + 0.05 * zone + 0.06 * jitter[:, 0]
+    cy = np.array(ZONE_Y)[zone] + 0.05 * jitter[:, 1]
     dx, dy = (s.ax - column(cx)) / column(1.15 * scale), (s.y - column(cy) + s.rise) / column(scale)
     return dx * dx + dy * dy + 0.34 * s.coarse + 0.10 * s.fine
 
@@ -134,8 +140,8 @@ def _pneumonia(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
 
 def _pneumothorax(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
     """Pleural air: the cavity outside a shrunken lung that has fallen away from the apex, the side or the base."""
-    zone, place = cases.zone[rows, PNEUMOTHORAX], cases.place[rows, PNEUMOTHORAX]
-    k = np.array([0.13, 0.25, 0.44])[cases.severity[rows, PNEUMOTHORAX]] * (1 + 0.1 * place[:, 0])
+    zone, jitter = cases.zone[rows, PNEUMOTHORAX], cases.jitter[rows, PNEUMOTHORAX]
+    k = np.array([0.13, 0.25, 0.44])[cases.severity[rows, PNEUMOTHORAX]] * (1 + 0.1 * jitter[:, 0])
     thin = 1 - k * np.array([0.35, 0.80, 0.40])[zone]  # [b] width of the lung left
     short = 1 - k * np.array([0.90, 0.45, 0.60])[zone]
     inward = 0.345 * k * np.array([0.25, 0.80, 0.35])[zone]
@@ -149,7 +155,7 @@ def _pneumothorax(s: Scene, cases: Cases, rows: np.ndarray) -> np.ndarray:
 
 
 def draw_devices(cases: Cases, rows: np.ndarray, s: Scene, grey: np.ndarray, without: frozenset[str]) -> np.ndarray:
-    """Grey [B, S, S] with the rows' devices and calcified granulomas drawn in, in place."""
+    """Draws the rows' devices, but for those in ``without``, and calcified granulomas into ``grey`` [B, S, S]."""
     shapes = {PACEMAKER: _pacemaker, ETT: _tube, LINE: _line, NGT: _feeding, WIRES: _wires}
     for device, shape in shapes.items():
         which = np.flatnonzero(cases.devices[rows, device])
@@ -158,10 +164,10 @@ def draw_devices(cases: Cases, rows: np.ndarray, s: Scene, grey: np.ndarray, wit
             grey[which] += shape(s.pick(which), sign)
     which = np.flatnonzero(cases.granuloma[rows])
     if len(which):
-        part, code = s.pick(which), cases.granuloma[rows[which]] - 1
-        dx = part.x - column((2 * (code // 3) - 1) * 0.47)
-        dy = part.y - column(np.array(ZONE_Y)[code % 3] + 0.04) + part.rise
-        grey[which] += 0.34 * stroke(np.sqrt(dx * dx + dy * dy), 0.035, part.pixel)
+        films, code = s.pick(which), cases.granuloma[rows[which]] - 1
+        dx = films.x - column((2 * (code // 3) - 1) * 0.47)
+        dy = films.y - column(np.array(ZONE_Y)[code % 3] + 0.04) + films.rise
+        grey[which] += 0.34 * stroke(np.sqrt(dx * dx + dy * dy), 0.035, films.pixel)
     return grey
 
 

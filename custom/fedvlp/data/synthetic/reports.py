@@ -1,7 +1,7 @@
-"""Words the report of each synthetic case: what the film shows with side, zone and severity, what it denies, and habit.
+"""Writes the report of each synthetic case: findings with side, zone and severity, denials, devices, normal remarks.
 
-A finding is named if and only if its label is not blank: stated (1), hedged (-1) or denied (0). Sites differ in section
-layout, in preferred synonyms and in how they put a negation.
+A finding is named if and only if its label is not blank: stated (1), hedged (-1) or denied (0). Sites differ in layout,
+in preferred synonyms and in how they word a negation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedvlp.data.synthetic.cases import (
     Cases,
 )
 
-TERMS = {  # how a report may name each finding; the last word of each is the test of a mention
+TERMS = {  # how a report may name each finding; the last word of a term is enough to recognise it
     EDEMA: ("pulmonary edema", "interstitial edema", "edema"),
     EFFUSION: ("pleural effusion", "effusion", "pleural effusion"),
     CONSOLIDATION: ("consolidation", "focal consolidation", "airspace consolidation"),
@@ -85,17 +85,17 @@ DEVICE = (
 NORMAL = ("no acute bony abnormality", "the bony thorax is intact", "mediastinal contours are unremarkable", "")
 CLEAR = ("no acute cardiopulmonary abnormality", "no acute cardiopulmonary process", "no acute disease of the chest")
 SHORT = (("there is ", ""), ("right", "rt"), ("left", "lt"), ("bilateral", "bilat"), ("the ", ""))
-DEVICE_SAID = 0.75  # how often a device on the film is in the report
-HABIT = 0.65  # how often a site words things its own way rather than any way
+DEVICE_SAID = 0.75  # probability that a device on the film is in the report
+HABIT = 0.65  # probability that a site uses its preferred wording, and not any
 
 
 def write_reports(cases: Cases) -> tuple[str, ...]:
-    """The report of every row."""
+    """The report of every row, in the order of the table."""
     return tuple(_Writer(cases, row).report() for row in range(len(cases)))
 
 
 class _Writer:
-    """Words one row; column k of the row's ``words`` decides choice k."""
+    """Writes the report of one row. Column k of the row's ``words`` decides choice k."""
 
     def __init__(self, cases: Cases, row: int) -> None:
         self.cases, self.row = cases, row
@@ -104,6 +104,7 @@ class _Writer:
         self.labels = cases.labels[row].tolist()
 
     def choose(self, options: Sequence[str], column: int) -> str:
+        """One of ``options``: the site's preferred one with probability ``HABIT``, else any."""
         draw = self.words[column]
         if draw < HABIT:
             return options[self.style.words % len(options)]
@@ -111,17 +112,19 @@ class _Writer:
 
     def findings(self) -> list[str]:
         """A sentence for each finding that is visible."""
-        said = []
+        sentences = []
         for finding in range(len(FINDINGS)):
             if self.labels[finding] == 1:
-                said.append(self.fill(self.choose(STATED[finding], finding), finding))
+                sentences.append(self.fill(self.choose(STATED[finding], finding), finding))
             elif self.labels[finding] == -1:
                 term = self.choose(TERMS[finding], finding)
-                what = self.fill("{side} {zone} " + term if finding != EFFUSION else "{side} " + term, finding)
-                said.append(self.choose(HEDGED, 5).format(what=what))
-        return said
+                where = "{side} " if finding == EFFUSION else "{side} {zone} "
+                what = self.fill(where + term, finding)
+                sentences.append(self.choose(HEDGED, 5).format(what=what))
+        return sentences
 
     def fill(self, template: str, finding: int) -> str:
+        """The template with side, zone, severity and articles of this row's finding."""
         cases, row = self.cases, self.row
         side = SIDES[cases.side[row, finding]]
         zone = ZONES[finding][cases.zone[row, finding]]
@@ -140,69 +143,75 @@ class _Writer:
         return text.strip()
 
     def denials(self) -> list[str]:
-        """What is explicitly absent, in one sentence or one each."""
+        """The findings that are denied, in one sentence or one sentence each."""
         names = [self.choose(TERMS[f], 7) for f in range(len(FINDINGS)) if self.labels[f] == 0]
         if not names:
             return []
         if self.style.words % 2:
             return [self.choose(DENIED, 8).format(list=name) for name in names]
-        joined = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        joined = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
         return [self.choose(DENIED, 8).format(list=joined)]
 
     def devices(self) -> list[str]:
+        """A sentence for each device that is reported."""
         cases, row = self.cases, self.row
         side = [SIDES[index] for index in cases.device_side[row]]
         carried = [d for d in range(len(DEVICES)) if cases.devices[row, d] and self.words[19 + d] < DEVICE_SAID]
         return [self.choose(DEVICE[device], 9).format(side=side[device]) for device in carried]
 
     def incidental(self) -> list[str]:
-        """Heart, lung volume, diaphragm, aorta, granuloma: visible all, and stated unless normal and left out."""
+        """Heart, lung volume, diaphragm, aorta, granuloma: if abnormal always; normal heart and volume sometimes."""
         cases, row = self.cases, self.row
-        said = [self.choose(VOLUME[cases.volume[row]], 11)] if cases.volume[row] != 1 or self.words[17] < 0.3 else []
+        sentences = []
         if cases.heart[row] or self.words[18] < 0.6:
-            said.insert(0, self.choose(HEART[cases.heart[row]], 10))
+            sentences.append(self.choose(HEART[cases.heart[row]], 10))
+        if cases.volume[row] != 1 or self.words[17] < 0.3:
+            sentences.append(self.choose(VOLUME[cases.volume[row]], 11))
         if cases.raised[row]:
-            said.append(f"elevated {SIDES[cases.raised[row] - 1]} hemidiaphragm")
+            sentences.append(f"elevated {SIDES[cases.raised[row] - 1]} hemidiaphragm")
         if cases.aorta[row]:
-            said.append(self.choose(("calcified aortic knob", "aortic atherosclerosis with a prominent knob"), 12))
+            sentences.append(self.choose(("calcified aortic knob", "aortic atherosclerosis with a prominent knob"), 12))
         if cases.granuloma[row]:
             side, zone = divmod(int(cases.granuloma[row]) - 1, 3)
             spot = f"{SIDES[side]} {('upper', 'mid', 'lower')[zone]} zone"
-            said.append(self.choose((f"calcified granuloma in the {spot}", f"small calcified nodule, {spot}"), 13))
-        return said
+            sentences.append(self.choose((f"calcified granuloma in the {spot}", f"small calcified nodule, {spot}"), 13))
+        return sentences
 
     def view(self) -> str:
-        bed = ("portable AP view of the chest", "AP bedside radiograph")
-        return self.choose(bed if self.cases.ap[self.row] else ("PA view of the chest", "upright PA radiograph"), 14)
+        """The projection, AP or PA."""
+        bedside = ("portable AP view of the chest", "AP bedside radiograph")
+        upright = ("PA view of the chest", "upright PA radiograph")
+        return self.choose(bedside if self.cases.ap[self.row] else upright, 14)
 
     def impression(self) -> str:
-        """The visible findings in short, worst first as the list goes, or that there are none."""
+        """The findings labelled 1 in short, in the order of ``FINDINGS``; "as above" where there are none."""
         seen = [f for f in range(len(FINDINGS)) if self.labels[f] == 1]
         if not seen:
             return "as above"
         return ", ".join(self.fill(f"{{side}} {TERMS[f][0]}", f) for f in seen)
 
     def report(self) -> str:
-        found, denied, devices, other = self.findings(), self.denials(), self.devices(), self.incidental()
+        """The report in the site's layout."""
+        present, denied, devices, other = self.findings(), self.denials(), self.devices(), self.incidental()
         normal = self.choose(NORMAL, 15)
-        clear = [] if found else [self.choose(CLEAR, 16)]
+        clear = [] if present else [self.choose(CLEAR, 16)]
         if self.style.report == "sections":
-            body = _sentences([*found, *denied, *other, *devices, normal])
+            body = _sentences([*present, *denied, *other, *devices, normal])
             summary = _sentences(clear or [self.impression()])
             return f"EXAM: {_sentences([self.view()])}\nFINDINGS: {body}\nIMPRESSION: {summary}"
         if self.style.report == "list":
-            lines = _sentences([*devices, *found, *denied, *other, *clear], "\n").split("\n")
+            lines = _sentences([*devices, *present, *denied, *other, *clear], "\n").split("\n")
             return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
         if self.style.report == "impression":
-            return f"IMPRESSION: {_sentences([*found, *clear, *denied, *devices, *other])}"
+            return f"IMPRESSION: {_sentences([*present, *clear, *denied, *devices, *other])}"
         if self.style.report == "terse":
-            text = "; ".join(filter(None, [*other, *found, *denied, *devices])).lower()
+            text = "; ".join(filter(None, [*other, *present, *denied, *devices])).lower()
             for long, short in SHORT:
                 text = text.replace(long, short)
             return f"cxr {'ap' if self.cases.ap[self.row] else 'pa'}: {text}"
-        return _sentences([self.view(), *devices, *other, *found, *denied, *clear, normal])
+        return _sentences([self.view(), *devices, *other, *present, *denied, *clear, normal])
 
 
-def _sentences(parts: Sequence[str], joint: str = " ") -> str:
-    """Capitalised sentences with a full stop each; empty parts are left out."""
-    return joint.join(part[0].upper() + part[1:] + "." for part in parts if part)
+def _sentences(phrases: Sequence[str], separator: str = " ") -> str:
+    """The phrases as sentences: capitalised, with a full stop. Empty phrases are left out."""
+    return separator.join(phrase[0].upper() + phrase[1:] + "." for phrase in phrases if phrase)

@@ -1,0 +1,40 @@
+"""Names of the figures that a run notes in every phase, made and read with these functions only.
+
+The names are in metrics.csv and in TensorBoard, so they must not change:
+
+- ``loss/<term>``: mean of a term of the loss over a site's steps; at the server ``loss/<phase>/<term>``.
+- ``probe/<name>``: what the method's ``probe`` measured of the received model.
+- ``update_norm/<site>``: L2 norm of the change that a site sent.
+- ``bytes_down``, ``bytes_up``: bytes of tensors to and from all sites; ``seconds``: of the phase.
+"""
+
+from __future__ import annotations
+
+BYTES_DOWN, BYTES_UP, SECONDS = "bytes_down", "bytes_up", "seconds"
+
+_LOSS, _PROBE, _UPDATE_NORM = "loss/", "probe/", "update_norm/"
+
+
+def loss(term: str) -> str:
+    """Mean of a loss term."""
+    return f"{_LOSS}{term}"
+
+
+def loss_term(name: str) -> str | None:
+    """The term of a name that ``loss`` made; None for any other name."""
+    return name.removeprefix(_LOSS) if name.startswith(_LOSS) else None
+
+
+def probe(name: str) -> str:
+    """A figure of the method's ``probe``."""
+    return f"{_PROBE}{name}"
+
+
+def update_norm(site: str) -> str:
+    """L2 norm of the change that a site sent."""
+    return f"{_UPDATE_NORM}{site}"
+
+
+def is_of_phase(name: str) -> bool:
+    """Whether every phase of a round has its own value of this figure, so that a curve needs the phase's name."""
+    return name.startswith((_LOSS, _UPDATE_NORM)) or name in (SECONDS, BYTES_DOWN, BYTES_UP)
