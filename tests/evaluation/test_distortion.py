@@ -93,6 +93,16 @@ def test_sites_without_test_records_are_left_out() -> None:
     assert len(entries) == 6
 
 
+def test_a_site_needs_two_test_records() -> None:
+    """Of one pair no retrieval can be measured; of two it can."""
+    one = world()
+    for site, count in (("b", 1), ("c", 2)):
+        image, text = one.data[site].content["test"]
+        one.data[site].content["test"] = image[:count], text[:count]
+    entries = cross_table(trials(one, clone(one.server().state)), one.data, Retraining(local_steps=0), SGD)
+    assert {e.measured_on for e in entries} == {"a", "c"}
+
+
 def test_paired_similarity_by_hand() -> None:
     """Cosines 1, 0 and 0.6: mean 1.6 / 3."""
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -114,8 +124,9 @@ def test_first_and_last_layers_of_each_encoder() -> None:
     assert all(".blocks.1." in name for name in last)
     assert encoder_layers(names) == first  # a third of two layers is one
     assert encoder_layers(names, 2) == {name for name in names if ".blocks." in name}
-    with pytest.raises(ValueError, match="2 layers, 3 asked"):
-        encoder_layers(names, 3)
+    for count in (0, 3):
+        with pytest.raises(ValueError, match=f"2 layers, {count} asked"):
+            encoder_layers(names, count)
 
 
 def test_layers_of_the_papers_towers_are_found_by_name() -> None:

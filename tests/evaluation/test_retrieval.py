@@ -99,6 +99,43 @@ def test_one_float_step_beside_the_positive_is_no_tie(tile):
         assert_same(ranks(text, text, tile=tile), sorted_ranks(text @ text.t(), torch.arange(90)))
 
 
+def test_one_float_step_below_a_later_positive_is_not_ahead():
+    """Scores of every image: 1 - ulp, 1, 1, 1; pairs by position. Text 0 is behind all others, in any tile.
+
+    In tiles of two texts those of images 2 and 3 lie beyond the first tile, which holds the positives of 0 and 1.
+    """
+    one = torch.tensor(1.0)
+    text = torch.stack([torch.nextafter(one, 0 * one), one, one, one])[:, None]
+    for tile in ((4, 2), (4, 4), (1, 1)):
+        forward, _ = ranks(torch.ones(4, 1), text, tile=tile)
+        assert forward.tolist() == [3, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("room", "products"), [(0, 12), (1, 11), (2, 10), (2.9, 10), (3, 9), (99, 9)])
+def test_tiles_with_positives_are_computed_once_as_far_as_there_is_room(room, products, monkeypatch):
+    """3 x 3 tiles, of which the 3 on the diagonal hold the positives: all are counted, and those were looked at before.
+
+    Of what does not fit, the products are made again.
+    """
+    made, product = [], torch.mm
+
+    def counted(*arguments, **options):
+        made.append(1)
+        return product(*arguments, **options)
+
+    image, text = integers(12, 3, 0), integers(12, 3, 1)
+    expected = ranks(image, text)
+    monkeypatch.setattr(module, "STORED", room * 4 * 4)
+    monkeypatch.setattr(torch, "mm", counted)
+    assert_same(ranks(image, text, tile=(4, 4)), expected)
+    assert len(made) == products
+
+
+def test_tiles_that_are_not_kept_share_their_memory():
+    tiles = module._Tiles(integers(8, 3, 0), integers(8, 3, 1), (4, 4))
+    assert len({tiles.scores(rows, columns).data_ptr() for rows, columns in tiles}) == 1
+
+
 def test_a_perfect_model_scores_100_at_every_tile():
     """Trap: a positive's score computed apart lost half of these to its own last bit."""
     image = unit(500, 512, 3)
@@ -191,6 +228,7 @@ def test_folds():
     )
     assert folded_retrieval(image, text, owner, folds=1) == retrieval(image, text, image_of_text=owner)
     assert folded_retrieval(image, text, owner, folds=20)["mean/r1"] == 100, "alone, every image is found"
+    assert folded_retrieval(image, text, owner) == folded_retrieval(image, text, owner, folds=5), "CreamFL's"
     for folds in (0, 3, 21):
         with pytest.raises(ValueError, match=f"20 images, {folds} folds"):
             folded_retrieval(image, text, owner, folds=folds)
@@ -232,6 +270,13 @@ def test_in_batch_groups_are_positives():
     assert in_batch_retrieval(integers(64, 3, 0), integers(64, 3, 1), groups=range(64)) == plain
 
 
+def test_ranks_of_best_by_hand():
+    """Of two queries and four candidates: the first has its best positive, 4, behind 5; the second a tie before it."""
+    scores = torch.tensor([[[1.0, 4.0, 5.0, 0.0], [1.0, 0.0, 2.0, 2.0]]])
+    positive = torch.tensor([[[True, True, False, False], [True, False, False, True]]])
+    assert module._ranks_of_best(scores, positive).tolist() == [[1, 1]]
+
+
 def test_in_batch_groups_against_a_full_sort():
     image, text, groups = integers(64, 3, 0), integers(64, 3, 1), torch.arange(64) // 3
     expected = []
@@ -269,10 +314,15 @@ def test_across_sites_refuses_what_it_cannot_average(sites):
         ({"text": torch.ones(5, 2)}, "4 images and 5 texts"),
         ({"image": torch.tensor([[math.nan, 1], [0, math.inf], [1, 1], [1, 1]])}, "2 of 4 image embeddings"),
         ({"text": torch.tensor([[1, -math.inf], [0, 0], [1, 1], [1, 1]])}, "1 of 4 text embeddings"),
+        ({"text": torch.tensor([[1, math.nan], [1, math.inf], [1, math.nan], [1, 1]])}, "3 of 4 text embeddings"),
         ({"image": torch.full((4, 2), 1e30), "text": torch.full((4, 2), 1e30)}, "overflow"),
+        ({"image": torch.full((4, 2), -1e30), "text": torch.full((4, 2), 1e30)}, "overflow"),
+        ({"image": torch.full((4, 2), -1e30), "text": torch.tensor([[1e30, -1e30]] * 4)}, "overflow"),
+        ({"image": torch.full((4, 64), 1e18), "text": torch.full((4, 64), 1e19)}, r"up to 1e\+37 overflow"),
         ({"image_of_text": torch.zeros(4, 1, dtype=torch.int64)}, r"torch.int64 \(4, 1\)"),
         ({"image_of_text": torch.arange(4.0)}, "torch.float32"),
         ({"image_of_text": torch.tensor([0, 1, 2, 4])}, r"lies in \[0, 4\]"),
+        ({"text": torch.ones(5, 2), "image_of_text": torch.arange(5)}, r"lies in \[0, 4\] and 4 of 4"),
         ({"image_of_text": torch.tensor([0, 1, 2, -1])}, r"lies in \[-1, 2\]"),
         ({"image_of_text": torch.tensor([0, 1, 2, 2])}, "1 of 4 images have no text"),
         ({"tile": (0, 5)}, r"tile is \(0, 5\)"),
@@ -287,6 +337,12 @@ def test_refusals_state_what_was_seen_and_the_remedy(change, words):
         ranks(**{**good, **change})
     assert str(caught.value).startswith("ranks: ")
     assert "; expected " in str(caught.value)
+
+
+def test_scores_up_to_the_largest_number_are_taken():
+    largest = torch.finfo(torch.float32).max
+    forward, _ = ranks(torch.tensor([[largest], [largest]]), torch.tensor([[0.5], [1.0]]))
+    assert forward.tolist() == [1, 0]
 
 
 def test_the_largest_tile_is_taken():

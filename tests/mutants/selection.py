@@ -30,10 +30,10 @@ class Case:
 def files_for(module: str) -> list[Path]:
     """The test files that import ``module``, its own first, then the most specific (which import the least).
 
-    Where there is none, those that import a module that imports it.
+    Where no other than its own does, those that import a module that imports it.
     """
     importing, own = _importing({dotted(module)}), own_files(module)
-    if not importing:
+    if not importing.keys() - set(own):
         users = {path for path in PACKAGE.rglob("*.py") if dotted(module) in _imports(path)}
         importing = _importing({dotted(path.relative_to(PACKAGE).with_suffix("").as_posix()) for path in users})
     rest = sorted(importing.keys() - set(own), key=lambda path: (len(importing[path]), path))

@@ -60,10 +60,10 @@ def ranks(
     image_rank, text_rank = (torch.zeros(len(x), dtype=torch.int64, device=x.device) for x in (image, text))
     for rows, columns in tiles:
         scores = tiles.scores(rows, columns)  # [R, C]
-        own = _positives(owner, rows, columns)
-        mixed = own[1].numel() > 0  # the best positive of some query lies within the tile
+        row, column = _positives(owner, rows, columns)
+        mixed = bool(len(column))  # the best positive of some query lies within the tile
         if mixed:
-            scores[own] = score[columns][own[1]]  # never ahead of itself, whatever the device's product does
+            scores[row, column] = score[columns][column]  # never ahead of itself, whatever the device's product does
         image_rank[rows] += tiles.count(scores, of_image.select(rows), columns, mixed, dim=1)
         text_rank[columns] += tiles.count(scores, of_text.select(columns), rows, mixed, dim=0)
     return image_rank, text_rank
@@ -232,18 +232,18 @@ class _Tiles:
 
 def _positive_scores(tiles: _Tiles, owner: Tensor) -> Tensor:
     """Score [M] of each text with its own image, read from the tile that will be counted; others are not computed."""
-    score = torch.empty(owner.shape[0], dtype=tiles.image.dtype, device=owner.device)
+    score = torch.empty(len(owner), dtype=tiles.image.dtype, device=owner.device)
     for rows, columns in tiles:
-        own = _positives(owner, rows, columns)
-        if own[1].numel():
-            score[columns][own[1]] = tiles.scores(rows, columns, store=True)[own]
+        row, column = _positives(owner, rows, columns)
+        if len(column):
+            score[columns][column] = tiles.scores(rows, columns, store=True)[row, column]
     return score
 
 
 def _positives(owner: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
     """Row and column within a tile of each pair (image, its text) in it, [P] each."""
     row = owner[columns] - rows.start
-    column = ((row >= 0) & (row < rows.stop - rows.start)).nonzero().squeeze(1)
+    (column,) = torch.where((row >= 0) & (row < rows.stop - rows.start))
     return row[column], column
 
 
@@ -251,8 +251,8 @@ def _best_text(score: Tensor, owner: Tensor, images: int) -> tuple[Tensor, Tenso
     """Score of each image's best text [N], and the index of that text [N], the lowest among equals."""
     best = torch.full((images,), -math.inf, dtype=score.dtype, device=score.device)
     best.scatter_reduce_(0, owner, score, "amax")
-    is_best = (score == best[owner]).nonzero().squeeze(1)
-    first = torch.full((images,), score.shape[0], dtype=torch.int64, device=score.device)
+    (is_best,) = torch.where(score == best[owner])
+    first = torch.full((images,), len(score), dtype=torch.int64, device=score.device)
     first.scatter_reduce_(0, owner[is_best], is_best, "amin")
     return best, first
 

@@ -95,20 +95,17 @@ class Stepper:
                     "this site"
                 )
             loss: Any = sum(terms.values())
-            factor = self.loss_scale * share
-            self.scaler.scale(loss if factor == 1.0 else loss * factor).backward()
+            self.scaler.scale(loss * (self.loss_scale * share)).backward()
             for name, term in terms.items():
-                mine = term.detach() if share == 1.0 else term.detach() * share
+                mine = term.detach() * share
                 total[name] = total[name] + mine if name in total else mine
         return total
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
         if self.training.channels_last and "image" in batch:
             batch = {**batch, "image": batch["image"].contiguous(memory_format=torch.channels_last)}
-        size, total = self.training.micro_batch, _size(batch)
-        if not size or size >= total or self.training.accumulation == "cached":
-            yield batch
-            return
+        total = _size(batch)
+        size = (self.training.micro_batch if self.training.accumulation == "plain" else 0) or total
         for start in range(0, total, size):
             yield part(batch, slice(start, start + size))
 
@@ -152,8 +149,7 @@ class Stepper:
         """Goes on in the phase where :meth:`tensors` and :meth:`numbers` were taken."""
         self._load(tensors, numbers["groups"])
         self.schedule.load_state_dict(numbers["schedule"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(numbers["scaler"])
+        self.scaler.load_state_dict(numbers["scaler"])
         self.done = numbers["done"]
 
     def _load(self, tensors: State, groups: Any) -> None:
@@ -171,7 +167,7 @@ def _size(batch: Batch) -> int:
 def compile_towers(model: Any) -> None:
     """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler."""
     try:
-        torch.compile(lambda x: x + 1)(torch.zeros(1, device=next(model.parameters()).device))
+        torch.compile(torch.neg)(torch.zeros_like(next(model.parameters())))
     except Exception as error:
         logger.warning("training.compile: no working compiler here (%s); the model runs as it is", type(error).__name__)
         return

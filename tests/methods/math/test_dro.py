@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedvlp.methods.math.dro import FLOOR, KINDS, PROJECTIONS, divergence, dro_weights, step_multiplier
+from fedvlp.methods.math import dro
+from fedvlp.methods.math.dro import FLOOR, KINDS, PROJECTIONS, SLACK, divergence, dro_weights, step_multiplier
 
 COMBINATIONS = [(ball, near) for ball in KINDS for near in PROJECTIONS]
 U5 = np.full(5, 0.2)
@@ -100,6 +101,13 @@ def test_rho_next_to_zero_is_next_to_uniform(ball, near, rho):
 
 
 @pytest.mark.parametrize(("ball", "near"), COMBINATIONS)
+def test_rho_up_to_the_slack_is_uniform_and_beyond_it_is_not(ball, near):
+    assert dro_weights(U5, V5, 1.0, SLACK, ball, near).tobytes() == U5.tobytes()
+    point = dro_weights(U5, V5, 1.0, 4 * SLACK, ball, near)
+    assert divergence(point, ball) == pytest.approx(4 * SLACK, abs=SLACK)
+
+
+@pytest.mark.parametrize(("ball", "near"), COMBINATIONS)
 def test_large_rho_is_exponentiated_gradient(ball, near):  # A2
     for rho in (2.0, math.log(5) if ball == "kl" else 2.0, 1e9, math.inf):
         point = dro_weights(U5, V5, 1.0, rho, ball, near)
@@ -150,7 +158,10 @@ def problems(draw):
 def test_projection_is_idempotent(problem):  # A6
     weights, losses, gamma, rho, ball, near = problem
     once = dro_weights(weights, losses, gamma, rho, ball, near)
-    np.testing.assert_allclose(dro_weights(once, losses, 0, rho, ball, near), once, rtol=1e-11, atol=1e-13)
+    again = dro_weights(once, losses, 0, rho, ball, near)
+    np.testing.assert_allclose(again, once, rtol=1e-11, atol=1e-13)
+    if once.min() >= FLOOR:
+        assert again.tobytes() == once.tobytes()
 
 
 @settings(max_examples=200, deadline=None)
@@ -203,6 +214,47 @@ def test_not_worse_than_slsqp(ball, near, seed):  # A10; SLSQP can stop short on
     assert objective(point, wt, near) <= objective(solved.x, wt, near) + 1e-8
     if ball == "chi2" and near == "euclid":
         np.testing.assert_allclose(point, solved.x, atol=1e-6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(problems())
+def test_equal_to_an_independent_solution(problem):
+    """The conditions of optimality solved as they stand, by scipy's Wright omega function and Brent's method.
+
+    The outer unknown is log(multiplier), the inner one the multiplier of the sum.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import wrightomega
+
+    weights, losses, gamma, rho, ball, near = problem
+    wt, count = np.maximum(step(weights, losses, gamma), FLOOR), len(weights)
+    wt /= wt.sum()
+
+    def minimiser(log_multiplier):
+        m = math.exp(log_multiplier)
+        if (ball, near) == ("chi2", "euclid"):
+            return (wt + m) / (1 + m * count)
+        if (ball, near) == ("kl", "kl"):
+            grown = wt ** (1 / (1 + m))
+            return grown / grown.sum()
+        if near == "euclid":  # p + m log p = wt - nu
+
+            def point(nu):
+                return m * wrightomega((wt - nu) / m - log_multiplier)
+        else:  # log p + m N p = log wt - nu
+
+            def point(nu):
+                return wrightomega(np.log(wt) - nu + math.log(m * count)) / (m * count)
+
+        low, high = -1.0 - 2 * m * count, 1.0 + m * (count + math.log(count)) + 40
+        return point(brentq(lambda nu: point(nu).sum() - 1, low, high, xtol=1e-15, rtol=1e-15))
+
+    reached = _divergence(wt, ball)
+    assume(not rho < reached < 1.0001 * rho)  # the multiplier can be as small as it likes
+    expected = wt
+    if reached > rho:
+        expected = minimiser(brentq(lambda x: _divergence(minimiser(x), ball) - rho, -12.0, 15.0, xtol=1e-13))
+    np.testing.assert_allclose(dro_weights(*problem), expected, rtol=1e-6, atol=1e-8)
 
 
 def _divergence(point, ball):
@@ -288,6 +340,11 @@ def test_huge_losses_neither_overflow_nor_leave_the_ball(ball, near, losses):
             assert divergence(point, ball) == pytest.approx(0.1, abs=1e-9)
 
 
+def test_a_weight_at_the_floor_is_left_alone():
+    weights = np.array([FLOOR, 0.1, 0.3, 0.6])  # their sum is not 1 to the bit: nothing divides by it
+    assert dro_weights(weights, np.zeros(4), 1.0, math.inf).tobytes() == weights.tobytes()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_client_with_a_bad_loss_keeps_its_weight(bad, caplog):
     weights = np.array([0.1, 0.2, 0.3, 0.15, 0.25])
@@ -300,6 +357,13 @@ def test_a_client_with_a_bad_loss_keeps_its_weight(bad, caplog):
     assert point[1] == 0.2
     np.testing.assert_allclose(point[others], expected, atol=1e-15)
     assert divergence(dro_weights(weights, losses, 1.0, 0.01), "chi2") <= 0.01 + 1e-12
+
+
+def test_the_warning_counts_bad_losses_and_names_the_first_five(caplog):
+    with caplog.at_level(logging.WARNING):
+        dro_weights(np.full(9, 1 / 9), [0, *[math.nan] * 7, 1], 1.0, 0.1)
+    assert "7 losses are not finite" in caplog.text
+    assert "clients [1, 2, 3, 4, 5]" in caplog.text
 
 
 def test_all_losses_bad_leaves_the_weights():
@@ -354,9 +418,19 @@ def test_refusals_state_what_was_seen_and_the_remedy(change, words):
     assert "; expected " in str(caught.value)
 
 
+def test_a_sum_may_be_off_by_a_millionth():
+    for off in (9e-7, -9e-7):
+        assert divergence([0.5, 0.5 + off]) == pytest.approx(0, abs=1e-6)
+    for off in (1.1e-6, -1.1e-6):
+        with pytest.raises(ValueError, match="sum 1 to 1e-6"):
+            divergence([0.5, 0.5 + off])
+
+
 def test_divergence():
     assert divergence(U5, "chi2") == 0
     assert divergence(U5, "kl") == pytest.approx(0, abs=1e-15)
+    near = 0.25 * np.array([1 + 3e-9, 1 - 1e-9, 1 - 1e-9, 1 - 1e-9])
+    assert divergence(near, "kl") == pytest.approx((9 + 3) / 8 * 1e-18, rel=1e-6, abs=0), "the mean of x^2 / 2"
     vertex = np.eye(5)[0]
     assert divergence(vertex, "chi2") == pytest.approx(2.0)
     assert divergence(vertex, "kl") == pytest.approx(math.log(5))
@@ -372,3 +446,153 @@ def test_step_multiplier_of_uniform_is_one_to_the_bit(count):
 def test_step_multiplier():
     np.testing.assert_allclose(step_multiplier([0.1, 0.2, 0.3, 0.4]), [0.4, 0.8, 1.2, 1.6])
     assert step_multiplier([0.1, 0.2, 0.3, 0.4]).sum() == pytest.approx(4)
+
+
+# How the solution is found
+
+PATHS = [("kl", "kl", dro._kl_kl), ("kl", "euclid", dro._kl_euclid), ("chi2", "kl", dro._chi2_kl)]
+LOPSIDED = np.array([0.4, 0.05, 0.25, 0.001, 0.299])
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """How many points every search for a root took."""
+    newton, counts = dro._newton, []
+
+    def counted(residual, *rest):
+        place = len(counts)
+        counts.append(0)
+
+        def one_more(x):
+            counts[place] += 1
+            return residual(x)
+
+        return newton(one_more, *rest)
+
+    monkeypatch.setattr(dro, "_newton", counted)
+    return counts
+
+
+@pytest.mark.parametrize(("ball", "near", "path"), PATHS)
+def test_a_path_has_the_derivative_that_it_says(ball, near, path):
+    follow = path(LOPSIDED)
+    for s in (0.01, 0.2, 0.5, 0.9, 0.999):
+        point, velocity = follow(s)
+        h = 1e-6 * min(s, 1 - s)
+        np.testing.assert_allclose(velocity, (follow(s + h)[0] - follow(s - h)[0]) / (2 * h), rtol=1e-5, atol=1e-6)
+        assert point.sum() == pytest.approx(1, abs=1e-15)
+        _, residual = certificate(point, LOPSIDED, ball, near)
+        assert residual < 1e-10, "every point of the path solves the problem for some rho"
+
+
+@pytest.mark.parametrize(("ball", "near", "path"), PATHS)
+def test_a_path_leads_from_the_uniform_vector_to_the_step(ball, near, path):
+    np.testing.assert_allclose(path(LOPSIDED)(1e-9)[0], U5, atol=1e-8)
+    np.testing.assert_allclose(path(LOPSIDED)(1 - 1e-12)[0], LOPSIDED, atol=1e-9)
+
+
+@pytest.mark.parametrize(("ball", "near", "path"), PATHS)
+def test_near_the_uniform_vector_a_path_is_straight_and_the_first_guess_right(ball, near, path, tried):
+    """p = 1/N + s (wt - 1/N) up to the square of the distance, 1e-8 here."""
+    wt = U5 + 1e-4 * np.array([0.3, -0.2, 0.1, -0.5, 0.3])
+    for s in (0.1, 0.5, 0.9):
+        np.testing.assert_allclose(path(wt)(s)[0], U5 + s * (wt - U5), atol=5e-8)
+    tried.clear()
+    dro_weights(wt, U5, 0.0, divergence(wt, ball) / 4, ball, near)
+    assert max(tried) <= 2
+
+
+@pytest.mark.parametrize(("ball", "near", "path"), PATHS)
+def test_a_solution_takes_few_points(ball, near, path, tried):
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        count = int(rng.integers(2, 30))
+        weights = rng.dirichlet(np.full(count, 10.0 ** rng.uniform(-2, 3)))
+        losses = rng.normal(size=count) * 10.0 ** rng.uniform(-6, 2)
+        rho = 10.0 ** rng.uniform(-12, 0) * math.log(count)
+        dro_weights(weights, losses, 1.0, rho, ball, near)
+    assert len(tried) > 200
+    assert max(tried) <= 16
+    assert np.median(tried) <= 3
+
+
+def test_the_search_for_nu_is_given_the_derivative(monkeypatch):
+    """A wrong one would lead to the same weights, only later."""
+    newton, slopes = dro._newton, []
+
+    def checked(residual, *rest):
+        for nu in (-0.1, 0.0, 0.2):
+            differences = (residual(nu + 1e-6)[0] - residual(nu - 1e-6)[0]) / 2e-6
+            slopes.append((residual(nu)[1], differences))
+        return newton(residual, *rest)
+
+    monkeypatch.setattr(dro, "_newton", checked)
+    for s in (0.1, 0.5, 0.9):
+        dro._kl_euclid(LOPSIDED)(s)
+    assert len(slopes) == 9
+    np.testing.assert_allclose(*zip(*slopes, strict=True), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("off", "ends"), [(0.3, True), (-0.3, True), (0.5, False), (-0.5, False)])
+def test_the_search_ends_within_four_tenths_of_the_tolerance(off, ends, tried):
+    """So a second projection finds the ball reached, and does nothing."""
+    rho = 0.1
+
+    def ball(point):
+        reached = rho + off * dro._tolerance(rho) if tried == [1] else rho
+        return reached, np.array([1.0])
+
+    dro._on_the_surface(lambda s: (np.array([s]), np.array([1.0])), ball, rho, 0.5)
+    assert tried == [1 if ends else 2]
+
+
+def newton(function, low, start, high, tolerance=0.0):
+    """The root, and all points tried; ``function`` gives value and derivative."""
+    points = []
+
+    def residual(x):
+        points.append(x)
+        return *function(x), np.array([x])
+
+    return float(dro._newton(residual, low, start, high, tolerance)[0]), points
+
+
+def test_newtons_steps_by_hand():
+    """x^2 - 2 from 2: 2 - 2/4 = 1.5, then 1.5 - 0.25/3 = 17/12, then 17/12 - (1/144)/(17/6) = 577/408, off by 2e-6."""
+    root, points = newton(lambda x: (x * x - 2, 2 * x), 0.0, 2.0, 9.0, 1e-5)
+    assert points == pytest.approx([2, 1.5, 17 / 12, 577 / 408], rel=1e-15)
+    assert root == points[-1]
+
+
+def test_a_step_out_of_the_bracket_is_a_bisection():
+    """At 1, arctan(9 x - 0.9) is so flat that the step leads to -9.7; halfway to the lower end is 0."""
+    root, points = newton(lambda x: (math.atan(9 * x - 0.9), 9 / (1 + (9 * x - 0.9) ** 2)), -1.0, 1.0, 2.0, 1e-15)
+    assert points[:2] == [1.0, 0.0]
+    assert root == pytest.approx(0.1, abs=1e-15)
+    root, points = newton(lambda x: (math.atan(9 * x - 0.9), 9 / (1 + (9 * x - 0.9) ** 2)), -1.0, -0.8, 2.0, 1e-15)
+    assert points[:2] == [-0.8, 0.6]
+    assert root == pytest.approx(0.1, abs=1e-15)
+
+
+def test_a_step_of_nothing_is_a_bisection():
+    """A slope of infinity: the brackets by hand are (0, 1), (0, 1/2), (1/4, 1/2), (1/4, 3/8)."""
+    _, points = newton(lambda x: (x - 0.3, math.inf), 0.0, 0.5, 1.0, 0.02)
+    assert points == [0.5, 0.25, 0.375, 0.3125]
+
+
+@pytest.mark.parametrize("value", [0.25, -0.25])
+def test_the_tolerance_is_enough_and_a_hundred_tries_are_the_most(value):
+    assert newton(lambda x: (value, 1.0), 0.0, 0.5, 1.0, 0.25) == (0.5, [0.5])
+    _, points = newton(lambda x: (value, 1.0), 0.0, 0.5, 1.0, 0.24)
+    assert len(points) == 100
+
+
+def test_lambert():
+    """Against scipy's Wright omega function; near exp(y) an ulp of y = -700 is 1e-13."""
+    from scipy.special import wrightomega
+
+    y = np.concatenate([np.linspace(-700, 700, 2001), np.linspace(-3, 3, 601), [1e5, 1e16, 1e300]])
+    np.testing.assert_allclose(dro._lambert(y), wrightomega(y), rtol=2e-13)
+    assert dro._lambert(np.array([1.0])) == pytest.approx(1, abs=1e-15), "1 + log 1 = 1"
+    lowest = dro._lambert(np.array([-701.0, -1e9]))
+    np.testing.assert_allclose(lowest, math.exp(-700), rtol=2e-13)

@@ -12,8 +12,10 @@ The server half of FedDRA and FedRGB. One round, from weights w on the simplex o
     near   euclid  |p - wt|^2 / 2
            kl      sum_i p_i log(p_i / wt_i)    (mirror ascent's own geometry)
 
-The four KKT systems have one multiplier on the ball. chi2/euclid is solved in closed form, the others by a safeguarded
-Newton iteration on the multiplier, to 1e-13 in D. rho = 0 is FedAvg: exactly the uniform vector.
+Where the ball binds, each of the four problems has its solution on a path p(s) from the uniform vector (s = 0) to wt
+(s = 1), along which D increases. chi2/euclid: p(s) = 1/N + s (wt - 1/N), hence s = sqrt(rho / D(wt)). The other paths
+are close to this one near the uniform vector; their s is found by Newton's iteration, to 1e-13 in D. rho = 0 is FedAvg:
+exactly the uniform vector.
 """
 
 from __future__ import annotations
@@ -27,7 +29,11 @@ from numpy.typing import ArrayLike, NDArray
 
 Vector = NDArray[np.float64]
 
+Path = Callable[[float], tuple[Vector, Vector]]
+"""From s in (0, 1) to the point p(s) and its derivative dp/ds, [N] each."""
+
 FLOOR = 1e-12  # smallest weight before the projection: a client at 0 could never come back (the update multiplies)
+SLACK = 2e-15  # of a divergence; a rho that is not larger counts as 0
 KINDS = ("chi2", "kl")
 PROJECTIONS = ("euclid", "kl")
 
@@ -58,22 +64,20 @@ def dro_weights(
     """
     old, loss = _simplex(weights, "dro_weights"), np.asarray(losses, dtype=np.float64)
     _check(old, loss, gamma, rho, divergence, projection)
-    count = old.size
-    if rho == 0 or count == 1:
-        return np.full(count, 1.0 / count)
-    stepped = _exponentiated_gradient(old, loss, float(gamma))
-    if math.isinf(rho):
-        return stepped
-    if divergence == "chi2" and projection == "euclid":
-        return _chi2_euclid(stepped, rho)
-    logs = np.log(stepped)
-    reached = _kl(stepped, logs) if divergence == "kl" else _chi2(stepped)
+    uniform = 1.0 / old.size
+    if rho <= SLACK:
+        return np.full(old.size, uniform)
+    stepped = _floored(_exponentiated_gradient(_floored(old), loss, float(gamma)))
+    ball = _chi2 if divergence == "chi2" else _kl
+    reached, _ = ball(stepped)
     if reached <= rho + _tolerance(rho):
         return stepped
-    scale = min(math.sqrt(reached / rho), 1e150)  # > 1; 1 + N multiplier if chi2/euclid, first guess for the others
+    s = math.sqrt(rho / reached)  # line 6c
+    if divergence == "chi2" and projection == "euclid":
+        return uniform + s * (stepped - uniform)  # line 6c
     if divergence == "chi2":
-        return _chi2_kl(logs, rho, scale)
-    return _kl_kl(logs, rho, scale) if projection == "kl" else _kl_euclid(stepped, rho, scale)
+        return _on_the_surface(_chi2_kl(stepped), ball, rho, s)
+    return _on_the_surface(_kl_kl(stepped) if projection == "kl" else _kl_euclid(stepped), ball, rho, s)
 
 
 def divergence(weights: ArrayLike, kind: str = "chi2") -> float:
@@ -81,10 +85,7 @@ def divergence(weights: ArrayLike, kind: str = "chi2") -> float:
     if kind not in KINDS:
         raise ValueError(f"divergence: kind is {kind!r}; expected one of {KINDS}; correct the name.")
     point = _simplex(weights, "divergence")
-    if kind == "chi2":
-        return _chi2(point)
-    inside = point[point > 0]  # 0 log 0 = 0
-    return max(0.0, float(inside @ np.log(inside)) + math.log(point.size))
+    return _chi2(point)[0] if kind == "chi2" else _kl(point)[0]
 
 
 def step_multiplier(weights: ArrayLike) -> Vector:
@@ -123,178 +124,143 @@ def _check(old: Vector, loss: Vector, gamma: float, rho: float, ball: str, proje
 
 
 def _exponentiated_gradient(old: Vector, loss: Vector, gamma: float) -> Vector:
-    """w_i exp(gamma (v_i - max v)), normalised, no weight below FLOOR; equal losses give back w itself."""
-    low, high = float(loss.min()), float(loss.max())
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return _floored(_step_finite(old, loss, gamma))
-    if gamma == 0 or low == high:
-        return _floored(old.copy())
-    with np.errstate(over="ignore", under="ignore"):  # 1e308 apart is -inf, whose exponential is 0
-        new = loss - high
-        new *= gamma  # line 6b: gamma (v - max v)
-        np.exp(new, out=new)  # line 6b
-    new *= np.maximum(old, FLOOR) if old.min() < FLOOR else old  # line 6b: times w
-    new /= new.sum()  # line 6b: at least FLOOR, since the largest loss has exponential 1
-    return _floored(new)
-
-
-def _step_finite(old: Vector, loss: Vector, gamma: float) -> Vector:
-    """The step among the clients with a finite loss, whose total weight is kept."""
+    """w_i exp(gamma (v_i - max v)), normalised; equal losses give back w itself."""
     finite = np.isfinite(loss)
+    if not finite.all():
+        return _step_finite(old, loss, gamma, finite)
+    high = loss.max()
+    if gamma == 0 or loss.min() == high:
+        return old
+    with np.errstate(over="ignore", under="ignore"):  # 1e308 apart is -inf, whose exponential is 0
+        new = np.exp((loss - high) * gamma) * old  # line 6b: exp(gamma (v - max v)), times w
+    return new / new.sum()  # line 6b: at least FLOOR, since the largest loss has exponential 1
+
+
+def _step_finite(old: Vector, loss: Vector, gamma: float, finite: NDArray[np.bool_]) -> Vector:
+    """The step among the clients with a ``finite`` loss, whose total weight is kept."""
     first = np.flatnonzero(~finite)[:5].tolist()
     _log.warning("dro_weights: %d losses are not finite, their weights stay; clients %s", (~finite).sum(), first)
-    new, mass = old.copy(), float(old[finite].sum())
-    if mass > 0:
+    new = old.copy()
+    if finite.any():
+        mass = old[finite].sum()
         new[finite] = mass * _exponentiated_gradient(old[finite] / mass, loss[finite], gamma)
     return new
 
 
 def _floored(point: Vector) -> Vector:
-    """Overwrites ``point``."""
-    if point.min() < FLOOR:
-        np.maximum(point, FLOOR, out=point)
-        point /= point.sum()
-    return point
+    """A copy with no weight below FLOOR; the same bits where there was none."""
+    raised = np.maximum(point, FLOOR)
+    return raised / raised.sum() if point.min() < FLOOR else raised
 
 
-def _chi2(point: Vector) -> float:
+def _chi2(point: Vector) -> tuple[float, Vector]:
+    """D and its gradient [N]."""
     deviation = point - 1.0 / point.size
-    return 0.5 * point.size * float(deviation @ deviation)
+    return 0.5 * point.size * float(deviation @ deviation), point.size * deviation
 
 
-def _kl(point: Vector, logs: Vector) -> float:
-    return max(0.0, float(point @ logs) + math.log(point.size))
+def _kl(point: Vector) -> tuple[float, Vector]:
+    """D and its gradient [N], with t - 1 taken off f, which changes nothing on the simplex: no large terms cancel."""
+    t = point.size * point
+    logs = np.log(np.maximum(t, 1e-300))  # 0 log 0 = 0
+    return float((t * logs - (t - 1.0)).mean()), logs
 
 
 def _tolerance(rho: float) -> float:
-    """Slack in D at which the ball counts as reached; also what makes the projection idempotent to the bit."""
-    return 1e-13 * rho + 2e-15
+    """Slack in D at which the ball counts as reached. A projection ends within 0.4 of it: a second one does nothing."""
+    return 1e-13 * rho + SLACK
 
 
-def _chi2_euclid(stepped: Vector, rho: float) -> Vector:
-    """A: p = u + sqrt(rho / D(wt)) (wt - u). Exact: (wt + a u)/(1 + a) is already on the simplex."""
-    uniform = 1.0 / stepped.size
-    deviation = stepped - uniform
-    reached = 0.5 * stepped.size * float(deviation @ deviation)
-    if reached <= rho + _tolerance(rho):
-        return stepped
-    deviation *= math.sqrt(rho / reached)  # line 6c
-    deviation += uniform  # line 6c
-    return deviation
+def _on_the_surface(path: Path, ball: Callable[[Vector], tuple[float, Vector]], rho: float, start: float) -> Vector:
+    """The point of ``path`` whose divergence by ``ball`` is rho; ``start``: a guess of its s.
+
+    Newton's iteration for sqrt(D) = sqrt(rho): sqrt(D) is proportional to s near the uniform vector.
+    """
+
+    def residual(s: float) -> tuple[float, float, Vector]:
+        point, velocity = path(s)
+        reached, gradient = ball(point)
+        return reached - math.sqrt(rho * reached), 0.5 * float(gradient @ velocity), point  # both times sqrt(D)
+
+    # |D - rho| is about twice the residual where it is small
+    return _newton(residual, 0.0, start, 1.0, 0.2 * _tolerance(rho))
 
 
-def _kl_kl(logs: Vector, rho: float, scale: float) -> Vector:
-    """B: p_i ~ wt_i^t, t = 1/(1 + multiplier) in (0, 1]; dD/dt = t Var_p(log wt). Overwrites ``logs``."""
-    logs -= logs.max()
-    point, weighted, total = np.empty_like(logs), np.empty_like(logs), 1.0
+def _kl_kl(stepped: Vector) -> Path:
+    """B: p_i ~ wt_i^s, s = 1/(1 + multiplier)."""
+    logs = np.log(stepped)  # at least log FLOOR: its exponential neither overflows nor vanishes
 
-    def evaluate(multiplier: float) -> tuple[float, float]:
-        nonlocal total
-        t = 1.0 / (1.0 + multiplier)
-        np.multiply(logs, t, out=point)
-        np.exp(point, out=point)
-        total = float(point.sum())
-        np.multiply(point, logs, out=weighted)
-        mean = float(weighted.sum()) / total
-        variance = float(weighted @ logs) / total - mean * mean
-        return t * mean - math.log(total) + math.log(logs.size), -(t**3) * variance
+    def path(s: float) -> tuple[Vector, Vector]:
+        point = np.exp(s * logs)
+        point /= point.sum()
+        return point, point * (logs - point @ logs)
 
-    _solve_ball(evaluate, rho, scale - 1.0, 0.0)
-    point /= total
-    return point
+    return path
 
 
-def _kl_euclid(stepped: Vector, rho: float, scale: float) -> Vector:
-    """C: p_i + m log p_i = wt_i - nu, so p_i = m W(exp((wt_i - nu)/m) / m); nu by an inner Newton iteration."""
-    uniform, nu, point = 1.0 / stepped.size, 0.0, stepped
-    low, high = float(stepped.min()) - uniform, float(stepped.max()) - uniform
+def _kl_euclid(stepped: Vector) -> Path:
+    """C: p_i + m log(N p_i) = wt_i - nu with m N = 1/s - 1. So p_i = m q_i, q_i = W(exp((wt_i - nu)/m) / (m N))."""
+    count = stepped.size
 
-    def evaluate(multiplier: float) -> tuple[float, float]:
-        nonlocal nu, point
-        # nu = candidate + shift; order is preserved and min p <= 1/N <= max p, which brackets the candidate
-        shift, slope = multiplier * math.log(stepped.size), point
+    def path(s: float) -> tuple[Vector, Vector]:
+        ratio = 1.0 / s - 1.0
+        m = ratio / count
 
-        def excess(candidate: float) -> tuple[float, float]:
-            nonlocal point, slope
-            root = _lambert((stepped - (candidate + shift)) / multiplier - math.log(multiplier))
-            point = root * multiplier
-            slope = root / (1.0 + root)  # = p/(p + m)
-            total = float(point.sum())
-            return -math.log(total), float(slope.sum()) / total  # increasing in nu
+        def missing(nu: float) -> tuple[float, float, Vector]:
+            q = _lambert((stepped - nu) / m - math.log(ratio))
+            total = m * float(q.sum())
+            return -math.log(total), float((q / (1.0 + q)).sum()) / total, q
 
-        nu = _newton(excess, min(max(nu, low), high), low, high, 2e-15)
+        # the mean of the conditions is nu = m KL(1/N, p) >= 0; that of the largest client, nu <= max wt - 1/N < 1
+        q = _newton(missing, 0.0, 0.0, 1.0, 1e-14)
+        point, slope = q / q.sum(), q / (1.0 + q)
         logs = np.log(point)
-        centred = logs - float(slope @ logs) / float(slope.sum())
-        return _kl(point, logs), -float(slope @ (centred * centred))
+        return point, slope * (logs - (slope @ logs) / slope.sum()) / (count * s**2)
 
-    _solve_ball(evaluate, rho, (scale - 1.0) * uniform, 0.0)
-    point /= point.sum()
-    return point
+    return path
 
 
-def _chi2_kl(logs: Vector, rho: float, scale: float) -> Vector:
-    """D: log(p_i/wt_i) + a p_i = const, so p_i = W(exp(log wt_i + k))/a, a = sum_i W(.); k = -inf gives wt."""
-    point = logs
+def _chi2_kl(stepped: Vector) -> Path:
+    """D: log(p_i/wt_i) + a p_i = k, so p_i = q_i / a, q_i = W(exp(log wt_i + k)), a = sum_i q_i.
 
-    def evaluate(k: float) -> tuple[float, float]:
-        nonlocal point
-        root = _lambert(logs + k)
-        slope = root / (1.0 + root)  # dW/dk
-        total = float(root.sum())
-        root /= total
-        point = root
-        slope -= point * float(slope.sum())
-        deviation = point - 1.0 / point.size
-        return _chi2(point), point.size * float(deviation @ slope) / total
+    Any increasing k(r), r = 1/s - 1, gives the path; k = r + log(N r), a = N r is the solution at the uniform vector.
+    """
+    logs = np.log(stepped)
 
-    _solve_ball(evaluate, rho, math.log(scale - 1.0) + math.log(logs.size) + scale - 1.0, -math.inf)
-    return point
+    def path(s: float) -> tuple[Vector, Vector]:
+        ratio = 1.0 / s - 1.0
+        q = _lambert(logs + ratio + math.log(logs.size * ratio))
+        point, slope = q / q.sum(), q / (1.0 + q)
+        return point, (point * slope.sum() - slope) / (q.sum() * ratio * s**3)
 
-
-def _solve_ball(evaluate: Callable[[float], tuple[float, float]], rho: float, start: float, low: float) -> None:
-    """Leaves ``evaluate`` at the x > low where D(x) = rho; evaluate(x) returns D, decreasing in x, and dD/dx."""
-
-    def residual(x: float) -> tuple[float, float]:
-        reached, slope = evaluate(x)
-        if abs(reached - rho) <= 0.4 * _tolerance(rho):
-            return 0.0, 1.0
-        if reached <= 0:
-            return math.inf, math.inf
-        ratio = math.sqrt(rho / reached)  # D falls as 1/(1 + multiplier)^2 near uniform: this is almost linear
-        return ratio - 1.0, -0.5 * ratio * slope / reached
-
-    _newton(residual, start, low, math.inf, 0.0)
+    return path
 
 
 def _newton(
-    residual: Callable[[float], tuple[float, float]], start: float, low: float, high: float, tolerance: float
-) -> float:
-    """Root in (low, high) of an increasing function, given with its derivative: Newton, bisection where it leaves.
+    residual: Callable[[float], tuple[float, float, Vector]], low: float, x: float, high: float, tolerance: float
+) -> Vector:
+    """What ``residual`` gives third where its first, increasing between ``low`` and ``high``, is 0 (to ``tolerance``).
 
-    The last call of ``residual`` is at the root returned. An open bracket is widened by doubling steps.
+    Its second is the derivative: Newton's iteration from ``x``, with bisection where a step leaves the bracket.
     """
-    x, reach = start, 1.0
-    for _ in range(200):
-        value, slope = residual(x)
-        if abs(value) <= tolerance:
+    for _ in range(100):
+        value, slope, found = residual(x)
+        if value < -tolerance:
+            low = x
+        elif value > tolerance:
+            high = x
+        else:
             break
-        low, high = (x, high) if value < 0 else (low, x)
-        following = x - value / slope if slope > 0 else math.nan
-        if not low < following < high or abs(following - x) > 8 * reach * (1 + abs(x)):
-            reach *= 2
-            closed = math.isfinite(low) and math.isfinite(high)
-            following = 0.5 * (low + high) if closed else x + math.copysign(reach * (1 + abs(x)), -value)
-        if following in (low, high, x):  # nothing representable is left in between
-            break
-        x = following
-    return x
+        x -= value / slope
+        if not low < x < high:
+            x = 0.5 * (low + high)
+    return found
 
 
 def _lambert(y: Vector) -> Vector:
-    """W(exp(y)) [N], the x > 0 with x + log x = y: stable for any y; 4e-16 relative after three Newton steps."""
+    """W(exp(y)) [N], the x > 0 with x + log x = y, for any y up to 1e300; four Newton steps from log(1 + e^y)."""
     y = np.maximum(y, -700.0)  # exp(-700) is as good as 0 and its logarithm exists
-    soft = np.logaddexp(0.0, y)  # log(1 + e^y)
-    x = soft * (1.0 - np.log1p(soft) / (2.0 + soft))  # within 2 % (Winitzki)
-    for _ in range(3):
+    x = np.logaddexp(0.0, y)
+    for _ in range(4):
         x *= (1.0 + y - np.log(x)) / (1.0 + x)
     return x

@@ -1,0 +1,307 @@
+"""One optimiser step: what each setting does to it by hand, and what one of several processes does and asks of others.
+
+That several real processes agree is shown by test_distributed.py; here the others are played by this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.towers import client as dual_client
+from support.toy import ADAMW, SGD
+from torch import Tensor, nn
+
+from fedvlp.core.client import Client
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Batch, Broadcast
+from fedvlp.training import distributed
+from fedvlp.training.config import Training
+from fedvlp.training.grad_cache import Split
+from fedvlp.training.step import Stepper, compile_towers
+
+PLAIN = replace(SGD, batch_size=4)  # SGD at rate 0.1
+BATCH = {"x": torch.tensor([1.0, 2.0, 3.0, 6.0])}
+PURPOSE = 77
+
+
+class Two(nn.Module):
+    """Weights a = 2 and b = 1, and running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("mean", torch.tensor(3.0))
+        self.register_buffer("count", torch.tensor(5))
+
+
+class Counting(nn.Module):
+    """An objective that counts steps, with a running statistic."""
+
+    needs: tuple[str, ...] = ("image", "text")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.register_buffer("scale", torch.tensor(4.0))
+
+    def after_step(self) -> None:
+        self.steps += 1
+
+
+def client(model: nn.Module | None = None) -> Client:
+    return Client("a", 0, model or Two(), Counting(), None)  # type: ignore[arg-type]
+
+
+def stepper(one: Client, training: Training = PLAIN, **scalars: float) -> Stepper:
+    return Stepper(one, training, Broadcast(0, "train", {}, **scalars), PURPOSE)
+
+
+def product(one: Client) -> Callable[[Batch], dict[str, Tensor]]:
+    """a * mean x: its derivative by a is mean x = 3 on ``BATCH``; b has none."""
+    return lambda batch: {"product": one.model.a * batch["x"].mean()}
+
+
+def test_a_step_by_hand() -> None:
+    """a = 2 - 0.1 * 3; b takes no part. The term is 2 * 3, without a graph."""
+    one = client()
+    step = stepper(one)
+    assert step.numbers()["done"] == 0
+    terms = step(BATCH, product(one))
+    assert (one.model.a.item(), one.model.b.item()) == pytest.approx((1.7, 1.0))
+    assert terms["product"].item() == 6
+    assert not terms["product"].requires_grad
+    assert step.numbers()["done"] == 1
+    assert one.objective.steps == 1
+
+
+def test_a_loss_scale_of_nothing_moves_nothing() -> None:
+    one = client()
+    terms = stepper(one, loss_scale=0.0)(BATCH, product(one))
+    assert one.model.a.item() == 2
+    assert terms["product"].item() == 6, "the term is reported as it is"
+
+
+def test_a_weight_without_gradient_is_left_alone_whatever_came_before() -> None:
+    """AdamW's momentum and decay would move b in the second step if its gradient were zero instead of none."""
+    one = client()
+    step = stepper(one, replace(ADAMW, batch_size=4))
+    step(BATCH, lambda batch: {"sum": one.model.a + one.model.b})
+    a, b = one.model.a.item(), one.model.b.item()
+    step(BATCH, product(one))
+    assert one.model.a.item() < a
+    assert one.model.b.item() == b
+
+
+@pytest.mark.parametrize(
+    ("settings", "seen"),
+    [
+        ({"accumulation": "plain"}, [4]),
+        ({"accumulation": "plain", "micro_batch": 1}, [1, 1, 1, 1]),
+        ({"accumulation": "plain", "micro_batch": 3}, [3, 1]),
+        ({"accumulation": "plain", "micro_batch": 4}, [4]),
+        ({"accumulation": "plain", "micro_batch": 9}, [4]),
+        ({"accumulation": "cached", "micro_batch": 3}, [4]),
+    ],
+)
+def test_rows_of_a_loss(settings: dict[str, Any], seen: list[int]) -> None:
+    """Cached parts share one loss. The mean over unequal parts weighs them by their rows: 3 for any parts."""
+    one, rows = client(), []
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        rows.append(len(batch["x"]))
+        return product(one)(batch)
+
+    terms = stepper(one, replace(PLAIN, **settings))(BATCH, losses)
+    assert rows == seen
+    assert terms["product"].item() == pytest.approx(6)
+    assert not terms["product"].requires_grad
+    assert one.model.a.item() == pytest.approx(1.7)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_an_overflow_in_float16_is_left_out_and_halves_the_scale() -> None:
+    """GradScaler begins with 2^16; a gradient that is infinite under it moves nothing."""
+    one = client()
+    step = stepper(one, replace(PLAIN, precision="float16"))
+    assert step.numbers()["scaler"]["scale"] == 2.0**16
+    step(BATCH, lambda batch: {"huge": one.model.a * 1e38})
+    assert one.model.a.item() == 2
+    assert step.numbers()["scaler"]["scale"] == 2.0**15
+    again = stepper(client(), replace(PLAIN, precision="float16"))
+    again.restore(step.tensors(), step.numbers())
+    assert again.numbers()["scaler"]["scale"] == 2.0**15
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_channels_last_is_the_layout_of_weights_and_images(wanted: bool) -> None:
+    class Convolution(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(2, 3, 3)
+
+    def is_last(tensor: Tensor) -> bool:
+        return tensor.is_contiguous(memory_format=torch.channels_last)
+
+    one, seen = client(Convolution()), []
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        seen.append(batch)
+        return {"sum": one.model.layer.weight.sum()}
+
+    step = stepper(one, replace(PLAIN, channels_last=wanted))
+    assert is_last(one.model.layer.weight) == wanted
+    images = torch.arange(4.0 * 2 * 5 * 5).view(4, 2, 5, 5)
+    step({"image": images, "text": torch.zeros(4, 3)}, losses)
+    assert is_last(seen[0]["image"]) == wanted
+    assert torch.equal(seen[0]["image"], images)
+    step({"text": torch.zeros(4, 3)}, losses)
+    assert seen[1].keys() == {"text"}
+
+
+# Compiled towers
+
+
+def test_both_towers_are_compiled_after_a_trial_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, compiled = [], []
+
+    def trial(function: Any) -> Any:
+        return lambda tensor: tried.append((function(tensor + 1).tolist(), tensor.device))
+
+    monkeypatch.setattr(torch, "compile", trial)
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
+    model = dual_client().model
+    compile_towers(model)
+    assert len(tried) == 1
+    assert tried[0][1] == torch.device("cpu")
+    assert compiled == [model.image_encoder, model.text_encoder]
+
+
+# Parts of a batch
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """This process is rank 1 of two; the other has the same gradients, so that the mean is ten times as large here.
+
+    What :func:`distributed.my_rows` is asked for is noted.
+    """
+    asked: list[tuple[int, int]] = []
+
+    def my_rows(total: int, least: int) -> slice:
+        asked.append((total, least))
+        return slice(total // 2, total)
+
+    def average(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.detach().mul_(10)
+
+    monkeypatch.setattr(distributed, "together", lambda: True)
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(distributed, "my_rows", my_rows)
+    monkeypatch.setattr(distributed, "average", average)
+    return asked
+
+
+def split_of(training: Training, needs: tuple[str, ...] = ("image", "text")) -> Split | None:
+    """How the towers see a batch while steps run."""
+    one = dual_client(objective=Counting())
+    one.objective.needs = needs  # type: ignore[assignment]
+    with stepper(one, training).running():
+        seen: Split | None = one.model.split
+    assert one.model.split is None
+    return seen
+
+
+GATHER = replace(PLAIN, gather_negatives=True)
+
+
+def test_alone_the_towers_see_parts_where_a_cached_micro_batch_is_asked_for() -> None:
+    assert split_of(PLAIN) is None
+    assert split_of(GATHER) is None
+    assert split_of(replace(PLAIN, micro_batch=2, accumulation="plain")) is None
+    assert split_of(replace(PLAIN, micro_batch=2)) == Split(2)
+
+
+def test_among_several_they_see_the_rows_of_a_process_where_negatives_are_gathered(several: Any) -> None:
+    assert split_of(PLAIN) is None
+    assert split_of(replace(PLAIN, micro_batch=2)) == Split(2)
+    assert split_of(GATHER) == Split(0, gather=True)
+    assert split_of(replace(GATHER, micro_batch=2)) == Split(2, gather=True)
+    assert split_of(replace(GATHER, micro_batch=2, accumulation="plain")) == Split(0, gather=True)
+
+
+def test_tokens_are_kept_for_an_objective_that_reads_them() -> None:
+    cached = replace(PLAIN, micro_batch=2)
+    assert split_of(cached, ("image", "text", "words")) == Split(2, tokens=True)
+    assert split_of(cached, ("patches",)) == Split(2, tokens=True)
+    assert split_of(cached, ()) == Split(2)
+
+
+# Among several processes
+
+
+def test_each_process_takes_its_rows_and_the_mean_of_all_gradients(several: list[tuple[int, int]]) -> None:
+    """Rows 2 and 3 have the mean 4.5: a = 2 - 0.1 * 10 * 4.5, the "mean" being ten times one's own."""
+    one = client()
+    terms = stepper(one)(BATCH, product(one))
+    assert several == [(4, 2)], "a contrastive loss needs two rows"
+    assert terms["product"].item() == 9
+    assert one.model.a.item() == pytest.approx(2 - 4.5)
+    assert one.model.b.item() == 1, "it has no gradient to average"
+
+
+def test_with_gathered_negatives_each_process_takes_all_rows(several: list[tuple[int, int]]) -> None:
+    """The towers share them out (grad_cache); the gradient is averaged all the same: a = 2 - 0.1 * 10 * 3."""
+    one = client()
+    stepper(one, GATHER)(BATCH, product(one))
+    assert several == []
+    assert one.model.a.item() == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(("training", "rank"), [(PLAIN, 1), (GATHER, 0)])
+def test_random_numbers_of_a_step_are_a_process_own_unless_negatives_are_gathered(
+    training: Training, rank: int, several: Any
+) -> None:
+    """Then all have the same, of which grad_cache makes its own."""
+    one, seeds = client(), []
+
+    def losses(batch: Batch) -> dict[str, Tensor]:
+        seeds.append(torch.initial_seed())
+        return product(one)(batch)
+
+    step = stepper(one, training)
+    step(BATCH, losses)
+    step(BATCH, losses)
+    assert seeds == [seed(PURPOSE, 0, rank), seed(PURPOSE, 1, rank)]
+
+
+def test_alone_random_numbers_go_on() -> None:
+    one = client()
+    torch.manual_seed(5)
+    step = stepper(one)
+    step(BATCH, product(one))
+    assert torch.initial_seed() == 5
+
+
+def test_at_the_end_gradients_are_freed_and_statistics_and_terms_are_means(several: Any) -> None:
+    """Statistics of model and objective; the count of batches is no mean."""
+    one = client()
+    step = stepper(one)
+    terms = step(BATCH, product(one))
+    step.end([terms])
+    assert one.model.a.grad is None
+    assert (one.model.mean.item(), one.objective.scale.item(), one.model.count.item()) == (30, 40, 5)
+    assert terms["product"].item() == 90
+
+
+def test_alone_the_end_changes_no_statistic_and_no_term() -> None:
+    one = client()
+    step = stepper(one)
+    terms = step(BATCH, product(one))
+    step.end([terms])
+    assert one.model.a.grad is None
+    assert (one.model.mean.item(), terms["product"].item()) == (3, 6)
