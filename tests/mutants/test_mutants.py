@@ -9,6 +9,7 @@ import pytest
 from mutants import ROOT, file_of
 from mutants.records import accepted
 from mutants.selection import BUDGET, Case, chosen, files_for
+from mutants.sources import mutants_of
 
 SOURCE = '''
 from __future__ import annotations
