@@ -32,10 +32,11 @@ test-all: test
 	$(BIN)/python -m pytest -n 2 -m slow
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
+# A warning is an error; mkdocs does not count warnings when it is told to be quiet.
 docs: $(VENV)/ready
 	PYTHONPATH=tests $(BIN)/python -m support.picture
 	PYTHONPATH=tests $(BIN)/python -m support.feddra_page
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.
 golden: $(VENV)/ready
