@@ -11,8 +11,8 @@ from typing import Any
 
 from fedvlp.data.cache_format import Building
 from fedvlp.data.cohort import Cohort
-from fedvlp.deploy.site_config import SOURCES, FileSource
-from fedvlp.run.config import nearest, override
+from fedvlp.data.sources import SOURCES, FileSource
+from fedvlp.run.config import choose, override
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,7 @@ def source_of(
     name: str, root: Path, out: Path, path: str | None, image_size: int, settings: Sequence[str]
 ) -> FileSource:
     """The source ``name`` over ``root`` with settings such as "labels=Edema". Raises ValueError for unknown ones."""
-    if name not in SOURCES:
-        raise ValueError(f"unknown source {name!r}{nearest(name, list(SOURCES))}; there are: {', '.join(SOURCES)}")
-    kind: Any = SOURCES[name]
+    kind: Any = choose("source", name, "SOURCES", SOURCES)
     if not root.is_dir():
         raise ValueError("--root is not a folder")
     if not (path or kind.table):
