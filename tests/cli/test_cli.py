@@ -32,7 +32,7 @@ MISTAKES = {
     "simulate feddra --set method.rhoo=1": "unknown setting 'rhoo'; did you mean 'rho'?",
     "simulate feddra --set method.rho": "has no '='",
     "simulate feddra --set method.rho=-1": "rho is -1.0; the radius must not be negative",
-    "simulate feddra --data parquet:x": "give synthetic or table:PATH.csv",
+    "simulate feddra --data parquet:x": "unknown source of --data 'parquet'; there are: table, candid_ptx,",
     "simulate feddra --resume nowhere": "holds no run",
     "report nowhere": "holds no run",
     "jobs export feddra x --bundled --installed": "exclude each other",

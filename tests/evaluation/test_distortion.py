@@ -250,7 +250,7 @@ def test_evaluate_own_and_zero_steps(run) -> None:
 
 def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
     """Of three sites the first holds pairs, the second images alone, the third reports alone."""
-    from fedvlp.run.evaluate import WHAT, Choices
+    from fedvlp.run.evaluate import EVALUATIONS, Choices
 
     sites = {
         "distortion": {"site-1"},
@@ -259,7 +259,7 @@ def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
         "zero-shot": {"site-1", "site-2"},
     }
     for what, expected in sites.items():
-        table = WHAT[what](run["creamfl"], Choices(steps=1))[0]
+        table = EVALUATIONS[what](run["creamfl"], Choices(steps=1))[0]
         with table.open(newline="") as file:
             found = {value for row in csv.DictReader(file) for value in row.values()}
         assert {site for site in ("site-1", "site-2", "site-3") if site in found} == expected, what

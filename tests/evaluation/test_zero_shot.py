@@ -42,7 +42,7 @@ from fedvlp.methods import PMSFM, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.convirt import ConVIRT
-from fedvlp.run.evaluate import WHAT
+from fedvlp.run.evaluate import EVALUATIONS
 from fedvlp.run.evaluate import Choices as Options
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -375,7 +375,7 @@ SMALL = Experiment(
 
 
 def models_in(folder: RunFolder) -> list[str]:
-    files = WHAT["zero-shot"](folder, Options())
+    files = EVALUATIONS["zero-shot"](folder, Options())
     return list(dict.fromkeys(row["model"] for row in csv.DictReader(files[0].open())))
 
 

@@ -23,7 +23,7 @@ from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import RunFolder, environment
+from fedvlp.run.folder import RunFolder, UnreadableRunError, environment
 from fedvlp.run.metrics import by_site, overall, scalars, suffix, summary
 from fedvlp.run.simulate import simulate
 
@@ -198,11 +198,49 @@ def test_the_unfinished_run_of_the_same_configuration_is_found(tmp_path: Path) -
     assert RunFolder.latest(tmp_path, SMALL) == newer
 
 
-@pytest.mark.parametrize("text", ["", '{"path": "fedvlp.Experiment", "args": {"gone": 1}}'])
-def test_a_run_of_another_version_is_passed_over(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"path": "fedvlp.Experiment", "args": {"gone": 1}}', "fedvlp.Experiment has no 'gone'"),
+        ('{"path": "fedvlp.Gone", "args": {}}', "config names 'fedvlp.Gone'"),
+        ('{"path": "fedvlp.Experiment", "args": {"name": "small"}}', "missing 1 required"),
+        ('{"path": "fedvlp.Experiment", "args": [1]}', '"args" holds a list'),
+        ('{"path": 5}', "config names 5"),
+    ],
+)
+def test_a_run_of_another_version_is_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, said: str
+) -> None:
+    """It names what this fedvlp does not have, so it is not the run of a configuration that this fedvlp has built."""
     mine, old = RunFolder.create(tmp_path, SMALL), RunFolder.create(tmp_path, SMALL)
     old.config.write_text(text)
     assert RunFolder.latest(tmp_path, SMALL) == mine
+    assert "run small/002 is passed over: " in caplog.text
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", '{"path": ', "[]", "\udcff"])
+def test_no_run_is_begun_beside_one_that_cannot_be_read(tmp_path: Path, text: str) -> None:
+    """A damaged configuration may be that of the very run to resume. Once it has finished, nothing can be lost."""
+    RunFolder.create(tmp_path, SMALL)
+    damaged = RunFolder.create(tmp_path, SMALL)
+    damaged.config.write_text(text, errors="surrogateescape")
+    with pytest.raises(UnreadableRunError, match=r"run small/002 has not finished, .* move the folder elsewhere"):
+        RunFolder.open(tmp_path, SMALL)
+    assert sorted(entry.name for entry in (tmp_path / "small").iterdir()) == ["001", "002"]
+    damaged.model.parent.mkdir()
+    damaged.model.touch()
+    assert RunFolder.open(tmp_path, SMALL).path.name == "001"
+
+
+def test_a_checkpoint_without_a_configuration_is_a_run_that_cannot_be_read(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, SMALL)
+    run.config.unlink()
+    assert RunFolder.open(tmp_path, SMALL).path.name == "002", "killed before it began"
+    run.checkpoint.parent.mkdir()
+    run.checkpoint.touch()
+    with pytest.raises(UnreadableRunError, match=r"run small/001 .* config\.json is missing"):
+        RunFolder.open(tmp_path / ".", replace(SMALL, rounds=Rounds(rounds=7)))
 
 
 def test_the_thousandth_run_is_newer_than_the_999th(tmp_path: Path) -> None:

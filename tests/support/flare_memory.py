@@ -53,6 +53,7 @@ from fedvlp.flare import messages, task_handler
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.executor import SiteExecutor
 from fedvlp.objectives.convirt import ConVIRT
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from support.toy import SGD, Toy, World, clone
@@ -185,6 +186,8 @@ class ToyAssembly:
     def site(self, name: str) -> Site:
         return self._world.site(name)
 
+    open = Assembly.open
+
 
 def toy_world(experiment: Experiment, data: Mapping[str, Any], folder: Path | None = None) -> World:
     """The federation that the experiment describes, on toys."""
@@ -205,14 +208,13 @@ def measure(client: Any, splits: tuple[str, ...]) -> dict[str, float]:
 
 
 def on_toys(monkeypatch: pytest.MonkeyPatch, data: Mapping[str, Any]) -> None:
-    """The controller and the sites build toys, and a run's configuration may name a class of the tests."""
+    """The controller and the sites build toys."""
 
     def assembly(experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> ToyAssembly:
         return ToyAssembly(experiment, folder, data)
 
     for module in (controller_module, task_handler):
         monkeypatch.setattr(module, "Assembly", assembly)
-    monkeypatch.setattr("fedvlp.run.config.ROOT", "")
 
 
 # --- the engine --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.run import presets
 from fedvlp.run.config import override
-from fedvlp.run.evaluate import WHAT, Choices
+from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
@@ -137,7 +137,7 @@ def trained(chosen: Experiment, evaluated: bool = False) -> dict[str, torch.Tens
     with tempfile.TemporaryDirectory() as root:
         folder = RunFolder.create(Path(root), chosen)
         simulate(chosen, folder)
-        for what in WHAT.values() if evaluated else ():
+        for what in EVALUATIONS.values() if evaluated else ():
             assert what(folder, Choices(steps=1))
         files = [
             file for file in sorted(folder.path.rglob("*.safetensors")) if file.parent.name not in ("wire", "sent")

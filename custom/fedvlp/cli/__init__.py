@@ -1,4 +1,4 @@
-"""The command line: simulate, jobs, report, evaluate, prepare, doctor. Every command says what it wrote and where."""
+"""The command line: simulate, jobs, report, evaluate, prepare, doctor, new. Every command says what it wrote and where."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import jobs, runs, sites
+from fedvlp.cli import jobs, new, runs, sites
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(runs.app)
 app.add_typer(sites.app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(new.app, name="new")
 
 
 def _version(asked: bool) -> None:

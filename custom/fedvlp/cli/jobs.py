@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import Setting, configured
+from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
 
 app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
 
@@ -17,13 +17,15 @@ app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the commi
 def jobs_build(
     folder: Annotated[Path, typer.Option(help="Where the job folders are.")] = Path("jobs"),
     check: Annotated[bool, typer.Option("--check", help="Only tell whether they are up to date.")] = False,
+    plugins: Plugins = None,
 ) -> None:
-    """Writes the committed job folders from the presets."""
+    """Writes the committed job folders from the presets; with --plugin, a job for each preset of the plugins."""
     from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
     from fedvlp.run import presets
 
+    use_plugins(plugins)
     stale = []
-    for name in COMMITTED:
+    for name in presets.of_plugins() if plugins else COMMITTED:
         experiment = presets.get(name)
         if check:
             for path, text in job_files(experiment).items():
@@ -40,7 +42,7 @@ def jobs_build(
 def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
-    data: Annotated[str | None, typer.Option(help="synthetic, table:PATH.csv or named:NAME (the sites' own).")] = None,
+    data: Annotated[str | None, typer.Option(help="synthetic, SOURCE:PATH or named:NAME (the sites' own).")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,
@@ -59,11 +61,13 @@ def jobs_export(
     installed: Annotated[
         bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
     ] = False,
+    plugins: Plugins = None,
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
 
+    use_plugins(plugins)
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
     experiment = configured(preset, data, sites, settings)

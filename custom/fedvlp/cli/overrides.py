@@ -1,4 +1,4 @@
-"""The settings that every command with an experiment accepts: preset, data, sites, --set."""
+"""The settings that every command with an experiment accepts: preset, data, sites, --set; and --plugin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", help="A file (my_method.py) or module with methods, objectives, ... of your own; may be repeated."
+    ),
+]
+
+
+def use_plugins(named: list[str] | None) -> None:
+    """Imports what ``--plugin`` names. Raises PluginError."""
+    if named:
+        from fedvlp.run import plugins
+
+        for name in named:
+            plugins.use(name)
+
 
 def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
     """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
@@ -22,18 +38,19 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     """
     from dataclasses import replace
 
-    from fedvlp.data.sources.table import TableSource
+    from fedvlp.data.sources import SOURCES
     from fedvlp.deploy.site_config import NamedData
     from fedvlp.run import presets
-    from fedvlp.run.config import override
+    from fedvlp.run.config import choose, override
 
     experiment = presets.get(preset)
     kind, _, rest = (data or "synthetic").partition(":")
     margin = experiment.model.image_size * 9 // 8
-    if kind == "table" and rest:
-        experiment = replace(experiment, data=TableSource(path=str(Path(rest).absolute()), image_size=margin))
-    elif kind == "named" and rest:
+    if kind == "named" and rest:
         experiment = replace(experiment, data=NamedData(rest, margin))
+    elif rest:
+        source = choose("source of --data", kind, "SOURCES", SOURCES)
+        experiment = replace(experiment, data=source(path=str(Path(rest).absolute()), image_size=margin))
     elif data not in (None, "synthetic"):
         raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv (a job: named:NAME too)")
     if sites is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import Setting, configured
+from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -17,8 +17,8 @@ app = typer.Typer()
 
 @app.command()
 def simulate(
-    preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ...")],
-    data: Annotated[str | None, typer.Option(help="synthetic (default) or table:PATH.csv.")] = None,
+    preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")],
+    data: Annotated[str | None, typer.Option(help="synthetic (default), table:PATH.csv or SOURCE:PATH.")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
@@ -27,6 +27,7 @@ def simulate(
     accept_phi_risk: Annotated[
         bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
     ] = False,
+    plugins: Plugins = None,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
     import os
@@ -38,6 +39,7 @@ def simulate(
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
 
+    use_plugins(plugins)
     console = Console()
     if resume is not None:
         folder = RunFolder(resume)
@@ -65,7 +67,7 @@ def write_report(folder: Any) -> Path:
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugins: Plugins = None) -> None:
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
@@ -73,6 +75,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
 
+    use_plugins(plugins)
     folder = RunFolder(run)
     experiment = folder.experiment()
     Console().print(*summary_tables(experiment.name, summary(folder.history())))
@@ -83,18 +86,18 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> Non
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     what: Annotated[
-        str, typer.Option(help="distortion, shallow, deep (re-training tables), similarity (curves), zero-shot.")
+        str, typer.Option(help="distortion, zero-shot, ... or a plugin's; a name that is none of them lists all.")
     ],
     steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
     layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
     own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
+    plugins: Plugins = None,
 ) -> None:
     """Measures more of a run than its summary has, and writes CSV and PNG into its folder."""
-    from fedvlp.run.config import nearest
-    from fedvlp.run.evaluate import WHAT, Choices
+    from fedvlp.run.config import choose
+    from fedvlp.run.evaluate import EVALUATIONS, Choices
     from fedvlp.run.folder import RunFolder
 
-    if what not in WHAT:
-        raise ValueError(f"--what is {what!r}{nearest(what, list(WHAT))}; there are: {', '.join(WHAT)}")
-    for file in WHAT[what](RunFolder(run), Choices(steps, layers, own)):
+    use_plugins(plugins)
+    for file in choose("evaluation", what, "EVALUATIONS", EVALUATIONS)(RunFolder(run), Choices(steps, layers, own)):
         print(f"wrote {file}")

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import Setting
+from fedvlp.cli.overrides import Plugins, Setting, use_plugins
 
 app = typer.Typer()
 
 
 @app.command()
 def prepare(
-    source: Annotated[str, typer.Argument(help="table, candid_ptx, chexpert, mimic_cxr, nih_cxr14, openi, rsna.")],
+    source: Annotated[str, typer.Argument(help="table, chexpert, ... or a plugin's; another name lists them all.")],
     root: Annotated[Path, typer.Option(help="Folder of the images.")],
     out: Annotated[Path, typer.Option(help="Folder for the decoded images: the cache, in local/fedvlp.json.")],
     path: Annotated[str | None, typer.Option(help="The table, below root; default: as published.")] = None,
@@ -22,6 +22,7 @@ def prepare(
     settings: Setting = None,
     workers: Annotated[int, typer.Option(help="Processes that decode; 0 = as many as cores.")] = 0,
     samples: Annotated[int, typer.Option(help="Images on the contact sheet.")] = 24,
+    plugins: Plugins = None,
 ) -> None:
     """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped."""
     from rich.console import Console
@@ -31,6 +32,7 @@ def prepare(
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
 
+    use_plugins(plugins)
     console = Console()
     chosen = source_of(source, root, out, path, image_size, settings or [])
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

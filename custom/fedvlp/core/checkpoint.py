@@ -87,11 +87,16 @@ def save_json(path: Path, value: Any) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Writes ``text`` atomically. Raises CheckpointError."""
+    """Writes ``text`` in UTF-8 atomically. Raises CheckpointError."""
+    save_bytes(path, text.encode())
+
+
+def save_bytes(path: Path, content: bytes) -> None:
+    """Writes ``content`` atomically. Raises CheckpointError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _make_room(path)
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         replace_durably(temporary, path)
     except OSError as error:
         _discard(temporary)

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedvlp.data.cache_format import Building
 from fedvlp.data.cohort import Cohort
-from fedvlp.deploy.site_config import SOURCES, FileSource
-from fedvlp.run.config import nearest, override
+from fedvlp.data.sources import SOURCES, FileSource
+from fedvlp.run.config import choose, override
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ def source_of(
     ``path`` is the table relative to ``root``; None: its usual name. ``image_size`` is in pixels. Raises ValueError for
     an unknown source or setting, or a ``root`` that is no folder.
     """
-    if name not in SOURCES:
-        raise ValueError(f"unknown source {name!r}{nearest(name, list(SOURCES))}; there are: {', '.join(SOURCES)}")
-    kind: Any = SOURCES[name]
+    kind: Any = choose("source", name, "SOURCES", SOURCES)
     if not root.is_dir():
         raise ValueError("--root is not a folder; give the folder of the images")
     if not (path or kind.table):

@@ -7,37 +7,21 @@ cohort is offered everywhere as "synthetic".
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from fedvlp.core.seeds import seed
 from fedvlp.core.validate import require
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.sources.candid_ptx import CandidPTXSource
-from fedvlp.data.sources.chexpert import CheXpertSource
-from fedvlp.data.sources.mimic_cxr import MIMICSource
-from fedvlp.data.sources.nih_cxr14 import NIHSource
-from fedvlp.data.sources.openi import OpenISource
-from fedvlp.data.sources.published import Published
-from fedvlp.data.sources.rsna import RSNASource
-from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.run.config import fields_of, from_config, nearest, refuse_misfit
+from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 
 FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
 REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
-
-FileSource = TableSource | Published
-SOURCES: dict[str, type[FileSource]] = {
-    "table": TableSource, "candid_ptx": CandidPTXSource, "chexpert": CheXpertSource, "mimic_cxr": MIMICSource,
-    "nih_cxr14": NIHSource, "openi": OpenISource, "rsna": RSNASource,
-}  # fmt: skip
-"""What ``source`` may be in the file; the other keys of a data set are the fields of that class."""
-PATHS = ("path", "reports", "classes", "test_list")
-"""Those fields that are files or folders under a data set's root."""
 
 
 class SiteConfigError(ValueError):
@@ -154,8 +138,7 @@ def _source(entry: Any, root: Path, kit: Path) -> FileSource:
     """One data set of the file as a source, its paths resolved."""
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
         raise ValueError('a data set is an object with "source", "root" and the fields of the source')
-    _refuse_unknown(entry["source"], list(SOURCES), "source")
-    kind = SOURCES[entry["source"]]
+    kind: Any = choose("source", entry["source"], "SOURCES", SOURCES)
     args = {key: value for key, value in entry.items() if key != "source"}
     if "image_size" in args:
         raise ValueError("image_size is the job's to say; remove it")
@@ -164,7 +147,8 @@ def _source(entry: Any, root: Path, kit: Path) -> FileSource:
         refuse_misfit(kind, key, tuple(args[key]) if isinstance(args[key], list) else args[key])
     require(bool(args.get("path")), 'a data set needs "path", the table under its root')
     args["root"] = str(_inside(root, args.get("root") or "."))
-    args |= {key: str(_inside(Path(args["root"]), args[key])) for key in PATHS if args.get(key)}
+    below = [f.name for f in fields(kind) if f.metadata.get("below_root")]
+    args |= {key: str(_inside(Path(args["root"]), args[key])) for key in below if args.get(key)}
     if args.get("cache"):
         args["cache"] = str(_inside(kit, args["cache"]))
     source: FileSource = from_config({"path": f"{kind.__module__}.{kind.__qualname__}", "args": args})

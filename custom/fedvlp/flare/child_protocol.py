@@ -18,6 +18,7 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.flare.paths import SitePaths
+from fedvlp.run import plugins
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.training import distributed
@@ -63,11 +64,16 @@ def to_ranks(task: Task | None) -> Task | None:
 
 
 def _parts(experiment: Experiment) -> dict[str, Any]:
-    return {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
+    """The experiment's settings, and what :func:`plugins.use` must be given for those that are not installed."""
+    settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
+    brought = [plugin for plugin in plugins.of(experiment) if not plugin.installed]
+    return {"settings": settings, "plugins": [p.name if p.source is None else str(p.file) for p in brought]}
 
 
 def _experiment(parts: dict[str, Any]) -> Experiment:
-    return Experiment(**{name: from_config(value) for name, value in parts.items()})
+    for file in parts["plugins"]:
+        plugins.use(file)
+    return Experiment(**{name: from_config(value) for name, value in parts["settings"].items()})
 
 
 def answer(reply: Update | Exception) -> FLModel:

@@ -21,7 +21,6 @@ from fedvlp import __version__
 from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
-from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation.loop import Federation, QuorumLostError
 from fedvlp.federation.site import reason
@@ -92,7 +91,11 @@ class FederatedController(Controller):
         self._abort, self._fl_ctx = abort_signal, fl_ctx
         experiment = self.experiment
         root = runs_root(fl_ctx)
-        folder = RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
+        try:
+            folder = RunFolder.open(root, experiment)
+        except (ValueError, CheckpointError) as error:
+            self.system_panic(reason(error), fl_ctx)
+            return
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
         self._run = {
@@ -119,12 +122,8 @@ class FederatedController(Controller):
         assert fl_ctx is not None
         assembly = Assembly(experiment)
         resumed = folder.checkpoint.exists()
-        if resumed:
-            server, next_phase = Server.load(folder.checkpoint)
-            assembly.equip(server)
-        else:
-            names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
-            server, next_phase = assembly.server(tuple(names)), 0
+        names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
+        server, next_phase = assembly.open(folder, tuple(names))
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
             self._tensors.spool_to(self._spool)

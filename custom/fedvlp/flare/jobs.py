@@ -17,6 +17,7 @@ import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
 from fedvlp.flare.timeouts import Timeouts
+from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import to_config
 from fedvlp.run.experiment import Experiment
@@ -50,6 +51,7 @@ def job_files(
     ``timeouts``: other than FLARE's own.
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
+    The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     """
     sites = sorted(sites) or Assembly(experiment).sites()
     parts = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
@@ -68,7 +70,25 @@ def job_files(
         "app/config/config_fed_client.json": _client(experiment, executor, timeouts),
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
-    return texts | ({"app/custom/README.md": NOTE} if custom else {})
+    code = {f"app/custom/{plugin.name}.py": plugin.text for plugin in to_bring(experiment)}
+    if code and not custom:
+        raise plugins.PluginError(
+            f"the job needs {', '.join(code)}, which a job for sites that take no code cannot bring; leave --installed "
+            f"out, or install the plugin at every site as a package with an entry point in the group {plugins.GROUP}"
+        )
+    return texts | ({"app/custom/README.md": NOTE} | code if custom else {})
+
+
+def to_bring(experiment: Experiment) -> list[plugins.Plugin]:
+    """The plugins whose files the job brings: those that are not installed. Raises PluginError for one in a package."""
+    brought = [plugin for plugin in plugins.of(experiment) if not plugin.installed]
+    for plugin in brought:
+        if plugin.source is None:
+            raise plugins.PluginError(
+                f"plugin {plugin.name} is in a package, which a job cannot bring; put it into one file, or give the "
+                f"package an entry point in the group {plugins.GROUP} and install it at every site"
+            )
+    return brought
 
 
 def _server(

@@ -35,9 +35,9 @@ class Run:
     @staticmethod
     def read(folder: RunFolder) -> Run:
         """Reads a run's folder. Raises CheckpointError for a damaged checkpoint."""
-        server, saved, refused = Server((), {}), "", 0
-        if folder.checkpoint.exists():
-            server = Server.load(folder.checkpoint)[0]
+        found = folder.server()
+        server, saved, refused = found[0] if found else Server((), {}), "", 0
+        if found:
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
         for metrics in (metrics for record in server.history for metrics in record["sites"].values()):

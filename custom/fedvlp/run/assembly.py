@@ -24,6 +24,7 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import POOLED, Experiment
+from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import about
 
 
@@ -102,6 +103,17 @@ class Assembly:
         if extra is not None:
             objective.add_module("extra", extra.build(config, seed))
         return model, objective
+
+    def open(self, folder: RunFolder, sites: tuple[str, ...]) -> tuple[Server, int]:
+        """The server of a run and its next phase: as the last complete phase left them, or before round 0.
+
+        Raises CheckpointError for a damaged checkpoint.
+        """
+        saved = folder.server()
+        if saved is None:
+            return self.server(sites), 0
+        server, next_phase = saved
+        return self.equip(server), next_phase
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server for ``sites`` with the initial weights, before round 0."""

@@ -9,9 +9,11 @@ import importlib
 import json
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from fedvlp.core.names import name_of
+from fedvlp.run import plugins
 
 ROOT = "fedvlp."
 
@@ -28,31 +30,73 @@ def to_config(value: Any) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """The object that :func:`to_config` described. Only dataclasses of fedvlp are built; anything else is refused."""
+    """The object that :func:`to_config` described. Raises ValueError for what does not describe one.
+
+    Only dataclasses of fedvlp and of plugins (run/plugins.py) are built; no other module is imported.
+    """
     if isinstance(config, list):
         return tuple(from_config(item) for item in config)
     if not isinstance(config, dict):
         return config
     path = config.get("path", "")
-    module, _, name = path.rpartition(".")
-    try:
-        kind = getattr(importlib.import_module(module), name, None) if path.startswith(ROOT) else None
-    except ImportError:
-        kind = None
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ValueError(f"config names {path!r}; expected a configuration class of fedvlp")
-    args = {key: from_config(value) for key, value in config.get("args", {}).items()}
+    kind = _class_of(path) if isinstance(path, str) else None
+    if kind is None:
+        raise ValueError(
+            f"config names {path!r}; expected a configuration class of fedvlp, or of a plugin that is installed or "
+            "given with --plugin"
+        )
+    given = config.get("args", {})
+    if not isinstance(given, dict):
+        raise ValueError(f'{path}: "args" holds a {type(given).__name__}, expected an object')
+    args = {key: from_config(value) for key, value in given.items()}
     known = fields_of(kind)
     for key in args:
         if key not in known:
             raise ValueError(f"{path} has no {key!r}{nearest(key, known)}")
         refuse_misfit(kind, key, args[key])
-    return kind(**args)
+    try:
+        return kind(**args)
+    except TypeError as error:  # a field without a default is not given
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _class_of(path: str) -> type | None:
+    """The dataclass of a path that a file names, or None. Imports modules of fedvlp and of plugins alone."""
+    module, _, name = path.rpartition(".")
+    ours = path.startswith(ROOT)
+    if not ours and plugins.admitted(module) is None:
+        return None
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        return None
+    # What a plugin has imported from elsewhere is not the plugin's.
+    return kind if ours or kind.__module__ == module else None
+
+
+def described(value: Any) -> dict[str, Any]:
+    """:func:`to_config`, and under "plugins" the digest of every plugin whose class it names, if there is one."""
+    config: dict[str, Any] = to_config(value)
+    digests = plugins.digests(value)
+    return config | ({"plugins": digests} if digests else {})
 
 
 def fingerprint(value: Any) -> str:
-    """A hash of the configuration: equal at the server and at the sites of one run."""
-    return hashlib.blake2b(json.dumps(to_config(value), sort_keys=True).encode(), digest_size=8).hexdigest()
+    """A hash of the configuration and of its plugins: equal at the server and at the sites of one run."""
+    return hashlib.blake2b(json.dumps(described(value), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def choose(what: str, key: str, name: str, own: Mapping[str, Any]) -> Any:
+    """The entry ``key`` of the table ``name`` of fedvlp (``own``) and of plugins (``plugins.TABLES``).
+
+    Raises ValueError, which calls ``key`` an unknown ``what``, names the nearest and lists them all.
+    """
+    known = plugins.table(name, own, key)
+    if key not in known:
+        raise ValueError(f"unknown {what} {key!r}{nearest(key, list(known))}; there are: {', '.join(known)}")
+    return known[key]
 
 
 def override(value: Any, key: str, text: str) -> Any:
@@ -78,6 +122,8 @@ def _chosen(owner: Any, name: str, old: Any, text: str) -> Any:
     """The group of settings that ``text`` names among the field's "choices" (metadata), with its defaults."""
     field = next(f for f in dataclasses.fields(owner) if f.name == name)
     choices = field.metadata.get("choices", {})
+    if choices:
+        choices = plugins.table(field.metadata["table"], choices, text)
     if text in choices:
         return choices[text]()
     known = f"choose one of {', '.join(choices)}, or " if choices else ""

@@ -78,9 +78,10 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
 
 def _server(folder: RunFolder) -> Server:
     """The server of the last complete phase. Raises ValueError where there is none."""
-    if not folder.checkpoint.exists():
+    saved = folder.server()
+    if saved is None:
         raise ValueError(f"{folder.path} has no checkpoint yet: nothing was trained there")
-    return Server.load(folder.checkpoint)[0]
+    return saved[0]
 
 
 def _target(folder: RunFolder, name: str) -> Path:
@@ -154,7 +155,7 @@ def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, S
     return _models_at_sites(assembly, state)
 
 
-WHAT: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
+EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "distortion": distort,
     "shallow": shallow,
     "deep": deep,

@@ -72,7 +72,7 @@ class Experiment:
     name: str  # folder of its runs
     method: Method
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: Objective = field(default_factory=ConVIRTConfig, metadata={"choices": OBJECTIVES})
+    objective: Objective = field(default_factory=ConVIRTConfig, metadata={"choices": OBJECTIVES, "table": "OBJECTIVES"})
     data: Source = field(default_factory=SyntheticCohort)
     partition: Partition = field(default_factory=Partition)
     training: Training = field(default_factory=Training)

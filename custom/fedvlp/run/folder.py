@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
+import logging
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedvlp.core.checkpoint import save_json, save_tensors, save_text
+from fedvlp.core.checkpoint import save_bytes, save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
-from fedvlp.run.config import fingerprint, from_config, to_config
+from fedvlp.run import plugins
+from fedvlp.run.config import described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
 
+log = logging.getLogger(__name__)
+
 PACKAGES = ("fedvlp", "torch", "numpy", "safetensors", "nvflare", "monai", "timm", "transformers")
+
+
+class UnreadableRunError(ValueError):
+    """A run that has not finished cannot be read, so nobody can say whether it is the one to go on with."""
 
 
 @dataclass(frozen=True)
@@ -30,24 +37,57 @@ class RunFolder:
     path: Path
 
     @staticmethod
+    def open(root: Path, experiment: Experiment) -> RunFolder:
+        """The run of ``experiment`` to go on with, as :meth:`latest` finds it, or a new one."""
+        return RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
+
+    @staticmethod
     def create(root: Path, experiment: Experiment) -> RunFolder:
-        """A new folder ``<root>/<name>/<number>`` with the resolved configuration in it."""
+        """A new folder ``<root>/<name>/<number>`` with the resolved configuration and its plugins' files in it."""
         numbers = [int(entry.name) for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
         folder = RunFolder(root / experiment.name / f"{max(numbers, default=0) + 1:03d}")
-        save_json(folder.path / "config.json", to_config(experiment))
+        for plugin in plugins.of(experiment):
+            if plugin.source is not None:
+                save_bytes(folder.plugin(plugin.name), plugin.source)
         save_json(folder.path / "environment.json", environment(experiment))
+        save_json(folder.config, described(experiment))
         return folder
 
     @staticmethod
     def latest(root: Path, experiment: Experiment) -> RunFolder | None:
-        """The newest run of this very configuration that has not finished, or None."""
+        """The newest run of this very configuration that has not finished, or None.
+
+        Raises UnreadableRunError naming a run that has not finished and cannot be read.
+        """
         entries = [entry for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
         for entry in sorted(entries, key=lambda entry: int(entry.name), reverse=True):
             folder = RunFolder(entry)
-            with contextlib.suppress(ValueError):  # a run of another version, or without a readable configuration
-                if fingerprint(folder.experiment()) == fingerprint(experiment):
-                    return None if folder.model.exists() else folder
+            if folder._is_of(experiment):
+                return None if folder.model.exists() else folder
         return None
+
+    def _is_of(self, experiment: Experiment) -> bool:
+        """Whether this is a run of that configuration, with the same content of its plugins."""
+        if not self.config.exists() and not self.checkpoint.exists():
+            return False  # killed before it began
+        name = f"{self.path.parent.name}/{self.path.name}"
+        try:
+            config = self._config()
+        except ValueError as error:
+            if self.model.exists():
+                return False  # finished: nothing to go on with
+            raise UnreadableRunError(
+                f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to go "
+                f"on with, so no new one is begun. Restore {self.config.name} there, or move the folder elsewhere to "
+                "begin a new run"
+            ) from None
+        if config.get("plugins", {}) != plugins.digests(experiment):
+            return False
+        try:
+            return fingerprint(self.experiment()) == fingerprint(experiment)
+        except ValueError as error:  # it names what this fedvlp does not have, so it is another configuration
+            log.warning("run %s is passed over: %s", name, error)
+            return False
 
     @property
     def config(self) -> Path:
@@ -62,18 +102,66 @@ class RunFolder:
         """The trained weights: there when the run has finished."""
         return self.path / "model" / "model.safetensors"
 
+    def plugin(self, name: str) -> Path:
+        """The run's own copy of a plugin that is one file."""
+        return self.path / "plugins" / f"{name}.py"
+
     def experiment(self) -> Experiment:
-        """The configuration that this run was started with."""
+        """The configuration that this run was started with.
+
+        Raises PluginError (a ValueError) unless its plugins are here with the content that the run began with.
+        """
+        config = self._config()
+        recorded = config.get("plugins", {})
+        for name, digest in recorded.items():
+            self._refuse_other(name, digest, plugins.admitted(name))
+        experiment: Experiment = from_config(config)
+        unrecorded = plugins.digests(experiment).keys() - recorded.keys()
+        if unrecorded:
+            raise plugins.PluginError(
+                f"{self.path}: config.json names classes of {', '.join(sorted(unrecorded))} and no digest of it, so "
+                "nobody can say whether this is the plugin that the run began with; begin a new run"
+            )
+        return experiment
+
+    def _config(self) -> dict[str, Any]:
+        """config.json as it stands. Raises ValueError where it is missing or damaged."""
         if not self.config.exists():
             raise ValueError(f"{self.path} holds no run: config.json is missing there")
-        experiment: Experiment = from_config(json.loads(self.config.read_text(encoding="utf-8")))
-        return experiment
+        try:
+            config = json.loads(self.config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"config.json is no JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise ValueError(f"config.json holds a {type(config).__name__}, expected an object")
+        return config
+
+    def _refuse_other(self, name: str, digest: str, found: plugins.Plugin | None) -> None:
+        """Raises PluginError unless the plugin ``name`` was found, with the content that the run began with."""
+        copy = self.plugin(name)
+        remedy = f"give the run's own copy, --plugin {copy}" if copy.exists() else f"install the {name} it began with"
+        if found is None:
+            raise plugins.PluginError(
+                f"{self.path} was begun with the plugin {name}, which is neither given nor installed here; {remedy}. "
+                "Read it first if the run is not yours: it is a program"
+            )
+        if found.digest != digest:
+            raise plugins.PluginError(
+                f"{self.path} was begun with a plugin {name} of digest {digest}; {found.file} has {found.digest}. "
+                f"To go on, {remedy}; with what is there now, begin a new run"
+            )
+
+    def server(self) -> tuple[Server, int] | None:
+        """The server as the last complete phase left it, and the next phase; None before there is one.
+
+        Raises CheckpointError for a damaged checkpoint.
+        """
+        return Server.load(self.checkpoint) if self.checkpoint.exists() else None
 
     def history(self) -> list[Record]:
         """The records of the phases that are complete."""
-        if not self.checkpoint.exists():
-            return []
-        return Server.load(self.checkpoint)[0].history
+        saved = self.server()
+        return saved[0].history if saved else []
 
     def note(self, history: list[Record]) -> None:
         """Rewrites metrics.csv (round, phase, site, metric, value) from the records."""

@@ -34,6 +34,8 @@ from fedvlp.models.vae import DistillerConfig
 from fedvlp.objectives.bce import BCEConfig
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.objectives.medclip import MedCLIPConfig
+from fedvlp.run import plugins
+from fedvlp.run.config import choose
 from fedvlp.run.experiment import Experiment, Extra, Partition
 from fedvlp.training.config import Training
 
@@ -203,9 +205,11 @@ PRESETS: dict[str, Experiment] = {
 
 
 def get(name: str) -> Experiment:
-    """The preset ``name``. Raises ValueError naming the nearest one."""
-    from fedvlp.run.config import nearest
+    """The preset ``name``, of fedvlp or of a plugin. Raises ValueError naming the nearest one."""
+    experiment: Experiment = choose("preset", name, "PRESETS", PRESETS)
+    return experiment
 
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}{nearest(name, list(PRESETS))}; there are: {', '.join(PRESETS)}")
-    return PRESETS[name]
+
+def of_plugins() -> list[str]:
+    """The names of the presets that plugins in use have."""
+    return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]

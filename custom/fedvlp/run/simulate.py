@@ -8,7 +8,6 @@ from contextlib import closing
 import numpy as np
 
 from fedvlp.core.checkpoint import save_text
-from fedvlp.core.server_state import Server
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.report_imputation import provenance
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
@@ -61,11 +60,7 @@ def simulate(
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
     assembly.modules()  # before the fork, so that workers need not build them
     exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
-    if folder.checkpoint.exists():
-        server, next_phase = Server.load(folder.checkpoint)
-        assembly.equip(server)
-    else:
-        server, next_phase = assembly.server(sites), 0
+    server, next_phase = assembly.open(folder, sites)
     with closing(exchange), closing(TensorBoard(folder.path / "tb")) as board:
 
         def noted(record: Record) -> None:

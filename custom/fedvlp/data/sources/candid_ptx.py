@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from fedvlp.data.deid import scan
 from fedvlp.data.labels import by_name, names_of
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.table import BELOW_ROOT
 
 SUFFIXES = ("", ".dcm", ".png", ".jpg")
 ABSENT = "-1"  # stands for "no outline" in the column EncodedPixels
@@ -27,7 +28,7 @@ class CandidPTXSource(Published):
 
     table: ClassVar[str] = "Pneumothorax_reports.csv"
 
-    path: str  # Pneumothorax_reports.csv, or the CSV as .gz or .zip
+    path: str = field(metadata=BELOW_ROOT)  # Pneumothorax_reports.csv, or the CSV as .gz or .zip
     root: str | None = None  # folder of the films, with or without .dcm, .png, .jpg; None: text and labels alone
     labels: tuple[str, ...] | str = (
         "Pneumothorax",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.table import BELOW_ROOT
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
 
@@ -24,7 +25,7 @@ class CheXpertSource(Published):
 
     table: ClassVar[str] = "CheXpert-v1.0/train.csv"
 
-    path: str  # the CSV, or the CSV as .gz
+    path: str = field(metadata=BELOW_ROOT)  # the CSV, or the CSV as .gz
     root: str | None = None  # parent of CheXpert-v1.0(-small); None: labels alone, no image is read
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     frontal: bool = True  # leave out the lateral views

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
 from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
     "metadata": ("dicom_id", "subject_id", "study_id", "ViewPosition"),
@@ -34,9 +35,10 @@ class MIMICSource(Published):
 
     table: ClassVar[str] = "."
 
-    path: str  # folder of mimic-cxr-2.0.0-metadata.csv, -split.csv and -chexpert.csv (or .csv.gz)
+    path: str = field(metadata=BELOW_ROOT)  # folder of mimic-cxr-2.0.0-metadata.csv, -split.csv, -chexpert.csv (or .gz)
     root: str | None = None  # folder that holds files/p10/... with the images; None: text and labels alone
-    reports: str | None = None  # folder that holds files/p10/... with the reports; None: root, or else path
+    # folder that holds files/p10/... with the reports; None: root, or else path
+    reports: str | None = field(default=None, metadata=BELOW_ROOT)
     suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     min_report_words: int = 3  # studies with shorter text are left out

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
 from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.table import BELOW_ROOT
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,10 @@ class NIHSource(Published):
 
     table: ClassVar[str] = "Data_Entry_2017_v2020.csv"
 
-    path: str  # the CSV, or the CSV as .gz
+    path: str = field(metadata=BELOW_ROOT)  # the CSV, or the CSV as .gz
     root: str | None = None  # folder of the images, searched through; None: labels alone, no image is read
-    test_list: str | None = None  # the published test_list.txt; None: test patients are drawn
+    # the published test_list.txt; None: test patients are drawn
+    test_list: str | None = field(default=None, metadata=BELOW_ROOT)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a term of NIH's are nan
 
     def listing(self) -> Listing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 from xml.etree import ElementTree
@@ -13,6 +13,7 @@ from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import Listing, Published
+from fedvlp.data.sources.table import BELOW_ROOT
 
 UNINDEXED = "no indexing"
 
@@ -37,7 +38,7 @@ class OpenISource(Published):
 
     table: ClassVar[str] = "NLMCXR_reports.tgz"
 
-    path: str  # NLMCXR_reports.tgz, or a folder of XML files
+    path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, or a folder of XML files
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedvlp.data.labels import by_name, names_of
 from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.table import BELOW_ROOT
 
 CLASSES = {  # class of stage_2_detailed_class_info.csv -> labels (No Finding, Lung Opacity)
     "Normal": (1.0, 0.0),
@@ -28,9 +29,10 @@ class RSNASource(Published):
 
     table: ClassVar[str] = "stage_2_train_labels.csv"
 
-    path: str  # stage_2_train_labels.csv, or the CSV as .gz or .zip
+    path: str = field(metadata=BELOW_ROOT)  # stage_2_train_labels.csv, or the CSV as .gz or .zip
     root: str | None = None  # folder of <patientId>.dcm, or that above stage_2_train_images; None: labels alone
-    classes: str | None = None  # stage_2_detailed_class_info.csv; None: No Finding and Lung Opacity are nan
+    # stage_2_detailed_class_info.csv; None: No Finding and Lung Opacity are nan
+    classes: str | None = field(default=None, metadata=BELOW_ROOT)
     labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names that the tables have not are nan
     val_fraction: float = field(default=0.15, kw_only=True)  # of the patients
     test_fraction: float = field(default=0.15, kw_only=True)  # of the patients

@@ -7,7 +7,7 @@ import io
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from typing import ClassVar
 
@@ -21,6 +21,9 @@ from fedvlp.data.deid import scan
 from fedvlp.data.images import films
 
 log = logging.getLogger(__name__)
+
+BELOW_ROOT = {"below_root": True}
+"""Metadata of a source's field that is a file or a folder of the data set: at a site it lies below the set's root."""
 
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
@@ -63,7 +66,7 @@ class TableSource:
 
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
 
-    path: str  # the CSV: comma separated, a header, UTF-8 (other bytes are replaced and counted)
+    path: str = field(metadata=BELOW_ROOT)  # the CSV: commas, a header, UTF-8 (other bytes are replaced and counted)
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
     image_column: str = "image"  # required
