@@ -1,4 +1,4 @@
-"""The command line: simulate, jobs, report, evaluate, prepare, doctor, new. Every command says what it wrote and where."""
+"""The command line: simulate, report, evaluate, jobs, new, prepare, doctor. Every command says what it wrote, where."""
 
 from __future__ import annotations
 

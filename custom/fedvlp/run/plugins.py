@@ -117,7 +117,7 @@ def _use_module(name: str) -> Plugin:
     if name in _known and _known[name].named:
         return _known[name]
     if _part_of(name, OURS):
-        raise PluginError(f"--plugin {name}: a module of fedvlp is no plugin")
+        raise PluginError(f"--plugin {name}: a module of fedvlp is none")
     try:
         module = importlib.import_module(name)
     except Exception as error:

@@ -1,0 +1,146 @@
+"""A method in a file of somebody's folder: the same bytes wherever it runs, and what a job brings of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils import fobs
+from support.plugins import PULLED, forget, fresh, installed, pulled
+from support.simulator import assert_same_metrics, simulator
+
+from fedvlp.core.types import Broadcast
+from fedvlp.flare import child_protocol, messages
+from fedvlp.flare.jobs import job_files, write_job
+from fedvlp.flare.paths import SitePaths
+from fedvlp.run import plugins, presets
+from fedvlp.run.config import fingerprint
+from fedvlp.run.folder import RunFolder
+
+FEDVLP = Path(sys.executable).parent / "fedvlp"
+SMALL = {"data.size": "500", "data.sites": "2", "rounds.rounds": "3", "training.batch_size": "16"}
+SETTINGS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with fresh():
+        yield
+
+
+def fedvlp(*arguments: str | Path, folder: Path) -> str:
+    done = subprocess.run([FEDVLP, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow(seconds=120)
+def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
+    """By the commands a person types: simulated; killed and resumed; as a job in FLARE's simulator, killed too.
+
+    Each command is a process of its own, so nothing is known but what is said and what is on disk.
+    """
+    pulled(tmp_path / "mine")
+    plugin = ("--plugin", Path("mine") / "pulled_method.py")
+    fedvlp("simulate", "pulled", *plugin, *SETTINGS, folder=tmp_path)
+    whole = RunFolder(tmp_path / "runs" / "pulled" / "001")
+
+    command = [FEDVLP, "simulate", "pulled", *plugin, *SETTINGS]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("round"):
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(60)
+    killed = RunFolder(tmp_path / "runs" / "pulled" / "002")
+    assert not killed.model.exists()
+    fedvlp("simulate", "pulled", "--resume", killed.path, *plugin, folder=tmp_path)
+    assert killed.model.read_bytes() == whole.model.read_bytes()
+
+    assert "distortion" in fedvlp("evaluate", killed.path, "--what", "distortion", "--steps", "1", *plugin,
+                                  folder=tmp_path)  # fmt: skip
+    assert "report.html" in fedvlp("report", killed.path, *plugin, folder=tmp_path)
+
+    fedvlp("jobs", "export", "pulled", "job", *plugin, *SETTINGS, folder=tmp_path)
+    assert (tmp_path / "job" / "app" / "custom" / "pulled_method.py").read_text() == PULLED
+    (tmp_path / "flare").mkdir()
+    done = simulator(tmp_path / "job", tmp_path / "flare", 2)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    flare = RunFolder(tmp_path / "flare" / "runs" / "pulled" / "001")
+    assert flare.model.read_bytes() == whole.model.read_bytes()
+    assert json.loads(flare.config.read_text()) == json.loads(whole.config.read_text())
+    assert flare.plugin("pulled_method").read_text() == PULLED
+    assert_same_metrics(flare, whole)
+
+
+def test_a_job_brings_the_file_and_names_its_class(tmp_path: Path) -> None:
+    plugins.use(pulled(tmp_path))
+    files = job_files(presets.get("pulled"))
+    assert files["app/custom/pulled_method.py"] == PULLED
+    for side, entry in (("server", "workflows"), ("client", "executors")):
+        part = json.loads(files[f"app/config/config_fed_{side}.json"])[entry][0]
+        assert (part.get("executor") or part)["args"]["method"]["path"] == "pulled_method.Pulled"
+    assert not [path for path in job_files(presets.get("fedavg")) if path.startswith("app/custom/") and "py" in path]
+
+
+def test_a_job_without_code_cannot_bring_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hospitals that take no code install the plugin: then its class alone is named."""
+    plugins.use(pulled(tmp_path))
+    with pytest.raises(plugins.PluginError, match=r"app/custom/pulled_method\.py.* entry point in the group"):
+        job_files(presets.get("pulled"), custom=False)
+    forget()
+    monkeypatch.syspath_prepend(str(installed(tmp_path / "site", "their_methods", PULLED)))
+    files = job_files(presets.get("pulled"), custom=False)
+    assert not [path for path in files if path.startswith("app/custom")]
+    assert "their_methods.Pulled" in files["app/config/config_fed_client.json"]
+
+
+def test_a_package_that_is_not_installed_cannot_be_brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled(tmp_path / "lab", "ours")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.use("lab.ours")
+    with pytest.raises(plugins.PluginError, match=r"plugin lab\.ours is in a package, which a job cannot bring"):
+        job_files(presets.get("pulled"))
+
+
+def test_build_writes_a_job_for_each_preset_of_a_plugin_and_checks_it(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    file = pulled(tmp_path)
+    arguments = ["jobs", "build", "--folder", str(tmp_path / "jobs"), "--plugin", str(file)]
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert [entry.name for entry in (tmp_path / "jobs").iterdir()] == ["pulled"]
+    CliRunner().invoke(app, [*arguments, "--check"], catch_exceptions=False)
+    (tmp_path / "jobs" / "pulled" / "app" / "custom" / "pulled_method.py").write_text("")
+    with pytest.raises(ValueError, match=r"not what the presets say: pulled/app/custom/pulled_method\.py"):
+        CliRunner().invoke(app, [*arguments, "--check"], catch_exceptions=False)
+
+
+def test_the_training_child_imports_what_the_jobs_process_had(tmp_path: Path) -> None:
+    """The job's process says which file; the child, which was told nothing else, builds the same experiment."""
+    plugins.use(pulled(tmp_path))
+    messages.register()
+    chosen: Any = replace(presets.get("pulled"), name="sent")
+    expected = fingerprint(chosen)
+    task = messages.send_broadcast(Broadcast(0, "train", {}), {"folder": "sent/001", "fingerprint": "", "version": ""})
+    task.set_header("task_id", "1")
+    handed = fobs.loads(fobs.dumps(child_protocol.to_child(task, chosen, SitePaths("site-1", "", ""))))
+    forget()
+    _, _, experiment, _ = child_protocol.in_child(FLModelUtils.from_shareable(handed))
+    assert fingerprint(experiment) == expected
+    assert experiment.method is not chosen.method
+    assert write_job(experiment, tmp_path / "job").name == "job"
