@@ -15,9 +15,13 @@ from typing import Any
 import pytest
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
+from support.flare_memory import MemoryFlare, toy_experiment
 from support.plugins import PULLED, forget, fresh, installed, pulled
 from support.simulator import assert_same_metrics, simulator
+from support.toy import three_sites
+from typer.testing import CliRunner
 
+from fedvlp.cli import app
 from fedvlp.core.types import Broadcast
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.jobs import job_files, write_job
@@ -116,10 +120,6 @@ def test_a_package_that_is_not_installed_cannot_be_brought(tmp_path: Path, monke
 
 
 def test_build_writes_a_job_for_each_preset_of_a_plugin_and_checks_it(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
-
-    from fedvlp.cli import app
-
     file = pulled(tmp_path)
     arguments = ["jobs", "build", "--folder", str(tmp_path / "jobs"), "--plugin", str(file)]
     CliRunner().invoke(app, arguments, catch_exceptions=False)
@@ -128,6 +128,20 @@ def test_build_writes_a_job_for_each_preset_of_a_plugin_and_checks_it(tmp_path: 
     (tmp_path / "jobs" / "pulled" / "app" / "custom" / "pulled_method.py").write_text("")
     with pytest.raises(ValueError, match=r"not what the presets say: pulled/app/custom/pulled_method\.py"):
         CliRunner().invoke(app, [*arguments, "--check"], catch_exceptions=False)
+
+
+def test_a_job_begins_no_run_beside_one_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job ends and says which run it is; once the folder is elsewhere, the same job begins anew."""
+    flare = MemoryFlare(tmp_path, monkeypatch, toy_experiment(), three_sites())
+    run = tmp_path / "server" / "runs" / "toy" / "001"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{")
+    said = flare.submit().panic
+    assert "UnreadableRunError: run toy/001 has not finished, and its configuration cannot be read" in said
+    assert [entry.name for entry in run.parent.iterdir()] == ["001"]
+    run.rename(tmp_path / "elsewhere")
+    assert not flare.submit().panic
+    assert flare.run.model.exists()
 
 
 def test_the_training_child_imports_what_the_jobs_process_had(tmp_path: Path) -> None:

@@ -50,9 +50,10 @@ from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE
 from fedvlp.evaluation.metric_names import is_recall
+from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.flare.jobs import COMMITTED
 from fedvlp.run import presets
-from fedvlp.run.assembly import Assembly, evaluation
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -197,7 +198,7 @@ class Tolerances:
         records = len(self.rows[reporter, split])
         if protocol:  # "all" records at once, or "fold" by fold
             return records
-        batch = evaluation(self.assembly.config(reporter)).batch_size  # type: ignore[attr-defined]
+        batch = Retrieval().batch_size
         return records - records % batch
 
     def one_pair(self, split: str, name: str, reporter: str) -> float:

@@ -16,7 +16,3 @@ OBJECTIVES = {
     "bce": BCEConfig,
 }
 """Configuration classes by name, as in ``--set objective=mgca``."""
-
-__all__ = [
-    "OBJECTIVES", "BCEConfig", "ConVIRTConfig", "CreamFLTaskConfig", "GLoRIAConfig", "MGCAConfig", "MedCLIPConfig",
-]  # fmt: skip

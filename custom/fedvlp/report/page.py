@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from fedvlp.core.checkpoint import save_text
@@ -20,7 +21,23 @@ from fedvlp.report import (
     weights,
 )
 from fedvlp.report.run import Run
+from fedvlp.run import plugins
 from fedvlp.run.folder import RunFolder
+
+SECTIONS: dict[str, Callable[[Run], str]] = {
+    "": head.section,
+    "Retrieval": retrieval.section,
+    "Sites": sites.section,
+    "Loss": loss.section,
+    "Site weights": weights.section,
+    "Classifier": lambda run: classifier.section(run.folder, run.history),
+    "Public set": lambda run: public_set.section(run.history, run.memory),
+    "Bytes and seconds": costs.section,
+    "Changes that sites sent": lambda run: updates.changes(run.history, run.sites, run.style),
+    "Dropped updates": lambda run: updates.dropped(run.history),
+    "All settings and versions": settings.section,
+}
+"""The page from top to bottom: heading, and what writes its HTML. Those of plugins in use come last."""
 
 
 def write(folder: RunFolder) -> Path:
@@ -28,19 +45,7 @@ def write(folder: RunFolder) -> Path:
     import matplotlib
 
     run = Run.read(folder)
-    sections = {
-        "": head.section,
-        "Retrieval": retrieval.section,
-        "Sites": sites.section,
-        "Loss": loss.section,
-        "Site weights": weights.section,
-        "Classifier": lambda run: classifier.section(run.folder, run.history),
-        "Public set": lambda run: public_set.section(run.history, run.memory),
-        "Bytes and seconds": costs.section,
-        "Changes that sites sent": lambda run: updates.changes(run.history, run.sites, run.style),
-        "Dropped updates": lambda run: updates.dropped(run.history),
-        "All settings and versions": settings.section,
-    }
+    sections = plugins.table("SECTIONS", SECTIONS, wanted="")  # of installed plugins only what is in use already
     body = ""
     with matplotlib.rc_context(figures.RC):
         for title, section in sections.items():

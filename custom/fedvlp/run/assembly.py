@@ -246,11 +246,32 @@ def public_id(cohort: Cohort) -> int:
     return int(digest(*ids)[:12], 16)
 
 
+def _retrieval(model: ModelConfig, public: bool) -> Evaluate | None:
+    if isinstance(model, MultimodalConfig):
+        return None
+    return Retrieval(captions=True, folds=5) if public else Retrieval()
+
+
+def _classification(model: ModelConfig, public: bool) -> Evaluate | None:
+    return Classification() if isinstance(model, MultimodalConfig) else None
+
+
+MEASURES = (_retrieval, _classification)
+"""What is measured in every evaluated round: for a model's configuration, and whether the records are the public set's,
+a callable of client and splits that returns figures by name, or None where there is nothing of the kind to measure."""
+
+
 def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
     """The evaluation of a model on held-out records of a site, or of the ``public`` set."""
-    if isinstance(model, MultimodalConfig):
-        return Classification()
-    return Retrieval(captions=True, folds=5) if public else Retrieval()
+    measures = [measure for make in MEASURES if (measure := make(model, public)) is not None]
+
+    def together(client: Client, splits: tuple[str, ...]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for measure in measures:
+            found |= measure(client, splits)
+        return found
+
+    return together
 
 
 class EverySite:

@@ -1,0 +1,135 @@
+"""docs/extending.md: its files are complete, compute what they say, and its commands run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.extending import COMMANDS, FILES, PAGE, prepare
+from support.plugins import fresh
+from typer.testing import CliRunner
+
+from fedvlp.cli import app, new
+from fedvlp.core.types import VLOutput
+from fedvlp.data.report_text import clean_report
+from fedvlp.run import plugins, presets
+from fedvlp.run.config import choose, override
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).parents[1]
+SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    with fresh():
+        yield
+
+
+def module(name: str, folder: Path) -> Any:
+    """A file of the page, as the command line imports it."""
+    (folder / name).write_text(FILES[name], encoding="utf-8")
+    return plugins.use(folder / name).module
+
+
+def test_the_page_has_a_file_of_every_kind(tmp_path: Path) -> None:
+    assert len(FILES) == PAGE.count("```python") == 5
+    tables = {table for name in FILES for table in plugins.TABLES if hasattr(module(name, tmp_path), table)}
+    assert tables == set(plugins.TABLES)
+    assert all(f"`{table}`" in PAGE for table in plugins.TABLES)
+
+
+def test_the_method_is_the_one_that_the_command_writes(tmp_path: Path) -> None:
+    CliRunner().invoke(app, ["new", "method", "my-method", "--into", str(tmp_path)], catch_exceptions=False)
+    assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"] == (
+        new.TEMPLATES / "my_method.py.txt"
+    ).read_text()  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_linted_as_fedvlp_is(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    for command in (["check", "--ignore", "I001"], ["format", "--check"]):
+        program = [BIN / "ruff", *command, "--config", ROOT / "pyproject.toml", tmp_path / name]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_the_objective_by_hand(tmp_path: Path) -> None:
+    """Two orthogonal pairs, t = 2, b = -1: logits 1 on the diagonal and -1 off it, so every term is log sigmoid 1.
+
+    The sum over the four is divided by the two images: 2 log(1 + 1/e).
+    """
+    objective = module("siglip.py", tmp_path).SigLIPConfig(scale=2.0, bias=-1.0).build()
+    unit = torch.eye(2)
+    (term,) = objective(VLOutput(unit, unit), {}).values()
+    assert term.item() == pytest.approx(2 * math.log(1 + math.exp(-1)), rel=1e-6)
+    assert objective(VLOutput(unit, None), {}) == {}
+    chosen = override(presets.get("fedavg"), "objective", "siglip")
+    assert override(chosen, "objective.bias", "-5").objective.bias == -5.0  # type: ignore[attr-defined]
+
+
+def test_the_evaluation_by_hand(tmp_path: Path) -> None:
+    """Pairs at distance 0 and sqrt 2: alignment 1. Vectors at distances sqrt 2, 2 and sqrt 2: log of a mean."""
+    measures = module("uniformity.py", tmp_path)
+    image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    text = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert measures.alignment(image, text) == pytest.approx(1.0)
+    around = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    expected = math.log((2 * math.exp(-4) + math.exp(-8)) / 3)
+    assert measures.uniformity(around) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_source_reads_what_was_written(tmp_path: Path) -> None:
+    """Every record once, hashed; a short report is left out and counted; a broken line is named without its content."""
+    prepare(tmp_path, studies=12)
+    lines = tmp_path / "films" / "records.jsonl"
+    written = lines.read_text().splitlines()
+    lines.write_text("\n".join([*written, '{"image": "x.png", "report": "Clear.", "patient": "DOE"}']))
+    plugins.use(tmp_path / "lines_source.py")
+    kind = choose("source", "lines", "SOURCES", {})
+    cohort, summary = kind(path=str(lines), image_size=36).prepare()
+    assert (summary["used"], summary["skipped: report empty or too short"]) == (len(written), 1)
+    assert set(cohort.reports) == {clean_report(json.loads(line)["report"], 3) for line in written}
+    assert cohort.images(cohort.rows("train")[:1]).shape == (1, 36, 36)
+    lines.write_text("DOE, JANE\n")
+    with pytest.raises(ValueError, match="a line is no object") as refused:
+        kind(path=str(lines)).build()
+    assert "DOE" not in str(refused.value)
+
+
+def smaller(command: str) -> str:
+    """The same ``fedvlp`` command with fewer steps, where it trains or writes a job."""
+    if not command.startswith(("fedvlp simulate", "fedvlp jobs export")) or "--resume" in command:
+        return command
+    settings = {k: v for k, v in SMALL.items() if not (k == "data.size" and "--data" in command)}
+    return command + "".join(f" --set {key}={value}" for key, value in settings.items())
+
+
+@pytest.mark.slow(seconds=150)
+def test_every_command_runs(tmp_path: Path) -> None:
+    """In the page's order. The method ends with the same bytes in the engine and in FLARE's simulator."""
+    prepare(tmp_path)
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    for command in COMMANDS:
+        done = subprocess.run(
+            smaller(command), shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"]
+    runs = tmp_path / "runs" / "my-method"
+    models = [(runs / number / "model" / "model.safetensors").read_bytes() for number in ("001", "002")]
+    assert models[0] == models[1]
+    table = (tmp_path / "my-runs" / "fedavg" / "001" / "evaluation" / "uniformity.csv").read_text().splitlines()
+    assert re.fullmatch(r"site-1(,-?\d\.\d{4}){3}", table[1])
+    assert "Paired cosine" in (tmp_path / "my-runs" / "fedavg" / "001" / "report.html").read_text()
