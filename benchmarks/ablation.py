@@ -21,6 +21,7 @@ from typing import Any
 from common import machine, rounded, say, table
 
 from fedvlp.core.method import Method
+from fedvlp.evaluation import metric_names
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
@@ -28,7 +29,11 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
 
-COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]
+COLUMNS = [
+    metric_names.over_sites(metric_names.recall("test", k), kind)
+    for k in (1, 5)
+    for kind in (metric_names.AVERAGE, metric_names.WORST)
+]
 
 
 def steps_of(method: Method) -> int:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from common import machine, rounded, say, table
 
+from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.run import presets
@@ -29,7 +30,11 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
 
-COLUMNS = [f"test/mean/r{k}/{kind}" for k in (1, 5) for kind in ("average", "worst")]
+COLUMNS = [
+    metric_names.over_sites(metric_names.recall("test", k), kind)
+    for k in (1, 5)
+    for kind in (metric_names.AVERAGE, metric_names.WORST)
+]
 METHODS = ("centralized", "fedavg", "fedprox", "feddra", "fedrgb", "local")
 
 

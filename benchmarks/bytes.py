@@ -39,11 +39,13 @@ from echo import EchoModel
 from fedvlp.core.checkpoint import load_tensors, save_tensors
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
 from fedvlp.data.cohort import SPLITS
+from fedvlp.evaluation.metric_names import recall_at
 from fedvlp.evaluation.retrieval import in_batch_retrieval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.federation.codec import PLAIN, Wire, cast, dequantise, quantise, widen
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
+from fedvlp.federation.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import EncodedSite, ServerEnd, SiteEnd
 from fedvlp.flare.jobs import write_job
@@ -108,8 +110,8 @@ def traffic(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
             model = experiment.model.build(0)
             whole = sum(t.numel() * t.element_size() for t in model.state_dict().values())
             counted, history = on_socket(experiment)
-            down = sum(record["bytes"]["bytes_down"] for record in history)
-            up = sum(record["bytes"]["bytes_up"] for record in history)
+            down = sum(record["bytes"][BYTES_DOWN] for record in history)
+            up = sum(record["bytes"][BYTES_UP] for record in history)
             later = [record["bytes"] for record in history if record["round"]]
             full = 2 * 3 * whole
             row = {
@@ -172,7 +174,7 @@ class Fresh:
         image, text = embed(client.model, iter(self.batches))
         order = torch.randperm(len(image), generator=torch.Generator().manual_seed(0))
         found = in_batch_retrieval(image[order], text[order])
-        return {f"R@{k}": found[f"mean/r{k}"] for k in (1, 5)}
+        return {f"R@{k}": found[recall_at(k)] for k in (1, 5)}
 
 
 def run_from(experiment: Experiment, start: State | None) -> State:

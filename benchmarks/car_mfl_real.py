@@ -31,6 +31,7 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.evaluation.classification import auc, modality_shares, predict
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.metric_names import loss
 from fedvlp.methods import CARMFL, MFedAvg
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCEConfig
@@ -113,7 +114,7 @@ def measure(experiment: Experiment) -> dict[str, object]:
     model.load_state_dict(state)
     data = SiteData(assembly.cohort, {"val": assembly.cohort.rows("val")}, model.tokenizer, experiment.model.image_size)
     found = auc(*predict(model, objective, data.batches("val", 96, drop_last=False)), LABELS)
-    losses = [np.mean([m["loss/bce"] for m in record["sites"].values()]) for record in server.history]
+    losses = [np.mean([m[loss("bce")] for m in record["sites"].values()]) for record in server.history]
     macro = found.macro()
     return {
         "macro": None if macro is None else rounded(100 * macro),

@@ -24,6 +24,7 @@ from common import machine, rounded, say, table
 
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.loader import SiteData
+from fedvlp.evaluation.metric_names import recall_at
 from fedvlp.evaluation.retrieval import retrieval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.federation.exchange import SequentialExchange
@@ -72,7 +73,7 @@ def measure(chosen: Experiment) -> dict[str, float]:
     with server.trainer.session(server.state) as client:
         batches = (batch for split in ("val", "test") for batch in records.batches(split, 64, drop_last=False))
         figures = retrieval(*embed(client.model, batches), KS)
-    recalls = {f"R@{k}": figures[f"mean/r{k}"] for k in KS}
+    recalls = {f"R@{k}": figures[recall_at(k)] for k in KS}
     return {**recalls, "sum": sum(recalls.values()), "seconds": time.perf_counter() - began}
 
 

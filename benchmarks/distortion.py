@@ -21,7 +21,9 @@ from common import machine, table
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import group
+from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, column_means, cross_table
+from fedvlp.federation.metric_names import BYTES_UP
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -29,6 +31,8 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
+
+AVERAGE_RECALL = metric_names.over_sites(metric_names.recall("test", 1), metric_names.AVERAGE)
 
 METHODS = ("fedavg", "fedrgb")
 
@@ -70,7 +74,7 @@ def traffic(chosen: Experiment, server: Server) -> list[list[object]]:
         size = sum(t.numel() * t.element_size() for t in travels.values()) * len(server.sites)
         what = "+".join(dict.fromkeys(group(name) for name in travels))
         count = sum(t.numel() for t in travels.values())
-        rows.append([chosen.name, phase, what, f"{count:,}", f"{size:,}", f"{record['bytes']['bytes_up']:,}"])
+        rows.append([chosen.name, phase, what, f"{count:,}", f"{size:,}", f"{record['bytes'][BYTES_UP]:,}"])
     return rows
 
 
@@ -106,7 +110,7 @@ def main() -> None:
                 before = statistics.fmean({e.measured_on: e.similarity_before for e in entries}.values())
                 quality.setdefault(label, []).append({
                     "all": statistics.fmean(column_means(entries).values()), "foreign": statistics.fmean(foreign),
-                    "similarity": before, "recall": trained["test/mean/r1/average"],
+                    "similarity": before, "recall": trained[AVERAGE_RECALL],
                 })  # fmt: skip
             sent += traffic(chosen, server) if seed == 0 else []
     show(columns, quality, sent)

@@ -17,6 +17,7 @@ import torch
 from common import machine, say, table
 
 from fedvlp.core.types import Broadcast, Update, is_statistic
+from fedvlp.evaluation import metric_names
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.site import Site
@@ -27,7 +28,11 @@ from fedvlp.run.metrics import summary
 
 POISONED = "site-1"
 SETTINGS = [(1.0, 0.0), (1.0, 1.0), (-10.0, 0.0), (-10.0, 1.0), (-10.0, 2.0), (1000.0, 1.0)]  # factor, clip
-FIGURES = ("test/mean/r1/average", "test/mean/r1/worst", "test/mean/r5/average")
+FIGURES = (
+    metric_names.over_sites(metric_names.recall("test", 1), metric_names.AVERAGE),
+    metric_names.over_sites(metric_names.recall("test", 1), metric_names.WORST),
+    metric_names.over_sites(metric_names.recall("test", 5), metric_names.AVERAGE),
+)
 
 
 @dataclass

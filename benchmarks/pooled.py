@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from common import table
 
+from fedvlp.evaluation.metric_names import recall_at
 from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.dual_encoder import DualEncoder
@@ -39,7 +40,8 @@ def main() -> None:
         image, text = embed(model, data.batches(split, 32, drop_last=False))
         whole, batch = retrieval(image, text), in_batch_retrieval(image, text)
         dedup = in_batch_retrieval(image, text, groups=groups)
-        figures = [whole["mean/r1"], whole["mean/r5"], batch["mean/r1"], batch["mean/r5"], dedup["mean/r1"]]
+        first, fifth = recall_at(1), recall_at(5)
+        figures = [whole[first], whole[fifth], batch[first], batch[fifth], dedup[first]]
         rows.append([name, len(image), *(f"{figure:.1f}" for figure in figures)])
     header = ["model", "pairs", "R@1 whole", "R@5 whole", "R@1 of 32", "R@5 of 32", "R@1 of 32, dedup"]
     print(table(header, rows))

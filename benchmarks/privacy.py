@@ -18,6 +18,7 @@ from common import machine, say, table
 
 from fedvlp.core.privacy import clip_and_noise
 from fedvlp.core.types import Broadcast, Update
+from fedvlp.evaluation import metric_names
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.site import Site
@@ -59,7 +60,8 @@ def run(experiment: Experiment, clip: float | None, noise: float) -> list[object
     Federation(experiment.method, server, experiment.rounds, exchange).run()
     measured = summary(server.history)["trained"]
     spent = epsilon({noise: experiment.rounds.rounds}, 1e-5) if noise else math.inf
-    recalls = [measured[f"test/mean/r1/{kind}"] for kind in ("average", "worst")]
+    recall = metric_names.recall("test", 1)
+    recalls = [measured[metric_names.over_sites(recall, kind)] for kind in (metric_names.AVERAGE, metric_names.WORST)]
     say({"clip": clip, "noise": noise, "epsilon": spent, "largest norm": max(norms), "r1": recalls})
     return [clip or "none", noise, f"{spent:.3g}", f"{max(norms):.2f}", *(f"{recall:.1f}" for recall in recalls)]
 

@@ -89,21 +89,22 @@ class Experiment:
             object.__setattr__(self, name, self._following(name))
 
     def _following(self, name: str) -> Any:
-        """The part ``name``; its fields that follow another part's (metadata ``follows``) have that one's value.
+        """The settings ``name``, with the values that follow others (metadata ``follows``) filled in from those.
 
-        Such a size is given once. Raises ValueError where it was given twice, and differs.
+        So a size that two groups of settings share is given once. Raises ValueError where it was given twice and
+        differs.
         """
-        part = getattr(self, name)
-        settings = fields(part) if is_dataclass(part) else ()
+        group = getattr(self, name)
+        settings = fields(group) if is_dataclass(group) else ()
         followed = {}
         for setting in settings:
             path = setting.metadata.get("follows")
             if path is None:
                 continue
-            own, wanted = getattr(part, setting.name), attrgetter(path)(self)
+            own, wanted = getattr(group, setting.name), attrgetter(path)(self)
             require(
                 own in (wanted, setting.default),
-                f"{name}.{setting.name} is {own}, but it follows {path}, which is {wanted}; set that one alone",
+                f"{name}.{setting.name} is {own}, but it follows {path}, which is {wanted}; set only that",
             )
             followed[setting.name] = wanted
-        return replace(part, **followed) if followed else part
+        return replace(group, **followed) if followed else group
