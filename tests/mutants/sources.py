@@ -117,7 +117,7 @@ def _edit(source: str, changed: str) -> tuple[int, tuple[str, ...], tuple[str, .
 
 
 def _skipped(tree: ast.Module) -> Iterator[Span]:
-    """What says something and does nothing: annotations, messages, imports for the type checker, documented defaults.
+    """What says something and does nothing: annotations, protocols, messages, imports for the type checker, defaults.
 
     The defaults of a configuration are pinned by the committed jobs.
     """
@@ -148,6 +148,8 @@ def _skipped(tree: ast.Module) -> Iterator[Span]:
 
 
 def _is_aside(node: ast.AST) -> bool:
+    if isinstance(node, ast.ClassDef):
+        return any(ast.unparse(base).endswith("Protocol") for base in node.bases)
     if isinstance(node, ast.Assign):
         return ast.unparse(node.targets[0]) in TUNING
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

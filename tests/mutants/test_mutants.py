@@ -15,8 +15,13 @@ SOURCE = '''
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 BLOCK = 1 << 4
+
+
+class Guard(Protocol):
+    def guard(self, count: int, least: int = 2) -> bool: ...
 
 
 @dataclass(frozen=True)
