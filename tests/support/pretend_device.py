@@ -152,7 +152,7 @@ def compared(case: str) -> dict[str, Any]:
     chosen = small(name, dict(setting.split("=", 1) for setting in settings if "=" in setting))
     try:
         expected = trained(chosen)
-        with patch.object(Training, "place", lambda self: torch.device(NAME, 0)):
+        with patch.object(Training, "torch_device", lambda self: torch.device(NAME, 0)):
             seen = trained(chosen, "--evaluate" in settings)
     except Exception:
         return {"case": case, "error": traceback.format_exc()}

@@ -243,10 +243,10 @@ def test_wrong_options_fail_when_they_are_built(wrong: dict[str, Any], said: str
 
 def test_auto_is_the_cpu_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert Training(device="auto").place() == torch.device("cpu")
+    assert Training(device="auto").torch_device() == torch.device("cpu")
     with pytest.raises(DeviceError, match="finds no GPU on this machine; set it to auto or cpu"):
-        Training(device="cuda").place()
+        Training(device="cuda").torch_device()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert Training(device="auto").place() == torch.device("cuda", 3)
-    assert Training().place() == torch.device("cpu")
+    assert Training(device="auto").torch_device() == torch.device("cuda", 3)
+    assert Training().torch_device() == torch.device("cpu")

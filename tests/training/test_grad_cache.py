@@ -13,18 +13,18 @@ from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, VLOutput
 from fedvlp.methods import FedDRA, FedRGB
-from fedvlp.training.grad_cache import Split, part
+from fedvlp.training.grad_cache import MicroBatches, rows_of
 
 Gradients = dict[str, Tensor]
 METHODS = [(Method(), "train"), (FedDRA(), "align"), (FedDRA(), "joint"), (FedRGB(), "local"), (FedRGB(), "aligner")]
 
 
-def gradients(one: Client, method: Method, phase: str, split: Split | None) -> tuple[float, Gradients]:
+def gradients(one: Client, method: Method, phase: str, split: MicroBatches | None) -> tuple[float, Gradients]:
     """The loss of one batch of 10, and its gradient, with an anchor that differs from the model."""
     state = {name: t * 1.1 if t.is_floating_point() else t for name, t in one.state().items()}
     message = Broadcast(0, phase, {name: t.clone() for name, t in state.items()})
     one.set_trainable(lambda name: method.trains(name, phase))
-    one.model.split = split
+    one.model.micro_batches = split
     torch.manual_seed(5)
     (batch,) = one.data.train_batches(1, 10, torch.Generator().manual_seed(7))
     loss: Any = sum(method.losses(one, batch, message).values())
@@ -47,7 +47,7 @@ def test_the_gradient_is_that_of_the_whole_batch(
     method: Method, phase: str, micro_batch: int, dtype: torch.dtype
 ) -> None:
     whole_loss, whole = gradients(client(encoder(dtype=dtype)), method, phase, None)
-    loss, cached = gradients(client(encoder(dtype=dtype)), method, phase, Split(micro_batch))
+    loss, cached = gradients(client(encoder(dtype=dtype)), method, phase, MicroBatches(micro_batch))
     limit = 1e-12 if dtype == torch.float64 else 1e-6
     assert loss == pytest.approx(whole_loss, rel=limit)
     # a single row goes through other float32 kernels (matrix times vector), which round differently
@@ -61,7 +61,7 @@ def test_without_negatives_of_the_whole_batch_it_would_differ() -> None:
     one = client(encoder(dtype=torch.float64))
     (batch,) = one.data.train_batches(1, 10, torch.Generator().manual_seed(7))
     for rows in (slice(0, 5), slice(5, 10)):
-        piece = part(batch, rows)
+        piece = rows_of(batch, rows)
         (sum(Method().losses(one, piece, Broadcast(0, "train", {})).values()) / 2).backward()
     assert furthest({name: p.grad for name, p in one.trainable()}, whole) > 0.1
 
@@ -69,19 +69,19 @@ def test_without_negatives_of_the_whole_batch_it_would_differ() -> None:
 def test_dropout_draws_the_same_numbers_the_second_time() -> None:
     """Against the same parts with everything kept: torch.cat of ``align(towers(part))`` under one generator."""
     caching, keeping = (client(encoder(dropout=0.4, dtype=torch.float64)) for _ in range(2))
-    _, cached = gradients(caching, Method(), "train", Split(4))
+    _, cached = gradients(caching, Method(), "train", MicroBatches(4))
     model = keeping.model
     (batch,) = keeping.data.train_batches(1, 10, torch.Generator().manual_seed(7))
     keeping.set_trainable(lambda name: True)
     torch.manual_seed(5)
-    pieces = [model.align(model.towers(part(batch, slice(start, min(start + 4, 10))))) for start in (0, 4, 8)]
+    pieces = [model.align(model.towers(rows_of(batch, slice(start, min(start + 4, 10))))) for start in (0, 4, 8)]
     image, text = (torch.cat([getattr(piece, name) for piece in pieces]) for name in ("image", "text"))
     unit = nn.functional.normalize
     output = VLOutput(unit(model.image_head(image), dim=-1), unit(model.text_head(text), dim=-1))
     sum(keeping.objective(output, batch).values()).backward()
     kept = {name: p.grad for name, p in keeping.trainable()}
     assert furthest(cached, kept) < 1e-12
-    without = gradients(client(encoder(dtype=torch.float64)), Method(), "train", Split(4))[1]
+    without = gradients(client(encoder(dtype=torch.float64)), Method(), "train", MicroBatches(4))[1]
     assert furthest(cached, without) > 0.1, "there was dropout"
 
 
@@ -100,7 +100,9 @@ class Local(nn.Module):
 
 def test_objectives_of_tokens_get_them() -> None:
     _, whole = gradients(client(encoder(dtype=torch.float64), Local()), Method(), "train", None)
-    _, cached = gradients(client(encoder(dtype=torch.float64), Local()), Method(), "train", Split(3, tokens=True))
+    _, cached = gradients(
+        client(encoder(dtype=torch.float64), Local()), Method(), "train", MicroBatches(3, tokens=True)
+    )
     assert furthest(cached, whole) < 1e-12
 
 
@@ -110,7 +112,7 @@ def test_one_modality_alone(missing: str) -> None:
     (batch,) = client(model).data.train_batches(1, 10, torch.Generator().manual_seed(7))
     there = {name: t for name, t in batch.items() if not name.startswith(missing)}
     whole = model.eval()(there)
-    model.split = Split(3)
+    model.micro_batches = MicroBatches(3)
     assert getattr(model(there), missing) is None
     other = "text" if missing == "image" else "image"
     assert torch.allclose(getattr(model(there), other), getattr(whole, other), atol=1e-6)
@@ -119,7 +121,7 @@ def test_one_modality_alone(missing: str) -> None:
 def test_what_is_encoded_without_gradient_stays_without() -> None:
     """FedRGB encodes with the frozen towers and projects with the model: the gradient ends at the alignment."""
     model = encoder()
-    model.split = Split(4)
+    model.micro_batches = MicroBatches(4)
     (batch,) = client(model).data.train_batches(1, 10, torch.Generator().manual_seed(7))
     with torch.no_grad():
         encoded = model.encode(batch)
@@ -131,18 +133,21 @@ def test_what_is_encoded_without_gradient_stays_without() -> None:
 def test_a_tower_that_normalises_over_the_batch_is_refused() -> None:
     one = client()
     one.model.image_encoder.stem[1] = nn.BatchNorm2d(32)
-    with pytest.raises(ValueError, match=r"image_encoder\.stem\.1 normalises over the batch"), one.divided(Split(4)):
+    with (
+        pytest.raises(ValueError, match=r"image_encoder\.stem\.1 normalises over the batch"),
+        one.in_micro_batches(MicroBatches(4)),
+    ):
         pass
     one.set_trainable(lambda name: not name.startswith("image"))  # frozen, it uses its running statistics
-    with one.divided(Split(4)):
-        assert one.model.split == Split(4)
-    assert one.model.split is None
+    with one.in_micro_batches(MicroBatches(4)):
+        assert one.model.micro_batches == MicroBatches(4)
+    assert one.model.micro_batches is None
 
 
-def test_a_model_that_cannot_be_divided_is_refused() -> None:
+def test_a_model_that_cannot_take_micro_batches_is_refused() -> None:
     with (
         pytest.raises(ValueError, match="micro_batch"),
-        Client("a", 0, nn.Linear(1, 1), nn.Identity(), None).divided(Split(4)),
+        Client("a", 0, nn.Linear(1, 1), nn.Identity(), None).in_micro_batches(MicroBatches(4)),
     ):  # type: ignore[arg-type]
         pass
 
@@ -152,6 +157,6 @@ def test_anchors_run_in_parts_too() -> None:
     seen: list[int] = []
     one = client()
     one.model.image_encoder.norm.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    gradients(one, FedDRA(), "joint", Split(4))
+    gradients(one, FedDRA(), "joint", MicroBatches(4))
     assert len(seen) >= 9, "model, anchor and the second pass of the model"
     assert max(seen) == 4

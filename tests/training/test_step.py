@@ -20,7 +20,7 @@ from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
-from fedvlp.training.grad_cache import Split
+from fedvlp.training.grad_cache import MicroBatches
 from fedvlp.training.step import Stepper, compile_towers
 
 PLAIN = replace(SGD, batch_size=4)  # SGD at rate 0.1
@@ -206,13 +206,13 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return asked
 
 
-def split_of(training: Training, needs: tuple[str, ...] = ("image", "text")) -> Split | None:
+def split_of(training: Training, needs: tuple[str, ...] = ("image", "text")) -> MicroBatches | None:
     """How the towers see a batch while steps run."""
     one = dual_client(objective=Counting())
     one.objective.needs = needs  # type: ignore[assignment]
     with stepper(one, training).running():
-        seen: Split | None = one.model.split
-    assert one.model.split is None
+        seen: MicroBatches | None = one.model.micro_batches
+    assert one.model.micro_batches is None
     return seen
 
 
@@ -223,22 +223,22 @@ def test_alone_the_towers_see_parts_where_a_cached_micro_batch_is_asked_for() ->
     assert split_of(PLAIN) is None
     assert split_of(GATHER) is None
     assert split_of(replace(PLAIN, micro_batch=2, accumulation="plain")) is None
-    assert split_of(replace(PLAIN, micro_batch=2)) == Split(2)
+    assert split_of(replace(PLAIN, micro_batch=2)) == MicroBatches(2)
 
 
 def test_among_several_they_see_the_rows_of_a_process_where_negatives_are_gathered(several: Any) -> None:
     assert split_of(PLAIN) is None
-    assert split_of(replace(PLAIN, micro_batch=2)) == Split(2)
-    assert split_of(GATHER) == Split(0, gather=True)
-    assert split_of(replace(GATHER, micro_batch=2)) == Split(2, gather=True)
-    assert split_of(replace(GATHER, micro_batch=2, accumulation="plain")) == Split(0, gather=True)
+    assert split_of(replace(PLAIN, micro_batch=2)) == MicroBatches(2)
+    assert split_of(GATHER) == MicroBatches(0, gather=True)
+    assert split_of(replace(GATHER, micro_batch=2)) == MicroBatches(2, gather=True)
+    assert split_of(replace(GATHER, micro_batch=2, accumulation="plain")) == MicroBatches(0, gather=True)
 
 
 def test_tokens_are_kept_for_an_objective_that_reads_them() -> None:
     cached = replace(PLAIN, micro_batch=2)
-    assert split_of(cached, ("image", "text", "words")) == Split(2, tokens=True)
-    assert split_of(cached, ("patches",)) == Split(2, tokens=True)
-    assert split_of(cached, ()) == Split(2)
+    assert split_of(cached, ("image", "text", "words")) == MicroBatches(2, tokens=True)
+    assert split_of(cached, ("patches",)) == MicroBatches(2, tokens=True)
+    assert split_of(cached, ()) == MicroBatches(2)
 
 
 # Among several processes

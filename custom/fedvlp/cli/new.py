@@ -30,7 +30,7 @@ def new_method(
         raise ValueError(f"{name!r} is no name for a method; use lower-case letters, digits and dashes, as my-method")
     if name in PRESETS:
         raise ValueError(f"fedvlp has a preset {name!r} already; choose another name")
-    title = "".join(part.capitalize() for part in module.split("_"))
+    title = "".join(word.capitalize() for word in module.split("_"))
     texts = {
         into / f"{prefix}{module}.py": written(f"{prefix}my_method.py.txt", name, module, title)
         for prefix in ("", "test_")

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedvlp.core.types import Broadcast, Failure, Reply, State, Update, is_statistic
+from fedvlp.core.types import TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
@@ -69,7 +69,7 @@ def clipped(
     """
     waiting = []
     for update in updates:
-        state, aux = ({name: t.clone() for name, t in part.items()} for part in (update.state, update.aux))
+        state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
         own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
         norms = tuple(update_norm(state, reference, running) for running in (False, True))
         waiting.append((norms, cast("Callable[[], Update]", _parked(own, spool))))
@@ -232,22 +232,22 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     spool.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
-    tensors = {f"{part}/{n}": t for part in ("state", "aux") for n, t in getattr(reply, part).items()}
+    tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
     save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
     bare = replace(reply, state={}, aux={})
 
     def back() -> Reply:
-        parts: dict[str, State] = {"state": {}, "aux": {}}
+        fields: dict[str, State] = {"state": {}, "aux": {}}
         for key, tensor in load_file(name).items():
-            part, _, rest = key.partition("/")
-            parts[part][rest] = tensor
+            field, _, rest = key.partition("/")
+            fields[field][rest] = tensor
         os.unlink(name)
-        return replace(bare, state=parts["state"], aux=parts["aux"])
+        return replace(bare, state=fields["state"], aux=fields["aux"])
 
     return back
 
 
 def payload(message: Broadcast | Update) -> int:
     """Bytes of the tensors in a message, read one by one; what else a reply may hold is for the gate to refuse."""
-    values = (value for part in (message.state, message.aux) for value in part.values())
+    values = (value for tensors in (message.state, message.aux) for value in tensors.values())
     return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))

@@ -6,15 +6,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from fedvlp.core.types import Batch, State, group
-
-if TYPE_CHECKING:
-    from fedvlp.training.grad_cache import Split
+from fedvlp.core.types import Batch, State, VLOutput, group
 
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."
@@ -37,6 +34,14 @@ class Data(Protocol):
     def batches(
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
+
+
+class MicroBatching(Protocol):
+    """How the towers see a batch (training/grad_cache.py)."""
+
+    def map(self, towers: Callable[[Batch], VLOutput], batch: Batch) -> VLOutput:
+        """``towers(batch)``, computed micro-batch by micro-batch."""
+        ...
 
 
 class OnDevice:
@@ -134,26 +139,26 @@ class Client:
             self._anchor.load_state_dict(weights, assign=True)
             self._anchor.requires_grad_(False).eval()
             self._anchored = state, own
-        self._anchor.split = getattr(self.model, "split", None)
+        self._anchor.micro_batches = getattr(self.model, "micro_batches", None)
         return self._anchor
 
     @contextmanager
-    def divided(self, split: Split) -> Iterator[None]:
-        """Lets the towers of the model (and of its anchor) see a batch in parts. Raises ValueError if they cannot."""
-        if not hasattr(self.model, "split"):
-            raise ValueError(f"{self.name}: this model cannot take a batch in parts; set training.micro_batch to 0")
+    def in_micro_batches(self, how: MicroBatching) -> Iterator[None]:
+        """Lets the towers of the model, and of its anchor, see micro-batches. Raises ValueError if they cannot."""
+        if not hasattr(self.model, "micro_batches"):
+            raise ValueError(f"{self.name}: this model cannot take micro-batches; set training.micro_batch to 0")
         for name, module in self.model.named_modules():
             normalises = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
             if normalises and group(name) in ("encoder", "alignment"):
                 raise ValueError(
-                    f"{self.name}: {name} normalises over the batch, which it would see in parts only; set "
+                    f"{self.name}: {name} normalises over the batch, which it would see in micro-batches only; set "
                     "training.accumulation to 'plain' (or training.gather_negatives to false), or take another tower"
                 )
-        self.model.split = split
+        self.model.micro_batches = how
         try:
             yield
         finally:
-            self.model.split = None
+            self.model.micro_batches = None
 
     def release(self) -> None:
         """Lets go of the tensors of :meth:`anchor`, at the end of a task."""

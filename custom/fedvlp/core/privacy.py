@@ -104,13 +104,13 @@ def allowed_metrics(metrics: Mapping[str, object], patterns: Iterable[str], drop
     A value that is not a finite number always raises PrivacyError.
     """
     patterns = list(patterns)
-    kept: dict[str, float] = {}
-    for place, (name, value) in enumerate(metrics.items()):
+    allowed: dict[str, float] = {}
+    for index, (name, value) in enumerate(metrics.items()):
         known = isinstance(name, str) and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not known and not drop:  # neither name nor value is repeated: both may be text of the data
-            raise PrivacyError(f"metric {place + 1} of {len(metrics)} is not on this site's list of names")
+            raise PrivacyError(f"metric {index + 1} of {len(metrics)} is not on this site's list of names")
         if known:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise PrivacyError(f"metric {name!r} is no finite number")
-            kept[name] = float(value)
-    return kept
+            allowed[name] = float(value)
+    return allowed

@@ -12,17 +12,17 @@ from torch import nn
 M = TypeVar("M", bound=nn.Module)
 
 
-def seed(*parts: object) -> int:
+def seed(*names: object) -> int:
     """A seed in [0, 2^63) from e.g. ``(run seed, site, round, phase index)``; the same in every process and version."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    digest = hashlib.blake2b("\x1f".join(map(str, names)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
-def seeded(run: int, part: int, build: Callable[[], M]) -> M:
-    """Builds a module with a CPU generator of its own: unaffected by the global generators and by the other parts.
+def seeded(run: int, module: int, build: Callable[[], M]) -> M:
+    """Builds a module with a CPU generator of its own: unaffected by the global generators and by the other modules.
 
     Parts 0 to 5 are those of the dual encoder, 6 what is added to it, 7 the objective.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed((run * 8 + part) % 2**63)
+        torch.default_generator.manual_seed((run * 8 + module) % 2**63)
         return build()

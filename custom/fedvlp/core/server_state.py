@@ -85,10 +85,10 @@ class Server:
         tensors, header = load_tensors(path)
         if "next_phase" not in header:
             raise CheckpointError(f"{path.name} in {path.parent} is no server checkpoint; give one that a run wrote")
-        part: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
+        tensors_of: dict[str, dict[str, Tensor]] = {"state": {}, "memory": {}}
         for name, tensor in tensors.items():
             kind, _, rest = name.partition("/")
-            part[kind][rest] = tensor
-        server = Server(tuple(header["sites"]), part["state"], part["memory"], header["round"])
+            tensors_of[kind][rest] = tensor
+        server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
         server.samples, server.missed, server.history = header["samples"], header["missed"], header["history"]
         return server, header["next_phase"]

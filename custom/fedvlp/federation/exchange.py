@@ -60,10 +60,10 @@ def _tensor_bytes(state: dict[str, torch.Tensor]) -> bytes:
     return save({name: tensor.detach().contiguous() for name, tensor in state.items()}) if state else b""
 
 
-def unpack(kind: type[Any], parts: list[bytes]) -> Any:
+def unpack(kind: type[Any], frames: list[bytes]) -> Any:
     """The Broadcast or Update that :func:`pack` made."""
-    state, aux = (load(part) if part else {} for part in parts[1:])
-    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(parts[0]).items()}
+    state, aux = (load(frame) if frame else {} for frame in frames[1:])
+    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(frames[0]).items()}
     return kind(**plain, state=state, aux=aux)
 
 
@@ -123,10 +123,10 @@ class WorkerPool:
                 next_task(index)
 
     @staticmethod
-    def _send(connection: Connection, parts: list[bytes]) -> None:
+    def _send(connection: Connection, frames: list[bytes]) -> None:
         try:
-            for part in parts:
-                connection.send_bytes(part)
+            for frame in frames:
+                connection.send_bytes(frame)
         except ConnectionError:
             pass  # the worker died: reading its answer says so
 
@@ -179,5 +179,5 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
             except Exception as error:
                 failed = failure(error)
                 reply = [failed.kind.value.encode(), failed.text.encode()]
-            for part in reply:
-                connection.send_bytes(part)
+            for frame in reply:
+                connection.send_bytes(frame)

@@ -68,9 +68,9 @@ class ServerTrainer:
         One optimiser serves all such phases of a run: its tensors are ``optimizer/...`` in ``server.memory``. A fresh
         AdamW would make full-sized steps whatever the weight of a loss, and so undo the phase before.
         """
-        kept = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
-        server.replace(self.trained(method, server, phase, aux, lr_scale, kept))
-        server.memory |= {OPTIMIZER + name: tensor for name, tensor in kept.items()}
+        moments = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
+        server.replace(self.trained(method, server, phase, aux, lr_scale, moments))
+        server.memory |= {OPTIMIZER + name: tensor for name, tensor in moments.items()}
 
     def trained(
         self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0,

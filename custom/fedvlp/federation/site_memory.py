@@ -13,9 +13,9 @@ from fedvlp.core.types import State
 class SiteMemory:
     """A site's declared memory on disk, one version per task, so that a repeated task starts from the same memory."""
 
-    def __init__(self, folder: Path | None, keep: int = 2) -> None:
+    def __init__(self, folder: Path | None, versions: int = 2) -> None:
         self.folder = folder
-        self.keep = keep
+        self.versions = versions
         self._unsaved: dict[tuple[int, int], State] = {}
 
     def before(self, task: tuple[int, int]) -> State:
@@ -38,7 +38,7 @@ class SiteMemory:
             self._unsaved[task] = {name: tensor.clone() for name, tensor in memory.items()}
         versions = sorted(self._versions())
         later = [version for version in versions if version > task]  # of a run that was begun again before them
-        for old in later + [version for version in versions if version <= task][: -self.keep]:
+        for old in later + [version for version in versions if version <= task][: -self.versions]:
             if self.folder:
                 self._file(old).unlink(missing_ok=True)
             else:

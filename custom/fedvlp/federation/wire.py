@@ -127,9 +127,10 @@ class ServerEnd:
 
     def _changes(self, message: Broadcast) -> Sent:
         """8-bit changes to what was sent last; the first time, everything in bfloat16."""
-        now, state = task(self._phases, message), message.state
-        memory = own(self._memory, now)
-        base, before = part(memory, HELD), {n: bytes(t.tolist()) for n, t in part(memory, DIGEST).items()}
+        now, state = task_of(self._phases, message), message.state
+        memory = own_memory(self._memory, now)
+        base = without_prefix(memory, HELD)
+        before = {name: bytes(hashed.tolist()) for name, hashed in without_prefix(memory, DIGEST).items()}
         digests = {name: digest(tensor) for name, tensor in state.items()}
         codes: State = {}
         if not base:
@@ -145,7 +146,7 @@ class ServerEnd:
         on = int(memory[LABEL]) if memory else 0
         copy = Copy(label(digests), digests)
         hashes = {name: torch.tensor(list(value), dtype=torch.uint8) for name, value in digests.items()}
-        self._memory.after(now, prefixed(HELD, base) | prefixed(DIGEST, hashes) | {LABEL: number(copy.label)})
+        self._memory.after(now, with_prefix(HELD, base) | with_prefix(DIGEST, hashes) | {LABEL: number(copy.label)})
         return Sent(base, copy, codes, on)
 
     def _outgoing(self, messages: Mapping[str, Broadcast], sent: Mapping[str, Sent]) -> dict[str, Broadcast]:
@@ -196,10 +197,10 @@ class SiteEnd:
 
     def decode(self, message: Broadcast) -> Broadcast:
         """The broadcast as the method knows it. Raises NotHeldError, CodecError."""
-        key = task(self._phases, message)
+        key = task_of(self._phases, message)
         wire, on = self.wire, message.copy_base
-        memory = own(self._memory, key) if wire.skip_unchanged or wire.up == "int8" else {}
-        held = part(memory, HELD) if on else {}
+        memory = own_memory(self._memory, key) if wire.skip_unchanged or wire.up == "int8" else {}
+        held = without_prefix(memory, HELD) if on else {}
         if on and float(memory.get(LABEL, torch.zeros(()))) != on:
             raise NotHeldError("this site's copy of the model is not the one that the server knows of")
         came = message.state
@@ -209,19 +210,19 @@ class SiteEnd:
             elif not (name.endswith(SCALE) and name.removesuffix(SCALE) in held):
                 held[name] = tensor
         state = {name: codec.widen(tensor) for name, tensor in held.items()}
-        keep = prefixed(HELD, held) | {LABEL: number(message.copy_label)} if wire.skip_unchanged else {}
-        self._task = _Task(key, state, part(memory, MISSED), keep)
+        remembered = with_prefix(HELD, held) | {LABEL: number(message.copy_label)} if wire.skip_unchanged else {}
+        self._task = _Task(key, state, without_prefix(memory, MISSED), remembered)
         return replace(message, state=state, copy_base=0, copy_label=0)
 
     def encode(self, update: Update) -> Update:
         """The update for the way up; what the next task needs is kept from now on."""
-        task_, self._task = self._task, None
-        if task_ is None or task_.key != task(self._phases, update):
+        current, self._task = self._task, None
+        if current is None or current.key != task_of(self._phases, update):
             raise CodecError("the update belongs to no broadcast that was received")
-        state = codec.encode(update.state, task_.base, self.wire, task_.missed)
-        memory = task_.memory | prefixed(MISSED, task_.missed)
+        state = codec.encode(update.state, current.base, self.wire, current.missed)
+        memory = current.memory | with_prefix(MISSED, current.missed)
         if memory:
-            self._memory.after(task_.key, memory)
+            self._memory.after(current.key, memory)
         return replace(update, state=state)
 
 
@@ -241,24 +242,24 @@ def site_memory(folder: Path | None) -> SiteMemory:
     return SiteMemory(folder / "wire" if folder else None)
 
 
-def task(phases: Phases, message: Broadcast | Update) -> tuple[int, int]:
+def task_of(phases: Phases, message: Broadcast | Update) -> tuple[int, int]:
     """(round, phase index) of a message; a phase that only measures comes last."""
     names = phases(message.round)
     return message.round, names.index(message.phase) if message.phase in names else len(names)
 
 
-def own(memory: SiteMemory, key: tuple[int, int]) -> State:
+def own_memory(memory: SiteMemory, key: tuple[int, int]) -> State:
     """The memory before a task, to be changed in place."""
     before = memory.before(key)
     return before if memory.folder else {name: tensor.clone() for name, tensor in before.items()}
 
 
-def part(tensors: State, prefix: str) -> State:
+def without_prefix(tensors: State, prefix: str) -> State:
     """The tensors whose names begin with ``prefix``, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> State:
     """The tensors under names that begin with ``prefix``."""
     return {prefix + name: tensor for name, tensor in tensors.items()}
 

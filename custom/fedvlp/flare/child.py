@@ -51,8 +51,8 @@ def _reply() -> Update | Exception:
 
 
 def _answer(task: child_protocol.Task) -> Update:
-    message, run, experiment, place = task
-    return TaskHandler(experiment, place).answer(message, run, should_stop=lambda: False)  # an abort ends this process
+    message, run, experiment, paths = task
+    return TaskHandler(experiment, paths).answer(message, run, should_stop=lambda: False)  # an abort ends this process
 
 
 def _follow() -> None:

@@ -1,7 +1,7 @@
 """Tasks between a site's job process and its training child: FLARE's FLModel there, flare/messages.py's messages here.
 
 FLModel keeps the tensors as ``params`` and the DXO's meta as ``meta``, so a message survives as it is. On its way to
-the child it also carries what the child has no other way to know: the experiment of this site's job, and the place.
+the child it also carries what the child has no other way to know: the experiment of this site's job, and the paths.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths]
 """What a training process is given."""
 
 
-def to_child(task: Shareable, experiment: Experiment, place: SitePaths) -> Shareable:
+def to_child(task: Shareable, experiment: Experiment, paths: SitePaths) -> Shareable:
     """The server's task, with the site's own part; the task's headers are kept."""
     dxo = from_shareable(task)
-    meta = {**dxo.meta, SITE: {"experiment": _parts(experiment), "place": asdict(place)}}
+    meta = {**dxo.meta, SITE: {"experiment": _parts(experiment), "paths": asdict(paths)}}
     return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
 
 
 def in_child(model: FLModel) -> Task:
-    """What :func:`to_child` put together: the message, the server's run, the experiment and the place."""
+    """What :func:`to_child` put together: the message, the server's run, the experiment and the paths."""
     own: dict[str, Any] = model.meta[SITE]
     message, run = messages.receive_broadcast(FLModelUtils.to_shareable(model))
-    return message, run, _experiment(own["experiment"]), SitePaths(**own["place"])
+    return message, run, _experiment(own["experiment"]), SitePaths(**own["paths"])
 
 
 def to_ranks(task: Task | None) -> Task | None:
     """Rank 0's task (None: there are no more) at every process of the site (training/distributed.py)."""
     content, tensors = None, {}
     if task is not None:
-        message, run, experiment, place = task
+        message, run, experiment, paths = task
         content = {
-            "message": header(message), "run": run, "place": asdict(place), "experiment": _parts(experiment),
+            "message": header(message), "run": run, "paths": asdict(paths), "experiment": _parts(experiment),
         }  # fmt: skip
         tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
     content, tensors = distributed.tell(content, tensors)
@@ -60,7 +60,7 @@ def to_ranks(task: Task | None) -> Task | None:
         kind, _, rest = name.partition("/")
         apart[kind][rest] = tensor
     message = Broadcast(**content["message"], state=apart["state"], aux=apart["aux"])
-    return message, content["run"], _experiment(content["experiment"]), SitePaths(**content["place"])
+    return message, content["run"], _experiment(content["experiment"]), SitePaths(**content["paths"])
 
 
 def _parts(experiment: Experiment) -> dict[str, Any]:
@@ -70,10 +70,10 @@ def _parts(experiment: Experiment) -> dict[str, Any]:
     return {"settings": settings, "plugins": [p.name if p.source is None else str(p.file) for p in brought]}
 
 
-def _experiment(parts: dict[str, Any]) -> Experiment:
-    for file in parts["plugins"]:
+def _experiment(content: dict[str, Any]) -> Experiment:
+    for file in content["plugins"]:
         plugins.use(file)
-    return Experiment(**{name: from_config(value) for name, value in parts["settings"].items()})
+    return Experiment(**{name: from_config(value) for name, value in content["settings"].items()})
 
 
 def answer(reply: Update | Exception) -> FLModel:

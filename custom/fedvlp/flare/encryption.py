@@ -79,7 +79,7 @@ class Cipher:
             raise PrivacyError(
                 f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold up to {self.limit:.3g}"
             )
-        vectors = (self._tenseal.ckks_vector(self._context, part.numpy()) for part in values.split(self.slots))
+        vectors = (self._tenseal.ckks_vector(self._context, chunk.numpy()) for chunk in values.split(self.slots))
         return self._packed((vector.serialize() for vector in vectors), self.rows(len(values)))
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ class Cipher:
         """Uint8 [rows, width] to float64 [count]."""
         if not self.secret or len(rows) != self.rows(count):
             raise PrivacyError("the ciphertext is not one of this model, or this kit has no secret key")
-        parts = [np.asarray(vector.decrypt(), dtype=np.float64) for vector in self._vectors(rows)]
-        return torch.from_numpy(np.concatenate(parts))[:count]
+        vectors = [np.asarray(vector.decrypt(), dtype=np.float64) for vector in self._vectors(rows)]
+        return torch.from_numpy(np.concatenate(vectors))[:count]
 
     def _vectors(self, rows: Tensor) -> Iterable[Any]:
         for row in rows.numpy():
@@ -102,10 +102,12 @@ class Cipher:
             except Exception:  # TenSEAL raises anything on damaged bytes
                 raise PrivacyError("a ciphertext is damaged or was made with other parameters") from None
 
-    def _packed(self, parts: Iterable[bytes], count: int) -> Tensor:
+    def _packed(self, ciphertexts: Iterable[bytes], count: int) -> Tensor:
         rows = torch.zeros(count, self.width, dtype=torch.uint8)
-        for row, part in zip(rows.numpy(), parts, strict=True):
-            row[: HEADER + len(part)] = np.frombuffer(len(part).to_bytes(HEADER, "little") + part, dtype=np.uint8)
+        for row, ciphertext in zip(rows.numpy(), ciphertexts, strict=True):
+            row[: HEADER + len(ciphertext)] = np.frombuffer(
+                len(ciphertext).to_bytes(HEADER, "little") + ciphertext, dtype=np.uint8
+            )
         return rows
 
 
@@ -130,8 +132,8 @@ def flatten(state: Mapping[str, Tensor]) -> Tensor:
 def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
     """The inverse of :func:`flatten`; shapes, and the tensors that are not averaged, as in ``like``."""
     names = averaged(like)
-    parts = values.split([like[name].numel() for name in names])
-    mean = {name: part.float().reshape(like[name].shape) for name, part in zip(names, parts, strict=True)}
+    flat = values.split([like[name].numel() for name in names])
+    mean = {name: tensor.float().reshape(like[name].shape) for name, tensor in zip(names, flat, strict=True)}
     return {**like, **mean}
 
 

@@ -22,9 +22,9 @@ class RefusedError(ValueError):
 class TaskHandler:
     """Answers tasks of one experiment at one site. The site is built at the first task of a run."""
 
-    def __init__(self, experiment: Experiment, place: SitePaths) -> None:
+    def __init__(self, experiment: Experiment, paths: SitePaths) -> None:
         self.experiment = experiment
-        self.place = place
+        self.paths = paths
         self._site: Site | None = None
         self._folder = ""
 
@@ -38,9 +38,9 @@ class TaskHandler:
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            local, path = Path(self.place.local), under(Path(self.place.runs), folder)
-            experiment = at_site(self.experiment, self.place.site, local)
-            self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.place.site)
+            local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
+            experiment = at_site(self.experiment, self.paths.site, local)
+            self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.paths.site)
             self._folder = folder
         return self._site
 

@@ -93,8 +93,8 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
 
 def shape_of(name: str) -> list[int] | None:
     """The shape of the tensor that a piece belongs to; None for a whole tensor."""
-    parts = name.split("|")
-    return [int(length) for length in parts[2].split("x")] if len(parts) == 3 else None
+    fields = name.split("|")
+    return [int(length) for length in fields[2].split("x")] if len(fields) == 3 else None
 
 
 def joined(pieces: Iterable[Tensor], names: Sequence[str]) -> Tensor:

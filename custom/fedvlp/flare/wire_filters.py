@@ -38,8 +38,8 @@ class WireEnd(FLComponent):
     def of(self, folder: str, fl_ctx: FLContext) -> SiteEnd:
         """The end for the run that the server calls ``folder``."""
         if self._end is None or folder != self._folder:
-            place = SitePaths.of(fl_ctx)
-            own = under(Path(place.runs), folder) / "sites" / place.site
+            paths = SitePaths.of(fl_ctx)
+            own = under(Path(paths.runs), folder) / "sites" / paths.site
             self._end = SiteEnd(self.options, self.method.phases, site_memory(own))
             self._folder = folder
         return self._end

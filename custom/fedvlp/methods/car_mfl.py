@@ -52,16 +52,17 @@ class CARMFL(MFedAvg):
         if all(server.modalities.get(site) == MODALITIES for site in server.sites):
             return
         with server.trainer.session(server.state, server.round, "features") as client:
-            for part in MODALITIES:
-                server.memory[part], server.memory[LABELS] = (t.cpu() for t in features(client, client.data, part))
+            for modality in MODALITIES:
+                embeddings, labels = features(client, client.data, modality)
+                server.memory |= {modality: embeddings.cpu(), LABELS: labels.cpu()}
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         held = server.modalities.get(site)  # unknown before a real site's first reply: then it is sent both
         wanted = () if held == MODALITIES or server.phase == EVALUATE else (*(held or MODALITIES), LABELS)
-        return replace(super().broadcast(server, site), aux={part: server.memory[part] for part in wanted})
+        return replace(super().broadcast(server, site), aux={modality: server.memory[modality] for modality in wanted})
 
-    def share(self, held: tuple[str, ...], part: str) -> float:
-        return 1.0 if not part or part in held else self.alpha
+    def share(self, held: tuple[str, ...], modality: str) -> float:
+        return 1.0 if not modality or modality in held else self.alpha
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return SoftmaxMeans(self, server) if self.renorm == "softmax" else super().aggregator(server, phase)
@@ -74,12 +75,12 @@ class CARMFL(MFedAvg):
         super().receive(client, message)
         if not message.aux or client.data.modalities == MODALITIES:
             return
-        (part,) = client.data.modalities
-        pool = message.aux[part]
-        mine, labels = features(client, client.data, part)
+        (modality,) = client.data.modalities
+        pool = message.aux[modality]
+        mine, labels = features(client, client.data, modality)
         candidates = nearest(mine, pool, min(self.k, len(pool)))
-        found = most_alike(labels, message.aux[LABELS], candidates)
-        noted = {PARTNERS: found[None].to(torch.int32), ROUNDS: torch.tensor([message.round]).to(found.device)}
+        partners = most_alike(labels, message.aux[LABELS], candidates)
+        noted = {PARTNERS: partners[None].to(torch.int32), ROUNDS: torch.tensor([message.round]).to(partners.device)}
         client.memory = {n: torch.cat([client.memory[n], t]) if n in client.memory else t for n, t in noted.items()}
 
     def figures(self, client: Client, message: Broadcast) -> dict[str, float]:
@@ -89,7 +90,7 @@ class CARMFL(MFedAvg):
         return {"distinct_partners": float(distinct(client.memory[PARTNERS]).double().mean())}
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
-        missing = [part for part in MODALITIES if part not in batch]
+        missing = [modality for modality in MODALITIES if modality not in batch]
         if not missing or client.public is None:
             return batch
         rows = client.memory[PARTNERS][-1][batch["row"]]
@@ -112,20 +113,20 @@ class SoftmaxMeans(TowerMeans):
         for update in self._waiting:
             samples = self.method.weight(self.server, update)
             factors = self.method.factors(self.server, update)
-            towers = {part: math.exp(f * samples / total) if samples else 0.0 for part, f in factors.items()}
+            towers = {modality: math.exp(f * samples / total) if samples else 0.0 for modality, f in factors.items()}
             self.fold(update, {**towers, "": samples})
         super().write()
 
 
 @torch.no_grad()
-def features(client: Client, data: Data, part: str) -> tuple[Tensor, Tensor]:
+def features(client: Client, data: Data, modality: str) -> tuple[Tensor, Tensor]:
     """Unit features [n, d] of one modality of the training records, in eval mode, and their findings [n, L] bool."""
     client.model.eval()
-    found, labels = [], []
+    embeddings, labels = [], []
     for batch in data.batches("train", 96, drop_last=False):
-        found.append(getattr(client.model(only(batch, (part,))), part))
+        embeddings.append(getattr(client.model(only(batch, (modality,))), modality))
         labels.append(batch["labels"] == 1)
-    return torch.cat(found), torch.cat(labels)
+    return torch.cat(embeddings), torch.cat(labels)
 
 
 def distinct(partners: Tensor) -> Tensor:

@@ -167,8 +167,8 @@ class PublicEnsemble(Method):
 
     def upload(self, client: Client, message: Broadcast) -> State:
         reps = representations(client, client.data.modalities)
-        kept = {MODEL + name: tensor for name, tensor in client.state().items()}
-        client.memory = kept | {PREVIOUS + name: tensor for name, tensor in reps.items()}
+        own = {MODEL + name: tensor for name, tensor in client.state().items()}
+        client.memory = own | {PREVIOUS + name: tensor for name, tensor in reps.items()}
         return reps
 
 

@@ -92,11 +92,11 @@ class FedFed(Method):
             return terms
         distils = message.phase != "train"
         with torch.set_grad_enabled(distils):
-            kept, divergence = distiller(batch["image"], sample=distils)
-        residual = self._noised(batch["image"] - kept)
+            distilled, divergence = distiller(batch["image"], sample=distils)
+        residual = self._noised(batch["image"] - distilled)
         if distils:
             terms = {name: self.plain * term for name, term in terms.items()}
-            terms |= {"recon": self.recon * (batch["image"] - kept).square().mean(), "kl": self.kl * divergence}
+            terms |= {"recon": self.recon * (batch["image"] - distilled).square().mean(), "kl": self.kl * divergence}
         terms["residual"] = (self.residual if distils else 1.0) * _match(client, residual, output.text, batch)
         if not distils and client.memory:
             rows = torch.randperm(len(client.memory["image"]))[: len(residual)]

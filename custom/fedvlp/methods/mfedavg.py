@@ -42,15 +42,15 @@ class MFedAvg(Method):
     def expects(self, server: Server, site: str) -> Expected:
         return Expected({n: t for n, t in server.state.items() if self.sends(server.modalities[site], n)})
 
-    def share(self, held: tuple[str, ...], part: str) -> float:
-        """The factor of n_k in the mean of a ``part`` (image, text, or "" for what both share) at a site."""
-        return float(not part or part in held)
+    def share(self, held: tuple[str, ...], tower: str) -> float:
+        """The factor of n_k in the mean of a ``tower`` (image, text, or "" for what both share) at a site."""
+        return float(not tower or tower in held)
 
     def factors(self, server: Server, update: Update) -> dict[str, float]:
-        """The factor of every part for one update."""
+        """The factor of every tower for one update."""
         held = server.modalities.get(update.site, MODALITIES)  # the server itself has both
         counts = self.private or update.site not in server.sites
-        return {part: counts * self.share(held, part) for part in (*MODALITIES, "")}
+        return {tower: counts * self.share(held, tower) for tower in (*MODALITIES, "")}
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return TowerMeans(self, server)
@@ -79,19 +79,19 @@ class TowerMeans:
         self.method = method
         self.server = server
         self._means = {
-            part: StreamingMean({name: t for name, t in server.state.items() if modality(name) == part})
-            for part in (*MODALITIES, "")
+            tower: StreamingMean({name: t for name, t in server.state.items() if modality(name) == tower})
+            for tower in (*MODALITIES, "")
         }
 
     def add(self, update: Update) -> None:
         samples = self.method.weight(self.server, update)
         factors = self.method.factors(self.server, update)
-        self.fold(update, {part: samples * factor for part, factor in factors.items()})
+        self.fold(update, {tower: samples * factor for tower, factor in factors.items()})
 
     def fold(self, update: Update, weights: Mapping[str, float]) -> None:
-        """Adds an update with its weight in the mean of each part; only ratios count."""
-        for part, mean in self._means.items():
-            mean.add(update.state, weights[part])
+        """Adds an update with its weight in the mean of each tower; only ratios count."""
+        for tower, mean in self._means.items():
+            mean.add(update.state, weights[tower])
 
     def commit(self) -> None:
         own = self.method.virtual_client(self.server)

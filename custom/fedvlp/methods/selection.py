@@ -99,9 +99,9 @@ class Selection(SoftPull):
         for batch in client.data.batches("train", BATCH, drop_last=False):
             output = frozen(batch)
             loss = selector.loss(output.image, output.text, words, batch.get("labels"), site)
-            parts: tuple[Tensor, ...] = torch.autograd.grad(loss, list(parameters.values()))
-            for gradient, part in zip(total.values(), parts, strict=True):
-                gradient.add_(part, alpha=len(batch["row"]) / client.data.num_train)
+            gradients: tuple[Tensor, ...] = torch.autograd.grad(loss, list(parameters.values()))
+            for mean, gradient in zip(total.values(), gradients, strict=True):
+                mean.add_(gradient, alpha=len(batch["row"]) / client.data.num_train)
         return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
 
 

@@ -80,19 +80,19 @@ def _owned(site: str, name: str) -> str:
 
 
 @torch.no_grad()
-def soft_pull(models: Mapping[str, State], keep: float) -> dict[str, State]:
-    """w_k <- keep w_k + (1 - keep) / (K - 1) sum_{j != k} w_j: the sum over the K models stays the same.
+def soft_pull(models: Mapping[str, State], factor: float) -> dict[str, State]:
+    """w_k <- factor w_k + (1 - factor) / (K - 1) sum_{j != k} w_j: the sum over the K models stays the same.
 
     In float64. Integer buffers stay each model's own; a single model stays as it is.
     """
     if len(models) == 1:
         return dict(models)
-    share = (1 - keep) / (len(models) - 1)
+    share = (1 - factor) / (len(models) - 1)
     pulled: dict[str, State] = {site: dict(model) for site, model in models.items()}
     for name, example in next(iter(models.values())).items():
         if example.is_floating_point():
             total = torch.stack([model[name].double() for model in models.values()]).sum(dim=0)
             for site, model in models.items():
                 own = model[name].double()
-                pulled[site][name] = (keep * own + share * (total - own)).to(example.dtype)
+                pulled[site][name] = (factor * own + share * (total - own)).to(example.dtype)
     return pulled

@@ -10,7 +10,7 @@ import torch
 from fedvlp.core.types import Batch, VLOutput
 
 if TYPE_CHECKING:
-    from fedvlp.training.grad_cache import Split
+    from fedvlp.core.client import MicroBatching
 
 INPUTS = ("image", "text", "text_mask")
 """Keys of a batch that the towers read."""
@@ -22,7 +22,7 @@ class Deferred:
 
     encoder: Any  # a DualEncoder
     batch: Batch
-    split: Split
+    micro_batches: MicroBatching
     gradient: bool = field(default_factory=torch.is_grad_enabled)  # whether gradients were on when it was made
 
     def aligned(self, model: Any) -> VLOutput:
@@ -33,4 +33,4 @@ class Deferred:
                 encoded = self.encoder.towers(batch)
             return model.align(encoded)
 
-        return self.split.map(towers, self.batch)
+        return self.micro_batches.map(towers, self.batch)

@@ -26,7 +26,7 @@ from fedvlp.models.serialization import read_config, read_weights
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
 
 if TYPE_CHECKING:
-    from fedvlp.training.grad_cache import Split
+    from fedvlp.core.client import MicroBatching
 
 FORMAT = 1  # of the folder written by DualEncoder.save
 POOLINGS = ("summary", "mean")
@@ -107,7 +107,7 @@ class DualEncoder(nn.Module):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     attention: bool = False
-    split: Split | None = (
+    micro_batches: MicroBatching | None = (
         None  # how the towers see a batch in parts, while gradients are cached (training/grad_cache.py)
     )
 
@@ -139,7 +139,7 @@ class DualEncoder(nn.Module):
         """
         device = next(self.parameters()).device
         batch = {name: batch[name].to(device) for name in INPUTS if name in batch}
-        return self.towers(batch) if self.split is None else Deferred(self, batch, self.split)
+        return self.towers(batch) if self.micro_batches is None else Deferred(self, batch, self.micro_batches)
 
     def towers(self, batch: Batch) -> Encoded:
         """Runs both towers on all of ``batch``; position 0 of the text is always a real token."""

@@ -35,9 +35,9 @@ class Run:
     @staticmethod
     def read(folder: RunFolder) -> Run:
         """Reads what a run's folder has so far. Raises CheckpointError for a damaged checkpoint."""
-        found = folder.server()
-        server, saved, refused = found[0] if found else Server((), {}), "", 0
-        if found:
+        state = folder.server()
+        server, saved, refused = state[0] if state else Server((), {}), "", 0
+        if state:
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
         for metrics in (metrics for record in server.history for metrics in record["sites"].values()):

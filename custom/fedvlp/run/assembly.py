@@ -152,7 +152,7 @@ class Assembly:
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
         """The rows (by split) as batches for the model of ``site``, on the device that trains."""
         data = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
-        device = self.experiment.training.place()
+        device = self.experiment.training.torch_device()
         return data if device.type == "cpu" else OnDevice(data, device)
 
     def public(self, site: str | None) -> SiteData:
@@ -170,7 +170,7 @@ class Assembly:
 
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
-        model, objective = (module.to(self.experiment.training.place()) for module in self.modules(site))
+        model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data)
         client.initial = lambda: named_state(*self._build(self.config(site)))
@@ -266,10 +266,10 @@ def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
     measures = [measure for make in MEASURES if (measure := make(model, public)) is not None]
 
     def together(client: Client, splits: tuple[str, ...]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        figures: dict[str, float] = {}
         for measure in measures:
-            found |= measure(client, splits)
-        return found
+            figures |= measure(client, splits)
+        return figures
 
     return together
 

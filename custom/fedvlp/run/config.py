@@ -152,7 +152,7 @@ def type_of(kind: type, name: str) -> Any:
 def fits(value: Any, hint: Any) -> bool:
     """Whether a plain value has the declared type (a whole number is a float, too); groups check themselves."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(fits(value, part) for part in typing.get_args(hint))
+        return any(fits(value, option) for option in typing.get_args(hint))
     kind = typing.get_origin(hint) or hint
     if kind is types.NoneType:
         return value is None

@@ -136,18 +136,18 @@ class RunFolder:
             raise ValueError(f"config.json holds a {type(config).__name__}, expected an object")
         return config
 
-    def _refuse_other(self, name: str, digest: str, found: plugins.Plugin | None) -> None:
+    def _refuse_other(self, name: str, digest: str, plugin: plugins.Plugin | None) -> None:
         """Raises PluginError unless the plugin ``name`` was found, with the content that the run began with."""
         copy = self.plugin(name)
         remedy = f"give the run's own copy, --plugin {copy}" if copy.exists() else f"install the {name} it began with"
-        if found is None:
+        if plugin is None:
             raise plugins.PluginError(
                 f"{self.path} was begun with the plugin {name}, which is neither given nor installed here; {remedy}. "
                 "Read it first if the run is not yours: it is a program"
             )
-        if found.digest != digest:
+        if plugin.digest != digest:
             raise plugins.PluginError(
-                f"{self.path} was begun with a plugin {name} of digest {digest}; {found.file} has {found.digest}. "
+                f"{self.path} was begun with a plugin {name} of digest {digest}; {plugin.file} has {plugin.digest}. "
                 f"To go on, {remedy}; with what is there now, begin a new run"
             )
 

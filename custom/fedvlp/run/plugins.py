@@ -44,6 +44,7 @@ class Plugin:
 
     @property
     def module(self) -> ModuleType:
+        """The imported module."""
         return sys.modules[self.name]
 
     @property
@@ -183,13 +184,13 @@ def admitted(module: str) -> Plugin | None:
 
 def of(value: Any) -> list[Plugin]:
     """The plugins whose classes ``value`` is made of, by name. Their modules are imported, or it would not be there."""
-    found = {}
+    by_name = {}
     for name in sorted({kind.__module__ for kind in _classes(value)}):
         file = getattr(sys.modules.get(name), "__file__", None)
         if not _part_of(name, OURS) and file is not None:
             plugin = admitted(name) or _adopt(sys.modules[name], named=False)
-            found[plugin.name] = plugin
-    return list(found.values())
+            by_name[plugin.name] = plugin
+    return list(by_name.values())
 
 
 def _classes(value: Any) -> Iterator[type]:

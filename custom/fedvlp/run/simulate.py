@@ -23,8 +23,8 @@ def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
     """Writes which record went to which site, with the seed and a hash."""
     cohort = assembly.cohort
     sites = sorted(set(cohort.sites or ()))  # and the public set
-    place = {site: index for index, site in enumerate(sites)}
-    owner = np.asarray([place[site] for site in cohort.sites or ()])
+    index_of = {site: index for index, site in enumerate(sites)}
+    owner = np.asarray([index_of[site] for site in cohort.sites or ()])
     seed = assembly.experiment.rounds.seed
     folder.path.mkdir(parents=True, exist_ok=True)
     write_assignment(folder.path / "partition.json", owner, cohort.ids, seed, sites=",".join(sites))

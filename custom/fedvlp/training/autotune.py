@@ -47,8 +47,8 @@ def measured(device: torch.device, threads: int) -> dict[tuple[str, str], float]
                 seconds[variant] = min(seconds[variant], taken)
         if repetition and time.perf_counter() > end:
             break
-    found = ", ".join(f"{' '.join(variant)} {1000 * taken:.1f} ms" for variant, taken in seconds.items())
-    print(f"a transformer block on {device}, {threads} threads: {found}; training.precision, .attention overrule it")
+    timings = ", ".join(f"{' '.join(variant)} {1000 * taken:.1f} ms" for variant, taken in seconds.items())
+    print(f"a transformer block on {device}, {threads} threads: {timings}; training.precision, .attention overrule it")
     return seconds
 
 

@@ -84,7 +84,7 @@ class Training:
         betas = (self.beta1, self.beta2)
         return AdamW(parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True)
 
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""
         if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")

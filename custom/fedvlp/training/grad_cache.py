@@ -26,7 +26,7 @@ LOCAL = {"words", "patches"}
 
 
 @dataclass(frozen=True)
-class Split:
+class MicroBatches:
     """How the rows of a batch go through the towers."""
 
     micro_batch: int = 0  # rows at a time; 0 = all
@@ -40,7 +40,7 @@ class Split:
         size = self.micro_batch or total
         with random_numbers_of_this_rank(self.gather):
             outputs = [
-                self._run(towers, part(batch, slice(start, min(start + size, rows.stop))))
+                self._run(towers, rows_of(batch, slice(start, min(start + size, rows.stop))))
                 for start in range(rows.start, rows.stop, size)
             ]
 
@@ -64,7 +64,7 @@ class Split:
         return checkpoint(run, batch, use_reentrant=False) if torch.is_grad_enabled() else run(batch)
 
 
-def part(batch: Batch, rows: slice) -> Batch:
+def rows_of(batch: Batch, rows: slice) -> Batch:
     """Some rows of a batch."""
     return {name: tensor[rows] for name, tensor in batch.items()}
 

@@ -40,9 +40,9 @@ def train(
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
-    part = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
-    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, part, "batches"))
-    step = Stepper(client, training, message, seed(client.seed, client.name, message.round, part, "ranks"))
+    index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
+    step = Stepper(client, training, message, seed(client.seed, client.name, message.round, index, "ranks"))
     if optimizer:
         step.go_on(optimizer)
     batches = method.batches(client, message, training.batch_size, generator)

@@ -57,9 +57,9 @@ class PhaseCheckpoint:
         if distributed.rank() != 0:
             return
         columns: dict[str, list[Tensor]] = {}
-        places = []  # of every step's terms in their columns; a step may lack a term
+        columns_of_steps = []  # of every step's terms in their columns; a step may lack a term
         for terms in history:
-            places.append({name: len(columns.setdefault(name, [])) for name in terms})
+            columns_of_steps.append({name: len(columns.setdefault(name, [])) for name in terms})
             for name, term in terms.items():
                 columns[name].append(term)
         tensors = {
@@ -72,7 +72,7 @@ class PhaseCheckpoint:
         if client.device.type == "cuda":
             tensors[RANDOM + "cuda"] = torch.cuda.get_rng_state(client.device)
         apart = {name: t.detach().cpu().clone() for name, t in tensors.items()}  # memory may share the model's tensors
-        save_tensors(self.path, apart, {"task": self.task, "numbers": stepper.numbers(), "history": places})
+        save_tensors(self.path, apart, {"task": self.task, "numbers": stepper.numbers(), "history": columns_of_steps})
 
     def remove(self) -> None:
         """The task has ended."""
@@ -89,14 +89,14 @@ class PhaseCheckpoint:
 
 def identity(message: Broadcast, memory: State, settings: object) -> str:
     """A hash of everything that a task depends on; ``settings`` are frozen dataclasses."""
-    found = hashlib.blake2b(digest_size=16)
-    found.update(json.dumps([header(message), repr(settings)], sort_keys=True).encode())
+    content = hashlib.blake2b(digest_size=16)
+    content.update(json.dumps([header(message), repr(settings)], sort_keys=True).encode())
     for kind, tensors in (("state", message.state), ("aux", message.aux), ("memory", memory)):
         for name in sorted(tensors):
             tensor = tensors[name].detach().cpu().contiguous()
-            found.update(f"{kind} {name} {tensor.dtype} {list(tensor.shape)}".encode())
-            found.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+            content.update(f"{kind} {name} {tensor.dtype} {list(tensor.shape)}".encode())
+            content.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
 
 
 def _under(tensors: State, prefix: str) -> State:

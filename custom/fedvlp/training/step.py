@@ -16,7 +16,7 @@ from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
 from fedvlp.training.config import Training
-from fedvlp.training.grad_cache import LOCAL, Split, part
+from fedvlp.training.grad_cache import LOCAL, MicroBatches, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class Stepper:
             return
         tokens = bool(LOCAL & set(getattr(self.client.objective, "needs", ())))
         micro = self.training.micro_batch if self.training.accumulation == "cached" else 0
-        with self.client.divided(Split(micro, gather, tokens)):
+        with self.client.in_micro_batches(MicroBatches(micro, gather, tokens)):
             yield
 
     def __call__(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ class Stepper:
         if several:
             torch.manual_seed(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
         if several and not gather:
-            batch = part(batch, distributed.my_rows(_size(batch), 2))
+            batch = rows_of(batch, distributed.my_rows(_size(batch), 2))
         self.optimizer.zero_grad(set_to_none=True)
         terms = self._backward(batch, losses)
         if several:
@@ -107,7 +107,7 @@ class Stepper:
         total = _size(batch)
         size = (self.training.micro_batch if self.training.accumulation == "plain" else 0) or total
         for start in range(0, total, size):
-            yield part(batch, slice(start, start + size))
+            yield rows_of(batch, slice(start, start + size))
 
     @property
     def _low_precision(self) -> torch.dtype:

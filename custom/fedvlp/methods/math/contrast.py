@@ -53,11 +53,11 @@ def inter_contrast(own: Tensor, others: Tensor, rows: Tensor, temperature: float
     if len(pieces) == 1:
         total = _log_sum_exp(own, others, temperature)
     else:
-        parts = [
+        tiles = [
             checkpoint(_log_sum_exp, own, piece, temperature, use_reentrant=False, preserve_rng_state=False)
             for piece in pieces
         ]
-        total = torch.stack(parts).logsumexp(dim=0)
+        total = torch.stack(tiles).logsumexp(dim=0)
     return total - (own * others[rows]).sum(dim=1) / temperature
 
 

@@ -244,7 +244,7 @@ def _newton(
     Its second is the derivative: Newton's iteration from ``x``, with bisection where a step leaves the bracket.
     """
     for _ in range(100):
-        value, slope, found = residual(x)
+        value, slope, point = residual(x)
         if value < -tolerance:
             low = x
         elif value > tolerance:
@@ -254,7 +254,7 @@ def _newton(
         x -= value / slope
         if not low < x < high:
             x = 0.5 * (low + high)
-    return found
+    return point
 
 
 def _lambert(y: Vector) -> Vector:

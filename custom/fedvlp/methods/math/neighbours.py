@@ -19,20 +19,20 @@ def nearest(queries: Tensor, pool: Tensor, k: int, tile: int = TILE) -> Tensor:
     if not 1 <= k <= len(pool):
         raise ValueError(f"nearest: k is {k}, expected 1 to {len(pool)}, the size of the pool")
     squared = pool.square().sum(dim=1)  # [P]
-    found = [_smallest(torch.addmm(squared, part, pool.T, alpha=-2), k) for part in queries.split(tile)]
-    return torch.cat(found) if found else torch.empty(0, k, dtype=torch.int64)
+    best = [_smallest(torch.addmm(squared, rows, pool.T, alpha=-2), k) for rows in queries.split(tile)]
+    return torch.cat(best) if best else torch.empty(0, k, dtype=torch.int64)
 
 
 def _smallest(scores: Tensor, k: int) -> Tensor:
     """Columns of the k smallest scores of each row [n, P], in order; equals by column: [n, k]."""
     values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1, largest=False)  # equals in no defined order
-    found = columns[:, :k].sort(dim=1).values
-    found = found.gather(1, scores.gather(1, found).sort(dim=1, stable=True).indices)
+    best = columns[:, :k].sort(dim=1).values
+    best = best.gather(1, scores.gather(1, best).sort(dim=1, stable=True).indices)
     if values.shape[1] > k:
         open_ = values[:, k - 1] == values[:, k]  # which of the equals topk took is not defined either
         if open_.any():
-            found[open_] = scores[open_].sort(dim=1, stable=True).indices[:, :k]
-    return found
+            best[open_] = scores[open_].sort(dim=1, stable=True).indices[:, :k]
+    return best
 
 
 def most_alike(labels: Tensor, pool_labels: Tensor, candidates: Tensor) -> Tensor:
