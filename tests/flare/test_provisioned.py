@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 
-pytestmark = pytest.mark.slow(seconds=130)
+pytestmark = pytest.mark.slow(seconds=150)
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 SITES = ("northgate", "st-anna")
@@ -204,17 +204,60 @@ def test_a_site_refuses_a_job_with_custom_code(here: Hospitals) -> None:
         assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
 
 
-def test_a_site_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
-    """The class would run a program; no site builds it."""
-    job, canary = exported(here, "class"), here.folder / "canary"
-    file = job / "app" / "config" / "config_fed_client.json"
+def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """An honest job, one of whose configurations is changed."""
+    job = exported(here, name)
+    file = job / "app" / "config" / f"config_fed_{side}.json"
     config = json.loads(file.read_text())
-    config["components"].append({"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}})
+    edit(config)
     file.write_text(json.dumps(config))
-    job_id, meta = submitted(here, job)
+    return job
+
+
+CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+MOVES = "fedvlp.core.checkpoint.replace_durably"
+
+
+@pytest.mark.parametrize("attack", ["a program", "a script", "a function"])
+def test_a_site_refuses_a_class_that_is_not_on_its_list(attack: str, here: Hospitals) -> None:
+    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
+    canary, key = here.folder / "canary", here.kits / "st-anna" / "startup" / "client.key"
+    paths = {"a program": CLIENT_API, "a script": CLIENT_API, "a function": MOVES}
+    settings = {
+        "a program": {"execution_mode": "external_process", "command": ["touch", str(canary)], "launch_once": True},
+        "a script": {"execution_mode": "in_process", "task_script_path": str(canary)},
+        "a function": {"temporary": str(key), "path": str(canary)},
+    }
+    part = {"path": paths[attack], "args": settings[attack]}
+
+    def edit(config: dict[str, Any]) -> None:
+        if attack == "a function":
+            config["components"].insert(0, {"id": "x", **part})
+        else:
+            config["executors"][0]["executor"] = part
+
+    job_id, meta = submitted(here, hostile(here, attack.replace(" ", "-"), "client", edit))
     assert meta["status"] != "FINISHED:COMPLETED"
-    logs = [(here.kits / site / job_id / "log.txt").read_text() for site in SITES]
-    assert any("'subprocess.Popen'" in log and "is not in allow_list" in log for log in logs)
+    detail = " ".join(meta["job_deploy_detail"])
+    for site in SITES:
+        assert f"{site}: NVFLARE_ERROR: class {paths[attack]!r} is not on this site's list of classes" in detail
+        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
+        refusal = next(line for line in lines if "job_refused" in line)
+        assert f"[U:{LEAD}]" in refusal
+        assert paths[attack] in refusal
+        assert not (here.kits / site / job_id).exists(), "no process of it began"
+    assert not canary.exists()
+    assert key.exists()
+
+
+def test_the_server_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
+    canary = here.folder / "canary"
+    part = {"id": "x", "path": "fedvlp.core.checkpoint.save_text", "args": {"path": str(canary), "text": "x"}}
+    job_id, meta = submitted(here, hostile(here, "server", "server", lambda c: c["components"].insert(0, part)))
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert "class 'fedvlp.core.checkpoint.save_text' is not on this site's list" in " ".join(meta["job_deploy_detail"])
+    log = (here.kits / "localhost" / "audit.log").read_text().splitlines()
+    assert any(job_id in line and "job_refused" in line and LEAD in line for line in log)
     assert not canary.exists()
 
 

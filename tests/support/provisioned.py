@@ -19,6 +19,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 from fedvlp.flare.job_status import ResubmitError, session
 
 BIN = Path(sys.executable).parent
+POLICIES = Path(__file__).parents[2] / "provisioning"
 LEAD = "lead@lead.org"
 PROJECT = """api_version: 3
 name: vlp
@@ -98,11 +99,14 @@ class Consortium:
         return self
 
     def _configure(self) -> None:
-        """fedvlp's classes are allowed, as a hospital sets it, and the job store lies in this test's folder."""
+        """The shipped rules for jobs, as a hospital copies them; the job store lies in this test's folder."""
         for name in ("localhost", *self.sites):
             local = self.kits / name / "local"
             resources = json.loads((local / "resources.json.default").read_text())
-            resources["class_allow_list"] = ["nvflare.", "fedvlp."]
+            shipped = json.loads(
+                (POLICIES / ("server" if name == "localhost" else "site") / "resources.json").read_text()
+            )
+            resources |= {rule: shipped[rule] for rule in ("class_allow_list", "app_validator")}
             for component in resources["components"]:
                 if component["id"] == "job_manager":
                     component["args"]["uri_root"] = str(self.folder / "jobs")

@@ -1,4 +1,4 @@
-"""The command line: simulate, jobs, report, evaluate, prepare, doctor. Every command says what it wrote and where."""
+"""The command line: simulate, jobs, report, evaluate, prepare, doctor, site. A command says what it wrote and where."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pret
 app.add_typer(runs.app)
 app.add_typer(sites.app)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(sites.policy, name="site")
 
 
 def _version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""`fedvlp prepare` and `doctor`: what a site needs before it joins."""
+"""`fedvlp prepare`, `doctor` and `site`: what a site needs before it joins, and what it lets jobs do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from fedvlp.cli.overrides import Setting
 
 app = typer.Typer()
+policy = typer.Typer(no_args_is_help=True, help="A site's own rules: the classes that a job may name.")
 
 
 @app.command()
@@ -52,10 +53,27 @@ def doctor(
 
     from fedvlp.deploy.machine import checks
     from fedvlp.deploy.site_doctor import site_checks
+    from fedvlp.flare.class_list import needed
 
     failed = False
-    for check in chain(checks(), site_checks(site) if site else ()):
+    for check in chain(checks(), site_checks(site, needed("client")) if site else ()):
         failed |= check.ok is False
         print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
     if failed:
         raise typer.Exit(1)
+
+
+@policy.command("classes")
+def site_classes(
+    server: Annotated[bool, typer.Option("--server", help="The server's list instead of a site's.")] = False,
+    into: Annotated[Path | None, typer.Option(help="A resources.json whose list is replaced by it.")] = None,
+) -> None:
+    """Prints the classes that jobs of fedvlp need, one a line; with --into, writes them as the policy's list."""
+    from fedvlp.flare import class_list
+
+    side = "server" if server else "client"
+    if into is None:
+        print("\n".join(class_list.needed(side)))
+        return
+    class_list.write(side, into)
+    print(f"{into}: {len(class_list.needed(side))} classes")

@@ -30,8 +30,8 @@ EXECUTOR = "fedvlp.flare.SiteExecutor"
 CHILD_EXECUTOR = "fedvlp.flare.ChildExecutor"
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
-load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take a
-job without this folder: `fedvlp jobs export NAME OUT --installed`.
+load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list its classes by name in local/resources.json and
+take a job without this folder: `fedvlp jobs export NAME OUT --installed`.
 """
 
 
