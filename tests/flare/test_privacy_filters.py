@@ -86,6 +86,7 @@ def test_noise_is_added_to_the_clipped_change_and_epsilon_is_told(tmp_path: Path
     assert abs(noise.std() - 2) < 0.1
     assert sent.metrics == {"seconds": 1.0, "privacy/epsilon": epsilon({4.0: 1}, 1e-5)}
     assert (tmp_path / "privacy" / "ledger.json").exists()
+    assert (tmp_path / "local" / "privacy-ledger-marker.json").exists(), "elsewhere"
 
 
 def test_at_the_budget_nothing_leaves_in_whatever_job(tmp_path: Path) -> None:

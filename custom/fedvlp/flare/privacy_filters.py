@@ -101,12 +101,21 @@ class ClipAndNoise(UpdateFilter):
 
     ``clip``: largest L2 norm of the change. ``noise_multiplier``: the noise's standard deviation in units of ``clip``.
     ``epsilon``, ``delta``: the budget of ``dataset`` over all rounds, restarts and jobs, kept in ``ledger`` (default:
-    ``privacy/ledger.json`` in the site's kit). The protected unit is the site's whole data set; numbers beside the
-    tensors (metrics, num_samples) are not covered. Updates with ``aux`` tensors are refused.
+    ``privacy/ledger.json`` in the site's kit) with a ``marker`` elsewhere that tells whether the ledger is whole
+    (default: ``local/privacy-ledger-marker.json``; a folder outside of the kit is better). The protected unit is the
+    site's whole data set; numbers beside the tensors (metrics, num_samples) are not covered. Updates with ``aux``
+    tensors are refused.
     """
 
     def __init__(
-        self, clip: float, noise_multiplier: float, epsilon: float, delta: float, dataset: str, ledger: str = ""
+        self,
+        clip: float,
+        noise_multiplier: float,
+        epsilon: float,
+        delta: float,
+        dataset: str,
+        ledger: str = "",
+        marker: str = "",
     ) -> None:
         super().__init__()
         for name, value in {"clip": clip, "noise_multiplier": noise_multiplier, "epsilon": epsilon}.items():
@@ -119,6 +128,7 @@ class ClipAndNoise(UpdateFilter):
         self.delta = delta
         self.dataset = dataset
         self.ledger = ledger
+        self.marker = marker
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.aux:
@@ -127,7 +137,8 @@ class ClipAndNoise(UpdateFilter):
             return update
         released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)
         kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"))
+        marker = Path(self.marker or kit / "local" / "privacy-ledger-marker.json")
+        ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"), marker)
         count, spent = ledger.spend(self.dataset, self.noise_multiplier, self.epsilon, self.delta)
         self.log_info(
             fl_ctx,
