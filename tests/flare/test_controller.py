@@ -32,6 +32,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import METHODS
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.lock import only_writer
 
 Make = Callable[..., MemoryFlare]
 
@@ -378,6 +379,22 @@ def test_a_task_that_is_fetched_twice_ends_no_time_limit(make: Make, site: str) 
     assert dropped(flare) == [{}]
     assert "round 1 phase train: 0 valid updates, 2 needed" in job.panic
     assert flare.clock.now < 80.0
+
+
+def test_a_second_job_of_the_same_run_is_told_who_is_at_it_and_changes_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitted while the first still runs, say after the lead's connection broke."""
+    monkeypatch.setattr(controller_module, "LAST_ONE_ENDS", 0.0)
+    flare = make({(name, 1): Fate(train=1e9) for name in "abc"})
+    flare.submit(task_timeout=50)
+    run = flare.run.path
+    with only_writer(run):
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        second = flare.submit(task_timeout=50)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert second.panic.startswith(f"run toy/001 is in use: process {os.getpid()} on ")
+    assert [folder.name for folder in run.parent.iterdir()] == ["001"], "nor does it begin another"
 
 
 def test_a_site_that_is_gone_for_good_is_left_out_and_named(make: Make, tmp_path: Path) -> None:

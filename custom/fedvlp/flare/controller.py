@@ -33,8 +33,12 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.lock import FolderInUseError, only_writer
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.training.loop import Aborted
+
+LAST_ONE_ENDS = 30.0
+"""Seconds that a job waits for the process of the job before it, which ends soon after its server did."""
 
 
 class SiteUnavailableError(RuntimeError):
@@ -97,6 +101,15 @@ class FederatedController(Controller):
         experiment = self.experiment
         root = runs_root(fl_ctx)
         folder = RunFolder.latest(root, experiment) or RunFolder.create(root, experiment)
+        try:
+            with only_writer(folder.path, LAST_ONE_ENDS):
+                self._conduct(folder, root, fl_ctx)
+        except FolderInUseError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def _conduct(self, folder: RunFolder, root: Path, fl_ctx: FLContext) -> None:
+        """The run, from its beginning or from where it was stopped; says how it ended."""
+        experiment = self.experiment
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
         self._run = {
