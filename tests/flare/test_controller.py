@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,17 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
-from support.flare_memory import DEAD_AFTER, Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
+from support.flare_memory import (
+    DEAD_AFTER,
+    Fate,
+    MemoryFlare,
+    Task,
+    ToyModel,
+    in_engine,
+    serialised,
+    told,
+    toy_experiment,
+)
 from support.toy import same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
@@ -379,6 +389,25 @@ def test_a_task_that_is_fetched_twice_ends_no_time_limit(make: Make, site: str) 
     assert dropped(flare) == [{}]
     assert "round 1 phase train: 0 valid updates, 2 needed" in job.panic
     assert flare.clock.now < 80.0
+
+
+@dataclass(frozen=True)
+class FolderModel(ToyModel):
+    """A model whose image tower is a folder of the server's."""
+
+    image_tower: str = "/etc"
+    text_tower: str = "tiny"
+
+
+@pytest.mark.parametrize("provisioned", [True, False])
+def test_a_job_gives_a_provisioned_server_no_path_to_a_tower(make: Make, tmp_path: Path, provisioned: bool) -> None:
+    flare = make(experiment=replace(toy_experiment(), model=FolderModel()))
+    if provisioned:
+        (tmp_path / "server" / "startup").mkdir(parents=True)
+        (tmp_path / "server" / "startup" / "fed_server.json").write_text("{}")
+    job = flare.submit()
+    said = "SiteConfigError: image_tower is no name of a model; a job names towers and gives no path"
+    assert job.panic == (said if provisioned else "")
 
 
 def test_a_second_job_of_the_same_run_is_told_who_is_at_it_and_changes_nothing(

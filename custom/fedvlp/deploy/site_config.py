@@ -7,12 +7,13 @@ cohort is offered everywhere as "synthetic".
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
 from fedvlp.core.seeds import seed
-from fedvlp.core.validate import require
+from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.chexpert import CheXpertSource
@@ -23,6 +24,7 @@ from fedvlp.data.sources.published import Published
 from fedvlp.data.sources.rsna import RSNASource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.config import fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 
@@ -36,8 +38,16 @@ SOURCES: dict[str, type[FileSource]] = {
     "nih_cxr14": NIHSource, "openi": OpenISource, "rsna": RSNASource,
 }  # fmt: skip
 """What ``source`` may be in the file; the other keys of a data set are the fields of that class."""
+MODELS = "models"
+"""Folder of the kit for towers of the site's own, each a folder that a job calls by its name."""
+
+BUILT_IN = ("tiny", "gru")
+
+TOWER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
+"""A name as timm and transformers have them, of an owner perhaps; no address, and no path that leads up."""
+
 PATHS = ("path", "reports", "classes", "test_list")
-"""Those fields that are files or folders under a data set's root."""
+"""Those fields of a source that are files or folders under a data set's root."""
 
 
 class SiteConfigError(ValueError):
@@ -52,6 +62,7 @@ class NamedData:
     image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides
 
     def __post_init__(self) -> None:
+        require_name("the name of a data set", self.name)
         require(self.image_size > 0, f"image_size is {self.image_size}; it must be positive")
 
     def build(self) -> Cohort:
@@ -114,14 +125,42 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
 
     ``local`` is the site's folder of settings. A provisioned site refuses a job that brings a source with paths.
     """
+    kit = local.parent
+    if (kit / "startup" / "fed_client.json").exists():
+        experiment = with_own_towers(experiment, kit)
     wanted = experiment.data
     if isinstance(wanted, NamedData):
         return replace(experiment, data=_own(wanted, site, local))
-    if not isinstance(wanted, SyntheticCohort) and (local.parent / "startup" / "fed_client.json").exists():
+    if not isinstance(wanted, SyntheticCohort) and (kit / "startup" / "fed_client.json").exists():
         raise SiteConfigError(
             f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
         )
     return experiment
+
+
+def with_own_towers(experiment: Experiment, kit: Path) -> Experiment:
+    """``experiment`` with each tower that is a folder of ``kit``/models in place of its name, at a provisioned machine.
+
+    A job names a tower as timm or transformers do and never a path: it would tell what lies on this machine's disk.
+    """
+    models = tuple((site, _own_towers(model, kit)) for site, model in experiment.site_models)
+    return replace(experiment, model=_own_towers(experiment.model, kit), site_models=models)
+
+
+def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
+    towers: dict[str, Any] = {}
+    for field_name in ("image_tower", "text_tower"):
+        name = getattr(model, field_name)
+        if name in BUILT_IN:
+            continue
+        if not TOWER.fullmatch(name):
+            raise SiteConfigError(f"{field_name} is no name of a model; a job names towers and gives no path")
+        folder = kit / MODELS / name
+        if folder.is_dir():
+            towers[field_name] = str(_inside(kit / MODELS, name))
+        elif Path(name).exists():
+            raise SiteConfigError(f"{field_name} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+    return replace(model, **towers) if towers else model
 
 
 def _own(wanted: NamedData, site: str, local: Path) -> OwnData:
@@ -145,6 +184,8 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
         refuse_misfit(SiteConfig, key, value)
     entries = content.get("data", {})
     require(isinstance(entries, dict), '"data" maps names to data sets')
+    for name in entries:
+        require_name("the name of a data set", name)
     require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
     return SiteConfig(**{**content, "data": {name: _source(entry, root, kit) for name, entry in entries.items()}})

@@ -23,6 +23,7 @@ from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State
+from fedvlp.deploy.site_config import with_own_towers
 from fedvlp.federation.loop import Federation, QuorumLostError
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
@@ -134,6 +135,9 @@ class FederatedController(Controller):
         """Runs the round loop to its end and writes the model."""
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
+        kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+        if (kit / "startup" / "fed_server.json").exists():  # a job names towers and no path of the server
+            self.experiment = experiment = with_own_towers(experiment, kit)
         assembly = Assembly(experiment)
         resumed = folder.checkpoint.exists()
         if resumed:
