@@ -28,9 +28,10 @@ from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.jobs import write_job
 from fedvlp.run import presets
 from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
-pytestmark = pytest.mark.slow(seconds=150)
+pytestmark = pytest.mark.slow(seconds=165)
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 SITES = ("northgate", "st-anna")
@@ -52,7 +53,7 @@ class Hospitals(Consortium):
         self._server_policies()
         for seed, site in enumerate(SITES):
             self._site_policies(site)
-            write(SyntheticCohort(sites=1, size=120, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
+            write(SyntheticCohort(sites=1, size=240, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
         self.start("localhost")
         until(self._listening, "the server listens")
         # before the site runs: the check joins with the site's kit, and a site that has joined would be put out
@@ -128,14 +129,18 @@ def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> s
     )  # fmt: skip
 
 
-def exported(here: Hospitals, name: str, **packing: Any) -> Path:
-    """A FedAvg job of one round over the data set that each site calls "pretrain", as real sites run it."""
+def small() -> Experiment:
+    """FedAvg of one round over the data set that each site calls "pretrain"."""
     experiment = presets.get("fedavg")
-    settings = {"rounds.rounds": 1, "method.local_steps": 2, "training.batch_size": 16}
+    settings = {"rounds.rounds": 1, "method.local_steps": 4, "training.batch_size": 16}  # 64 records
     for key, value in settings.items():
         experiment = override(experiment, key, str(value))
-    experiment = replace(experiment, data=NamedData("pretrain"))
-    return write_job(experiment, here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
+    return replace(experiment, data=NamedData("pretrain"))
+
+
+def exported(here: Hospitals, name: str, **packing: Any) -> Path:
+    """A job of it, as real sites run it."""
+    return write_job(small(), here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
 
 
 def submitted(here: Hospitals, job: Path) -> tuple[str, dict[str, Any]]:
@@ -159,7 +164,8 @@ def test_preflight_and_doctor_find_the_site_ready(here: Hospitals) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (
         "ok    site: st-anna", "ok    jobs with their own code: refused", "ok    secure logging: on",
-        "ok    data set pretrain: rows 120, used 8", "ok    certificate: issued to st-anna",
+        "ok    envelope: jobs may run any experiment; an update rests on at least 64 distinct records",
+        "ok    data set pretrain: rows 240, used 8", "ok    certificate: issued to st-anna",
         "ok    server is the consortium's: localhost, TLSv1.3", "ok    clock:",
     ):  # fmt: skip
         assert line in done.stdout, done.stdout
@@ -179,6 +185,8 @@ def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> 
     assert json.loads((folder.path / "run_status.json").read_text())["status"] == "finished"
     for record in folder.history():
         assert sorted(record["sites"]) == sorted(SITES), "every site answered in every phase, filters and all"
+    assert "loss/contrastive" in folder.history()[0]["sites"]["st-anna"]
+    assert any("val/mean/r1" in record["sites"]["st-anna"] for record in folder.history())
     assert folder.model.exists()
     assert {"st-anna", "northgate"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
     done = run(here, "fedvlp", "report", str(folder.path))
@@ -248,6 +256,20 @@ def test_a_site_refuses_a_class_that_is_not_on_its_list(attack: str, here: Hospi
         assert not (here.kits / site / job_id).exists(), "no process of it began"
     assert not canary.exists()
     assert key.exists()
+
+
+def test_a_site_sends_no_update_of_two_records(here: Hospitals) -> None:
+    """With the policies as shipped; the training child and the filters of a site are real."""
+    experiment = replace(small(), method=replace(presets.get("fedavg").method, local_steps=1))
+    job = write_job(
+        override(experiment, "training.batch_size", "2"), here.folder / "few", sites=SITES, custom=False, child=True
+    )
+    _, meta = submitted(here, job)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    newest = RunFolder(max((here.kits / "localhost" / "runs" / "fedavg").iterdir()))
+    status = json.loads((newest.path / "run_status.json").read_text())
+    assert "EnvelopeError: the update rests on 2 distinct records" in status["reason"]
+    assert newest.history() == []
 
 
 def test_the_server_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:

@@ -18,6 +18,8 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from fedvlp.flare.job_status import ResubmitError, session
 
+FEW = {"least_records": 16, "least_per_figure": 2}
+"""Limits of the sites of tests whose jobs take a few steps; those of test_provisioned.py have the shipped ones."""
 BIN = Path(sys.executable).parent
 POLICIES = Path(__file__).parents[2] / "provisioning"
 LEAD = "lead@lead.org"
@@ -113,6 +115,7 @@ class Consortium:
             if "snapshot_persistor" in resources:
                 resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
             (local / "resources.json").write_text(json.dumps(resources))
+            (local / "fedvlp.json").write_text(json.dumps({"envelope": FEW}))
 
     def start(self, name: str) -> None:
         """Runs the start script of a kit: a watchdog that restarts FLARE when it dies."""

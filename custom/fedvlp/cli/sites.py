@@ -10,7 +10,7 @@ import typer
 from fedvlp.cli.overrides import Setting
 
 app = typer.Typer()
-policy = typer.Typer(no_args_is_help=True, help="A site's own rules: the classes that a job may name.")
+policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and experiments of jobs.")
 
 
 @app.command()
@@ -77,3 +77,24 @@ def site_classes(
         return
     class_list.write(side, into)
     print(f"{into}: {len(class_list.needed(side))} classes")
+
+
+@policy.command("accept")
+def site_accept(
+    job: Annotated[Path, typer.Argument(help="Folder of the job, as the lead sent it.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the site.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Shows what is unusual in a job's experiment and, if you agree, lets it run at the site, with no other setting."""
+    from fedvlp.deploy.envelope import differences
+    from fedvlp.deploy.site_config import accept
+    from fedvlp.flare.jobs import experiment_of
+    from fedvlp.run.config import fingerprint
+
+    experiment = experiment_of(job)
+    mark = fingerprint(experiment)
+    print(f"experiment {mark} ({experiment.name})", *differences(experiment), sep="\n  ")
+    if not yes and not typer.confirm("Let it run here?"):
+        raise typer.Exit(1)
+    accept(kit / "local", mark)
+    print(f"added {mark} to envelope.accepted in local/fedvlp.json; others run only if they are named there as well")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
+from fedvlp.core.checkpoint import save_json
 from fedvlp.core.seeds import seed
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
@@ -24,6 +25,7 @@ from fedvlp.data.sources.published import Published
 from fedvlp.data.sources.rsna import RSNASource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.deploy.envelope import Envelope
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.config import fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
@@ -89,6 +91,7 @@ class SiteConfig:
     version: str = ""  # of fedvlp, as the consortium agreed; fedvlp doctor compares
     accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
     data: dict[str, FileSource] = field(default_factory=dict)
+    envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
 
     def __post_init__(self) -> None:
@@ -110,6 +113,26 @@ class SiteConfig:
 def accepts_phi_risk(local: Path) -> bool:
     """Whether the site's engineer has said so; a site without the file has not."""
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
+
+
+def envelope_at(kit: Path) -> Envelope | None:
+    """The limits of a provisioned site; its defaults where it has no file of its own; None on anybody's own machine.
+
+    Raises SiteConfigError where the file cannot be read: then no job runs.
+    """
+    if not (kit / "startup" / "fed_client.json").exists():
+        return None
+    return SiteConfig.load(kit / "local").envelope if (kit / "local" / FILE).exists() else Envelope()
+
+
+def accept(local: Path, mark: str) -> None:
+    """Adds the fingerprint of an experiment to those that may run here. Raises SiteConfigError."""
+    SiteConfig.load(local)  # nothing is added to a file with a mistake in it
+    content = json.loads((local / FILE).read_text(encoding="utf-8"))
+    accepted = content.setdefault("envelope", {}).setdefault("accepted", [])
+    if mark not in accepted:
+        accepted.append(mark)
+    save_json(local / FILE, content)
 
 
 def processes_at(local: Path) -> int:
@@ -182,13 +205,26 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     for key, value in content.items():
         _refuse_unknown(key, fields_of(SiteConfig), "setting")
         refuse_misfit(SiteConfig, key, value)
+    envelope = _envelope(content.get("envelope", {}))
     entries = content.get("data", {})
     require(isinstance(entries, dict), '"data" maps names to data sets')
     for name in entries:
         require_name("the name of a data set", name)
     require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
-    return SiteConfig(**{**content, "data": {name: _source(entry, root, kit) for name, entry in entries.items()}})
+    sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
+    return SiteConfig(**{**content, "envelope": envelope, "data": sources})
+
+
+def _envelope(entry: Any) -> Envelope:
+    """The site's limits as the file has them; what it leaves out is at its default."""
+    require(isinstance(entry, dict), '"envelope" is an object with limits')
+    limits: dict[str, Any] = {}
+    for key, value in entry.items():
+        _refuse_unknown(key, fields_of(Envelope), "limit")
+        limits[key] = tuple(value) if isinstance(value, list) else value
+        refuse_misfit(Envelope, key, limits[key])
+    return Envelope(**limits)
 
 
 def _source(entry: Any, root: Path, kit: Path) -> FileSource:

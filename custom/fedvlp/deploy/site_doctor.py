@@ -136,6 +136,7 @@ def _data(local: Path) -> Iterator[Check]:
     except SiteConfigError as error:
         yield Check("data sets", False, str(error))
         return
+    yield Check("envelope", True, config.envelope.in_words())
     if config.version:
         same = config.version == __version__
         yield Check("fedvlp of the consortium", same, f"{config.version} agreed, {__version__} installed")

@@ -18,7 +18,7 @@ from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import to_config
+from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "creamfl", "pms-fm", "car-mfl")
@@ -69,6 +69,17 @@ def job_files(
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
     return texts | ({"app/custom/README.md": NOTE} if custom else {})
+
+
+def experiment_of(folder: Path) -> Experiment:
+    """The experiment that a job folder asks the sites to run. Raises ValueError for a folder that is no such job."""
+    try:
+        client = json.loads((folder / "app/config/config_fed_client.json").read_text(encoding="utf-8"))
+        args = client["executors"][0]["executor"]["args"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
+    names = {f.name for f in fields(Experiment)}
+    return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
 
 def _server(

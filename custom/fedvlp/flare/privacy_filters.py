@@ -25,9 +25,12 @@ from torch import Tensor
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
 from fedvlp.core.types import MODALITIES, State, Update
 from fedvlp.core.validate import require
+from fedvlp.deploy.envelope import Behind
+from fedvlp.deploy.site_config import envelope_at
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.privacy_budget import Ledger
+from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
 
@@ -61,7 +64,7 @@ class UpdateFilter(Filter):
         if code != ReturnCode.OK:
             return _bare_failure(code, shareable)
         try:
-            update = _checked(shareable, fl_ctx.get_identity_name())
+            update = _within(_checked(shareable, fl_ctx.get_identity_name()), fl_ctx)
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
             self.log_error(fl_ctx, f"not sent: {reason(error)}")
@@ -94,6 +97,15 @@ def _checked(shareable: Shareable, site: str) -> Update:
     if not (kind == DataKind.WEIGHTS and numbers and words and tensors and type(update.metrics) is dict):
         raise PrivacyError("the reply is not an update of fedvlp: a part has another type")
     return update
+
+
+def _within(update: Update, fl_ctx: FLContext) -> Update:
+    """The update as far as the site's envelope lets it go, whatever the executor did. Raises EnvelopeError."""
+    envelope = envelope_at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()))
+    if envelope is None:
+        return update
+    behind = fl_ctx.get_prop(BEHIND)
+    return envelope.passed(update, behind if isinstance(behind, Behind) else Behind())  # uncounted: none
 
 
 class ClipAndNoise(UpdateFilter):
