@@ -105,10 +105,10 @@ class Consortium:
         for name in ("localhost", *self.sites):
             local = self.kits / name / "local"
             resources = json.loads((local / "resources.json.default").read_text())
-            shipped = json.loads(
-                (POLICIES / ("server" if name == "localhost" else "site") / "resources.json").read_text()
-            )
-            resources |= {rule: shipped[rule] for rule in ("class_allow_list", "app_validator")}
+            policies = POLICIES / ("server" if name == "localhost" else "site")
+            shipped = json.loads((policies / "resources.json").read_text())
+            rules = ("class_allow_list", "app_validator", "allow_log_streaming")
+            resources |= {rule: shipped[rule] for rule in rules if rule in shipped}
             for component in resources["components"]:
                 if component["id"] == "job_manager":
                     component["args"]["uri_root"] = str(self.folder / "jobs")
