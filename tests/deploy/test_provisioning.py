@@ -67,6 +67,17 @@ def test_every_filter_of_the_privacy_policies_can_be_built(name: str) -> None:
         getattr(import_module(module), kind)(**entry["args"])
 
 
+@pytest.mark.parametrize("name", ["privacy.json", "privacy-dp.json", "privacy-he.json"])
+def test_what_figures_leave_under_each_policy(name: str) -> None:
+    """Under noise none that is computed from records; else with three digits."""
+    filters = read(SITE / name)["scopes"][0]["task_result_filters"]
+    rule = next(entry["args"] for entry in filters if entry["path"] == "fedvlp.flare.AllowMetrics")
+    if name == "privacy-dp.json":
+        assert rule == {"names": ["seconds", "privacy/epsilon"], "drop": True}
+    else:
+        assert rule["digits"] == 3
+
+
 def test_the_sites_example_is_valid_and_of_this_version() -> None:
     config = SiteConfig.load(SITE)
     assert config.version == __version__

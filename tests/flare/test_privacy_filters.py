@@ -178,6 +178,17 @@ def test_metrics_by_name(tmp_path: Path) -> None:
     assert messages.receive_update(kept, "site-1").metrics == {"seconds": 1.0}
 
 
+def test_a_figure_leaves_with_as_many_digits_as_the_site_says(tmp_path: Path) -> None:
+    exact = update(metrics={"loss/x": 1.23456789, "val/r1": 66.6666667, "seconds": 123456.0, "probe/loss": -1.5e-9})
+    rounded = AllowMetrics(["*"], digits=3).process(messages.send_update(exact), context(tmp_path))
+    left = messages.receive_update(rounded, "site-1").metrics
+    assert left == {"loss/x": 1.23, "val/r1": 66.7, "seconds": 123000.0, "probe/loss": -1.5e-9}
+    whole = AllowMetrics(["*"]).process(messages.send_update(exact), context(tmp_path))
+    assert messages.receive_update(whole, "site-1").metrics == exact.metrics
+    with pytest.raises(ValueError, match="digits is -1"):
+        AllowMetrics(["*"], digits=-1)
+
+
 FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]
 
 

@@ -182,14 +182,19 @@ class ExcludeVariables(UpdateFilter):
 class AllowMetrics(UpdateFilter):
     """Lets go only the numbers whose names match ``names``; with ``drop`` the others stay, else the update is refused.
 
-    List it last: it then sees the metrics that other filters add.
+    ``digits`` significant digits of each leave, 0: all. List it last: it then sees the metrics that other filters add.
     """
 
-    def __init__(self, names: Sequence[str], drop: bool = False) -> None:
+    def __init__(self, names: Sequence[str], drop: bool = False, digits: int = 0) -> None:
         super().__init__()
         require(not isinstance(names, str), "AllowMetrics: names is a list of metric names")
+        require(digits >= 0, f"AllowMetrics: digits is {digits}; 0 = as they are")
         self.names = list(names)
         self.drop = drop
+        self.digits = digits
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
-        return replace(update, metrics=allowed_metrics(update.metrics, self.names, self.drop))
+        metrics = allowed_metrics(update.metrics, self.names, self.drop)
+        if self.digits:
+            metrics = {name: float(f"{value:.{self.digits}g}") for name, value in metrics.items()}
+        return replace(update, metrics=metrics)
