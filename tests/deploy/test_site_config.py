@@ -144,6 +144,60 @@ def test_a_provisioned_site_opens_no_path_that_a_job_brings(tmp_path: Path) -> N
     assert at_site(presets.get("fedavg"), "site-1", local) == presets.get("fedavg"), "the built-in cohort has no path"
 
 
+def provisioned(kit: Path) -> Path:
+    """The local folder of a kit that FLARE provisioned."""
+    (kit / "startup").mkdir(parents=True)
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    return configure(kit, {})
+
+
+def towers(image: str, text: str = "tiny") -> Experiment:
+    return replace(
+        presets.get("fedavg"), model=replace(presets.get("fedavg").model, image_tower=image, text_tower=text)
+    )
+
+
+PATHS_OF_A_JOB = (
+    "/etc", "..", "../data", "startup", "local-dir:/etc", "hf-hub:x/y", "a/../../b", "a/b/c", ".hidden", "x\x00",
+    "x\n", "a" * 300, "file:///etc",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PATHS_OF_A_JOB)
+def test_a_job_names_towers_and_no_path_of_the_site(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a folder is there, and what is in its config.json, is nothing that a lead learns."""
+    local = provisioned(tmp_path / "kit")
+    monkeypatch.chdir(tmp_path / "kit")
+    hidden = replace(presets.get("fedavg"), site_models=(("st-anna", towers("tiny", name).model),))
+    for asked in (towers(name), towers("tiny", name), hidden):
+        with pytest.raises(
+            SiteConfigError, match=r"is no name of a model|is no folder of this site's models/"
+        ) as refused:
+            at_site(asked, "st-anna", local)
+        assert str(tmp_path) not in str(refused.value)
+    assert at_site(towers(name), "st-anna", tmp_path / "no-kit" / "local") == towers(name), "a laptop is its owner's"
+
+
+def test_a_tower_of_the_sites_own_is_called_by_its_name(tmp_path: Path) -> None:
+    local = provisioned(tmp_path)
+    folder = tmp_path / "models" / "owner" / "vit"
+    folder.mkdir(parents=True)
+    found = at_site(towers("owner/vit", "bert-base-cased"), "st-anna", local)
+    assert (found.model.image_tower, found.model.text_tower) == (str(folder), "bert-base-cased")
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="a path leads out"):
+        at_site(towers("owner/vit"), "st-anna", local)
+
+
+@pytest.mark.parametrize("name", ["Chest", "../x", "a b", "", "x" * 65, "a/b"])
+def test_a_data_sets_name_is_plain_at_both_ends(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the name of a data set is"):
+        NamedData(name)
+    with pytest.raises(SiteConfigError, match="the name of a data set is"):
+        SiteConfig.load(configure(tmp_path, {"data": {name: table()["data"]["pretrain"]}}))
+
+
 def test_the_server_cannot_build_what_the_sites_keep() -> None:
     with pytest.raises(SiteConfigError, match="kept by the sites"):
         Assembly(named()).sites()

@@ -23,10 +23,12 @@ from fedvlp.data.synthetic.files import write
 from fedvlp.deploy import site_doctor
 from fedvlp.deploy.machine import Check
 from fedvlp.deploy.site_doctor import site_checks
+from fedvlp.flare.class_list import needed
 
 BIN = Path(sys.executable).parent
 POLICIES = Path(__file__).parents[2] / "provisioning"
 Kits = tuple[Path, Path]
+FUNCTION = "fedvlp.core.checkpoint.replace_durably"
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +91,7 @@ def listening(kits: Path, kit: Path) -> Iterator[None]:
 
 
 def found(kit: Path) -> dict[str, Check]:
-    return {check.what: check for check in site_checks(kit)}
+    return {check.what: check for check in site_checks(kit, needed("client"))}
 
 
 def failed(kit: Path) -> list[str]:
@@ -108,7 +110,19 @@ def test_a_site_that_is_ready_fails_nothing(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "edit", "line"),
     [
-        ("resources.json", lambda c: c.update(class_allow_list=["nvflare."]), "class allow-list"),
+        ("resources.json", lambda c: c["class_allow_list"].append("nvflare."), "class allow-list"),
+        ("resources.json", lambda c: c["class_allow_list"].append("fedvlp"), "class allow-list"),
+        ("resources.json", lambda c: c["class_allow_list"].append("fedvlp.core.checkpoint"), "class allow-list"),
+        ("resources.json", lambda c: c["class_allow_list"].append(FUNCTION), "class allow-list"),
+        ("resources.json", lambda c: c.update(class_allow_list=["fedvlp.methods.FedAvg"]), "class allow-list"),
+        ("resources.json", lambda c: c.update(class_allow_list="fedvlp.methods.FedAvg"), "class allow-list"),
+        ("resources.json", lambda c: c.pop("class_allow_list"), "class allow-list"),
+        ("resources.json", lambda c: c.pop("app_validator"), "jobs looked at before they start"),
+        (
+            "resources.json",
+            lambda c: c["app_validator"]["args"].update(side="server"),
+            "jobs looked at before they start",
+        ),
         ("resources.json", lambda c: c["class_allow_list"].append("*"), "class allow-list enforced"),
         ("resources.json", lambda c: c.update(class_list_enforcement_mode="warn"), "class allow-list enforced"),
         ("resources.json", lambda c: c.update(allow_log_streaming=True), "logs sent to the server"),
@@ -125,6 +139,27 @@ def test_a_site_that_is_ready_fails_nothing(kit: Path) -> None:
 def test_each_wrong_setting_is_one_failing_line(file: str, edit: Any, line: str, kit: Path) -> None:
     change(kit / "local" / file, edit)
     assert failed(kit) == [line]
+
+
+def test_a_hospital_may_narrow_its_list(kit: Path) -> None:
+    """To the classes of the one preset that it agreed to."""
+    few = ["fedvlp.flare.ChildExecutor", "fedvlp.methods.FedAvg", "fedvlp.Training"]
+    change(kit / "local" / "resources.json", lambda c: c.update(class_allow_list=few))
+    assert failed(kit) == []
+    said = found(kit)["class allow-list"].found
+    assert said == f"3 classes, {len(needed('client')) - 3} that jobs of fedvlp may name are not among them"
+
+
+def test_a_list_with_more_than_fedvlps_jobs_need_names_each_class(kit: Path) -> None:
+    """An exact name may be on purpose; the engineer should know of every one."""
+    runs_programs = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+    change(
+        kit / "local" / "resources.json", lambda c: c["class_allow_list"].extend([runs_programs, "json.JSONDecoder"])
+    )
+    assert failed(kit) == []
+    check = found(kit)["classes beside fedvlp's"]
+    assert check.ok is None
+    assert check.found == f"json.JSONDecoder, {runs_programs}: any job may name them as well"
 
 
 def test_without_policies_flares_defaults_are_judged(kit: Path) -> None:
@@ -183,7 +218,7 @@ def test_no_line_holds_what_is_in_the_table(kit: Path) -> None:
     line = found(kit)["data set pretrain"]
     assert line.ok is False
     assert "missing image 40" in line.found
-    everything = " ".join(f"{check.what} {check.found}" for check in site_checks(kit))
+    everything = " ".join(f"{check.what} {check.found}" for check in found(kit).values())
     assert "JANE" not in everything
     assert str(kit) not in everything
     assert "pairs.csv" not in everything

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,17 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
-from support.flare_memory import DEAD_AFTER, Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
+from support.flare_memory import (
+    DEAD_AFTER,
+    Fate,
+    MemoryFlare,
+    Task,
+    ToyModel,
+    in_engine,
+    serialised,
+    told,
+    toy_experiment,
+)
 from support.toy import same_bytes, small, three_sites
 
 from fedvlp.core.method import Method
@@ -32,6 +42,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import METHODS
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.lock import only_writer
 
 Make = Callable[..., MemoryFlare]
 
@@ -378,6 +389,41 @@ def test_a_task_that_is_fetched_twice_ends_no_time_limit(make: Make, site: str) 
     assert dropped(flare) == [{}]
     assert "round 1 phase train: 0 valid updates, 2 needed" in job.panic
     assert flare.clock.now < 80.0
+
+
+@dataclass(frozen=True)
+class FolderModel(ToyModel):
+    """A model whose image tower is a folder of the server's."""
+
+    image_tower: str = "/etc"
+    text_tower: str = "tiny"
+
+
+@pytest.mark.parametrize("provisioned", [True, False])
+def test_a_job_gives_a_provisioned_server_no_path_to_a_tower(make: Make, tmp_path: Path, provisioned: bool) -> None:
+    flare = make(experiment=replace(toy_experiment(), model=FolderModel()))
+    if provisioned:
+        (tmp_path / "server" / "startup").mkdir(parents=True)
+        (tmp_path / "server" / "startup" / "fed_server.json").write_text("{}")
+    job = flare.submit()
+    said = "SiteConfigError: image_tower is no name of a model; a job names towers and gives no path"
+    assert job.panic == (said if provisioned else "")
+
+
+def test_a_second_job_of_the_same_run_is_told_who_is_at_it_and_changes_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitted while the first still runs, say after the lead's connection broke."""
+    monkeypatch.setattr(controller_module, "LAST_ONE_ENDS", 0.0)
+    flare = make({(name, 1): Fate(train=1e9) for name in "abc"})
+    flare.submit(task_timeout=50)
+    run = flare.run.path
+    with only_writer(run):
+        before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        second = flare.submit(task_timeout=50)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert second.panic.startswith(f"run toy/001 is in use: process {os.getpid()} on ")
+    assert [folder.name for folder in run.parent.iterdir()] == ["001"], "nor does it begin another"
 
 
 def test_a_site_that_is_gone_for_good_is_left_out_and_named(make: Make, tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_noise_is_added_to_the_clipped_change_and_epsilon_is_told(tmp_path: Path
     assert abs(noise.std() - 2) < 0.1
     assert sent.metrics == {"seconds": 1.0, "privacy/epsilon": epsilon({4.0: 1}, 1e-5)}
     assert (tmp_path / "privacy" / "ledger.json").exists()
+    assert (tmp_path / "local" / "privacy-ledger-marker.json").exists(), "elsewhere"
 
 
 def test_at_the_budget_nothing_leaves_in_whatever_job(tmp_path: Path) -> None:
@@ -178,6 +179,17 @@ def test_metrics_by_name(tmp_path: Path) -> None:
     assert "Doe" not in refused(AllowMetrics(["seconds"]), secret, context(tmp_path))
     kept = AllowMetrics(["seconds"], drop=True).process(messages.send_update(secret), context(tmp_path))
     assert messages.receive_update(kept, "site-1").metrics == {"seconds": 1.0}
+
+
+def test_a_figure_leaves_with_as_many_digits_as_the_site_says(tmp_path: Path) -> None:
+    exact = update(metrics={"loss/x": 1.23456789, "val/r1": 66.6666667, "seconds": 123456.0, "probe/loss": -1.5e-9})
+    rounded = AllowMetrics(["*"], digits=3).process(messages.send_update(exact), context(tmp_path))
+    left = messages.receive_update(rounded, "site-1").metrics
+    assert left == {"loss/x": 1.23, "val/r1": 66.7, "seconds": 123000.0, "probe/loss": -1.5e-9}
+    whole = AllowMetrics(["*"]).process(messages.send_update(exact), context(tmp_path))
+    assert messages.receive_update(whole, "site-1").metrics == exact.metrics
+    with pytest.raises(ValueError, match="digits is -1"):
+        AllowMetrics(["*"], digits=-1)
 
 
 FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]

@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.jobs import write_job
 from fedvlp.run import presets
 from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
-pytestmark = pytest.mark.slow(seconds=130)
+pytestmark = pytest.mark.slow(seconds=165)
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 SITES = ("northgate", "st-anna")
@@ -52,7 +53,7 @@ class Hospitals(Consortium):
         self._server_policies()
         for seed, site in enumerate(SITES):
             self._site_policies(site)
-            write(SyntheticCohort(sites=1, size=120, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
+            write(SyntheticCohort(sites=1, size=240, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
         self.start("localhost")
         until(self._listening, "the server listens")
         # before the site runs: the check joins with the site's kit, and a site that has joined would be put out
@@ -128,14 +129,18 @@ def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> s
     )  # fmt: skip
 
 
-def exported(here: Hospitals, name: str, **packing: Any) -> Path:
-    """A FedAvg job of one round over the data set that each site calls "pretrain", as real sites run it."""
+def small() -> Experiment:
+    """FedAvg of one round over the data set that each site calls "pretrain"."""
     experiment = presets.get("fedavg")
-    settings = {"rounds.rounds": 1, "method.local_steps": 2, "training.batch_size": 16}
+    settings = {"rounds.rounds": 1, "method.local_steps": 4, "training.batch_size": 16}  # 64 records
     for key, value in settings.items():
         experiment = override(experiment, key, str(value))
-    experiment = replace(experiment, data=NamedData("pretrain"))
-    return write_job(experiment, here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
+    return replace(experiment, data=NamedData("pretrain"))
+
+
+def exported(here: Hospitals, name: str, **packing: Any) -> Path:
+    """A job of it, as real sites run it."""
+    return write_job(small(), here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
 
 
 def submitted(here: Hospitals, job: Path) -> tuple[str, dict[str, Any]]:
@@ -159,7 +164,8 @@ def test_preflight_and_doctor_find_the_site_ready(here: Hospitals) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (
         "ok    site: st-anna", "ok    jobs with their own code: refused", "ok    secure logging: on",
-        "ok    data set pretrain: rows 120, used 8", "ok    certificate: issued to st-anna",
+        "ok    envelope: jobs may run any experiment; an update rests on at least 64 distinct records",
+        "ok    data set pretrain: rows 240, used 8", "ok    certificate: issued to st-anna",
         "ok    server is the consortium's: localhost, TLSv1.3", "ok    clock:",
     ):  # fmt: skip
         assert line in done.stdout, done.stdout
@@ -179,6 +185,8 @@ def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> 
     assert json.loads((folder.path / "run_status.json").read_text())["status"] == "finished"
     for record in folder.history():
         assert sorted(record["sites"]) == sorted(SITES), "every site answered in every phase, filters and all"
+    assert "loss/contrastive" in folder.history()[0]["sites"]["st-anna"]
+    assert any("val/mean/r1" in record["sites"]["st-anna"] for record in folder.history())
     assert folder.model.exists()
     assert {"st-anna", "northgate"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
     done = run(here, "fedvlp", "report", str(folder.path))
@@ -204,17 +212,74 @@ def test_a_site_refuses_a_job_with_custom_code(here: Hospitals) -> None:
         assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
 
 
-def test_a_site_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
-    """The class would run a program; no site builds it."""
-    job, canary = exported(here, "class"), here.folder / "canary"
-    file = job / "app" / "config" / "config_fed_client.json"
+def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any]], None]) -> Path:
+    """An honest job, one of whose configurations is changed."""
+    job = exported(here, name)
+    file = job / "app" / "config" / f"config_fed_{side}.json"
     config = json.loads(file.read_text())
-    config["components"].append({"id": "x", "path": "subprocess.Popen", "args": {"args": ["touch", str(canary)]}})
+    edit(config)
     file.write_text(json.dumps(config))
-    job_id, meta = submitted(here, job)
+    return job
+
+
+CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+MOVES = "fedvlp.core.checkpoint.replace_durably"
+
+
+@pytest.mark.parametrize("attack", ["a program", "a script", "a function"])
+def test_a_site_refuses_a_class_that_is_not_on_its_list(attack: str, here: Hospitals) -> None:
+    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
+    canary, key = here.folder / "canary", here.kits / "st-anna" / "startup" / "client.key"
+    paths = {"a program": CLIENT_API, "a script": CLIENT_API, "a function": MOVES}
+    settings = {
+        "a program": {"execution_mode": "external_process", "command": ["touch", str(canary)], "launch_once": True},
+        "a script": {"execution_mode": "in_process", "task_script_path": str(canary)},
+        "a function": {"temporary": str(key), "path": str(canary)},
+    }
+    part = {"path": paths[attack], "args": settings[attack]}
+
+    def edit(config: dict[str, Any]) -> None:
+        if attack == "a function":
+            config["components"].insert(0, {"id": "x", **part})
+        else:
+            config["executors"][0]["executor"] = part
+
+    job_id, meta = submitted(here, hostile(here, attack.replace(" ", "-"), "client", edit))
     assert meta["status"] != "FINISHED:COMPLETED"
-    logs = [(here.kits / site / job_id / "log.txt").read_text() for site in SITES]
-    assert any("'subprocess.Popen'" in log and "is not in allow_list" in log for log in logs)
+    detail = " ".join(meta["job_deploy_detail"])
+    for site in SITES:
+        assert f"{site}: NVFLARE_ERROR: class {paths[attack]!r} is not on this site's list of classes" in detail
+        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
+        refusal = next(line for line in lines if "job_refused" in line)
+        assert f"[U:{LEAD}]" in refusal
+        assert paths[attack] in refusal
+        assert not (here.kits / site / job_id).exists(), "no process of it began"
+    assert not canary.exists()
+    assert key.exists()
+
+
+def test_a_site_sends_no_update_of_two_records(here: Hospitals) -> None:
+    """With the policies as shipped; the training child and the filters of a site are real."""
+    experiment = replace(small(), method=replace(presets.get("fedavg").method, local_steps=1))
+    job = write_job(
+        override(experiment, "training.batch_size", "2"), here.folder / "few", sites=SITES, custom=False, child=True
+    )
+    _, meta = submitted(here, job)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    newest = RunFolder(max((here.kits / "localhost" / "runs" / "fedavg").iterdir()))
+    status = json.loads((newest.path / "run_status.json").read_text())
+    assert "EnvelopeError: the update rests on 2 distinct records" in status["reason"]
+    assert newest.history() == []
+
+
+def test_the_server_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
+    canary = here.folder / "canary"
+    part = {"id": "x", "path": "fedvlp.core.checkpoint.save_text", "args": {"path": str(canary), "text": "x"}}
+    job_id, meta = submitted(here, hostile(here, "server", "server", lambda c: c["components"].insert(0, part)))
+    assert meta["status"] != "FINISHED:COMPLETED"
+    assert "class 'fedvlp.core.checkpoint.save_text' is not on this site's list" in " ".join(meta["job_deploy_detail"])
+    log = (here.kits / "localhost" / "audit.log").read_text().splitlines()
+    assert any(job_id in line and "job_refused" in line and LEAD in line for line in log)
     assert not canary.exists()
 
 

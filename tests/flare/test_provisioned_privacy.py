@@ -87,10 +87,11 @@ def test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget(here: Conso
     assert len(history) == 2
     for count, record in enumerate(history, start=1):
         for site in here.sites:
+            assert record["sites"][site].keys() <= {"privacy/epsilon", "seconds"}, "no figure without noise"
             assert record["sites"][site]["privacy/epsilon"] == pytest.approx(epsilon({NOISE: count}, DELTA), rel=1e-9)
     for site in here.sites:
         ledger = json.loads((here.kits / site / "privacy" / "ledger.json").read_text())
-        assert ledger == {"pretrain": {str(NOISE): 2}}
+        assert [(entry["data"], entry["noise_multiplier"]) for entry in ledger] == [("pretrain", NOISE)] * 2
     outcome = json.loads((folder.path / "run_status.json").read_text())
     assert outcome["status"] != "finished"
     assert "budget" in json.dumps(outcome)

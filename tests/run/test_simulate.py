@@ -181,6 +181,37 @@ def test_runs_are_numbered(tmp_path: Path) -> None:
     assert RunFolder.create(tmp_path, replace(SMALL, name="other")).path == tmp_path / "other" / "001"
 
 
+STRANGE = (
+    "../../x", "/abs/x", "..", ".", "", "a/b", "a\\b", "x\x00", "x\n", "Fed", "fed avg", "-x", "a" * 65, "a" * 100_000,
+    "\ud800", "ä", 7, None, ["x"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_name_that_could_lead_out_of_the_runs_is_none(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^the name of an experiment is .* it takes 1 to 64 characters") as refused:
+        RunFolder.create(tmp_path / "runs", replace(SMALL, name=name))
+    assert len(str(refused.value)) < 250
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_a_link_leads_elsewhere_are_not_begun(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs" / "small").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="lie outside of the folder of runs"):
+        RunFolder.create(tmp_path / "runs", SMALL)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_two_that_begin_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda _: RunFolder.create(tmp_path, SMALL).path.name, range(16)))
+    assert sorted(folders) == [f"{number:03d}" for number in range(1, 17)]
+
+
 def test_the_unfinished_run_of_the_same_configuration_is_found(tmp_path: Path) -> None:
     assert RunFolder.latest(tmp_path, SMALL) is None
     mine = RunFolder.create(tmp_path, SMALL)

@@ -18,7 +18,10 @@ from nvflare.fuel.flare_api.flare_api import Session
 
 from fedvlp.flare.job_status import ResubmitError, session
 
+FEW = {"least_records": 16, "least_per_figure": 2}
+"""Limits of the sites of tests whose jobs take a few steps; those of test_provisioned.py have the shipped ones."""
 BIN = Path(sys.executable).parent
+POLICIES = Path(__file__).parents[2] / "provisioning"
 LEAD = "lead@lead.org"
 PROJECT = """api_version: 3
 name: vlp
@@ -98,17 +101,21 @@ class Consortium:
         return self
 
     def _configure(self) -> None:
-        """fedvlp's classes are allowed, as a hospital sets it, and the job store lies in this test's folder."""
+        """The shipped rules for jobs, as a hospital copies them; the job store lies in this test's folder."""
         for name in ("localhost", *self.sites):
             local = self.kits / name / "local"
             resources = json.loads((local / "resources.json.default").read_text())
-            resources["class_allow_list"] = ["nvflare.", "fedvlp."]
+            policies = POLICIES / ("server" if name == "localhost" else "site")
+            shipped = json.loads((policies / "resources.json").read_text())
+            rules = ("class_allow_list", "app_validator", "allow_log_streaming")
+            resources |= {rule: shipped[rule] for rule in rules if rule in shipped}
             for component in resources["components"]:
                 if component["id"] == "job_manager":
                     component["args"]["uri_root"] = str(self.folder / "jobs")
             if "snapshot_persistor" in resources:
                 resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self.folder / "snapshots")
             (local / "resources.json").write_text(json.dumps(resources))
+            (local / "fedvlp.json").write_text(json.dumps({"envelope": FEW}))
 
     def start(self, name: str) -> None:
         """Runs the start script of a kit: a watchdog that restarts FLARE when it dies."""

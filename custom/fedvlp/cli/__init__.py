@@ -1,4 +1,4 @@
-"""The command line: simulate, report, evaluate, jobs, new, prepare, doctor. Every command says what it wrote, where."""
+"""The command line: simulate, report, evaluate, jobs, new, prepare, doctor, site. Each says what it wrote, and where."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ app.add_typer(runs.app)
 app.add_typer(sites.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(new.app, name="new")
+app.add_typer(sites.policy, name="site")
 
 
 def _version(asked: bool) -> None:

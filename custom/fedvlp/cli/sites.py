@@ -1,4 +1,4 @@
-"""`fedvlp prepare` and `doctor`: what a site runs before it joins."""
+"""`fedvlp prepare`, `doctor` and `site`: what a site needs before it joins, and what it lets jobs do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from fedvlp.cli.overrides import Plugins, Setting, use_plugins
 
 app = typer.Typer()
+policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and experiments of jobs.")
 
 
 @app.command()
@@ -54,10 +55,48 @@ def doctor(
 
     from fedvlp.deploy.machine import checks
     from fedvlp.deploy.site_doctor import site_checks
+    from fedvlp.flare.class_list import needed
 
     failed = False
-    for check in chain(checks(), site_checks(site) if site else ()):
+    for check in chain(checks(), site_checks(site, needed("client")) if site else ()):
         failed |= check.ok is False
         print(f"{'ok  ' if check.ok else 'FAIL' if check.ok is False else 'note'}  {check.what}: {check.found}")
     if failed:
         raise typer.Exit(1)
+
+
+@policy.command("classes")
+def site_classes(
+    server: Annotated[bool, typer.Option("--server", help="The server's list instead of a site's.")] = False,
+    into: Annotated[Path | None, typer.Option(help="A resources.json whose list is replaced by it.")] = None,
+) -> None:
+    """Prints the classes that jobs of fedvlp need, one a line; with --into, writes them as the policy's list."""
+    from fedvlp.flare import class_list
+
+    side = "server" if server else "client"
+    if into is None:
+        print("\n".join(class_list.needed(side)))
+        return
+    class_list.write(side, into)
+    print(f"{into}: {len(class_list.needed(side))} classes")
+
+
+@policy.command("accept")
+def site_accept(
+    job: Annotated[Path, typer.Argument(help="Folder of the job, as the lead sent it.")],
+    kit: Annotated[Path, typer.Option(help="Startup kit of the site.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Shows what is unusual in a job's experiment and, if you agree, lets it run at the site, with no other setting."""
+    from fedvlp.deploy.envelope import differences
+    from fedvlp.deploy.site_config import accept
+    from fedvlp.flare.jobs import experiment_of
+    from fedvlp.run.config import fingerprint
+
+    experiment = experiment_of(job)
+    mark = fingerprint(experiment)
+    print(f"experiment {mark} ({experiment.name})", *differences(experiment), sep="\n  ")
+    if not yes and not typer.confirm("Let it run here?"):
+        raise typer.Exit(1)
+    accept(kit / "local", mark)
+    print(f"added {mark} to envelope.accepted in local/fedvlp.json; others run only if they are named there as well")

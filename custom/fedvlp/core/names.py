@@ -50,6 +50,7 @@ PUBLIC = {
     "fedvlp.flare.ExcludeVariables": "fedvlp.flare.privacy_filters.ExcludeVariables",
     "fedvlp.flare.FedVLPRecipe": "fedvlp.flare.recipe.FedVLPRecipe",
     "fedvlp.flare.FederatedController": "fedvlp.flare.controller.FederatedController",
+    "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.tracking.SiteCurves",

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+"""What a run or a data set may be called: it becomes the name of a folder, at machines that others own."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raises ValueError(message) unless ``condition``: for ``__post_init__`` of hyper-parameters."""
     if not condition:
         raise ValueError(message)
+
+
+def require_name(what: str, name: object) -> None:
+    """Raises ValueError unless ``name`` is 1 to 64 characters of a-z, 0-9 and "-", the first no dash."""
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
+        said = repr(name) if isinstance(name, str) and len(name) <= 64 else "too long, or no text"
+        raise ValueError(
+            f"{what} is {said}; it takes 1 to 64 characters of a-z, 0-9 and '-', and begins with a letter or a digit"
+        )

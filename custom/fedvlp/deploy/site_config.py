@@ -7,21 +7,33 @@ cohort is offered everywhere as "synthetic".
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
 
+from fedvlp.core.checkpoint import save_json
 from fedvlp.core.seeds import seed
-from fedvlp.core.validate import require
+from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.deploy.envelope import Envelope
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 
 FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
 REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
+
+MODELS = "models"
+"""Folder of the kit for towers of the site's own, each a folder that a job calls by its name."""
+
+BUILT_IN = ("tiny", "gru")
+
+TOWER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
+"""A name as timm and transformers have them, of an owner perhaps; no address, and no path that leads up."""
 
 
 class SiteConfigError(ValueError):
@@ -36,6 +48,7 @@ class NamedData:
     image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides
 
     def __post_init__(self) -> None:
+        require_name("the name of a data set", self.name)
         require(self.image_size > 0, f"image_size is {self.image_size}; it must be positive")
 
     def build(self) -> Cohort:
@@ -62,6 +75,7 @@ class SiteConfig:
     version: str = ""  # of fedvlp, as the consortium agreed; fedvlp doctor compares
     accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
     data: dict[str, FileSource] = field(default_factory=dict)
+    envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
 
     def __post_init__(self) -> None:
@@ -85,6 +99,26 @@ def accepts_phi_risk(local: Path) -> bool:
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
 
 
+def envelope_at(kit: Path) -> Envelope | None:
+    """The limits of a provisioned site; its defaults where it has no file of its own; None on anybody's own machine.
+
+    Raises SiteConfigError where the file cannot be read: then no job runs.
+    """
+    if not (kit / "startup" / "fed_client.json").exists():
+        return None
+    return SiteConfig.load(kit / "local").envelope if (kit / "local" / FILE).exists() else Envelope()
+
+
+def accept(local: Path, mark: str) -> None:
+    """Adds the fingerprint of an experiment to those that may run here. Raises SiteConfigError."""
+    SiteConfig.load(local)  # nothing is added to a file with a mistake in it
+    content = json.loads((local / FILE).read_text(encoding="utf-8"))
+    accepted = content.setdefault("envelope", {}).setdefault("accepted", [])
+    if mark not in accepted:
+        accepted.append(mark)
+    save_json(local / FILE, content)
+
+
 def processes_at(local: Path) -> int:
     """How many processes the site wants to train with; 0 = as the job says, also where its file cannot be read."""
     try:
@@ -98,14 +132,42 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
 
     ``local`` is the site's folder of settings. A provisioned site refuses a job that brings a source with paths.
     """
+    kit = local.parent
+    if (kit / "startup" / "fed_client.json").exists():
+        experiment = with_own_towers(experiment, kit)
     wanted = experiment.data
     if isinstance(wanted, NamedData):
         return replace(experiment, data=_own(wanted, site, local))
-    if not isinstance(wanted, SyntheticCohort) and (local.parent / "startup" / "fed_client.json").exists():
+    if not isinstance(wanted, SyntheticCohort) and (kit / "startup" / "fed_client.json").exists():
         raise SiteConfigError(
             f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
         )
     return experiment
+
+
+def with_own_towers(experiment: Experiment, kit: Path) -> Experiment:
+    """``experiment`` with each tower that is a folder of ``kit``/models in place of its name, at a provisioned machine.
+
+    A job names a tower as timm or transformers do and never a path: it would tell what lies on this machine's disk.
+    """
+    models = tuple((site, _own_towers(model, kit)) for site, model in experiment.site_models)
+    return replace(experiment, model=_own_towers(experiment.model, kit), site_models=models)
+
+
+def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
+    towers: dict[str, Any] = {}
+    for field_name in ("image_tower", "text_tower"):
+        name = getattr(model, field_name)
+        if name in BUILT_IN:
+            continue
+        if not TOWER.fullmatch(name):
+            raise SiteConfigError(f"{field_name} is no name of a model; a job names towers and gives no path")
+        folder = kit / MODELS / name
+        if folder.is_dir():
+            towers[field_name] = str(_inside(kit / MODELS, name))
+        elif Path(name).exists():
+            raise SiteConfigError(f"{field_name} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+    return replace(model, **towers) if towers else model
 
 
 def _own(wanted: NamedData, site: str, local: Path) -> OwnData:
@@ -127,11 +189,26 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     for key, value in content.items():
         _refuse_unknown(key, fields_of(SiteConfig), "setting")
         refuse_misfit(SiteConfig, key, value)
+    envelope = _envelope(content.get("envelope", {}))
     entries = content.get("data", {})
     require(isinstance(entries, dict), '"data" maps names to data sets')
+    for name in entries:
+        require_name("the name of a data set", name)
     require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
-    return SiteConfig(**{**content, "data": {name: _source(entry, root, kit) for name, entry in entries.items()}})
+    sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
+    return SiteConfig(**{**content, "envelope": envelope, "data": sources})
+
+
+def _envelope(entry: Any) -> Envelope:
+    """The site's limits as the file has them; what it leaves out is at its default."""
+    require(isinstance(entry, dict), '"envelope" is an object with limits')
+    limits: dict[str, Any] = {}
+    for key, value in entry.items():
+        _refuse_unknown(key, fields_of(Envelope), "limit")
+        limits[key] = tuple(value) if isinstance(value, list) else value
+        refuse_misfit(Envelope, key, limits[key])
+    return Envelope(**limits)
 
 
 def _source(entry: Any, root: Path, kit: Path) -> FileSource:

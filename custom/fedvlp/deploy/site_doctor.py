@@ -5,13 +5,14 @@ Reads the startup kit as FLARE wrote it. No finding names a patient, a report or
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -24,15 +25,16 @@ from fedvlp.deploy.machine import FREE_GB, Check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 
 FLARE = "2.9."  # server and sites run one minor version
-PREFIXES = ("nvflare.", "fedvlp.")
+JOB_CHECK = {"path": "fedvlp.flare.JobCheck", "args": {"side": "client"}}
+EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
 CLOCK_S = 60
 SAMPLE = 8  # images decoded of each data set
 TIMEOUT_S = 10
 
 
-def site_checks(kit: Path) -> Iterator[Check]:
-    """All findings about the site whose startup kit is ``kit``."""
+def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
+    """All findings about the site whose startup kit is ``kit``; ``classes`` are those that fedvlp's jobs need."""
     try:
         client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -42,7 +44,7 @@ def site_checks(kit: Path) -> Iterator[Check]:
     yield Check("site", True, name)
     installed = version("nvflare")
     yield Check("nvflare for this kit", installed.startswith(FLARE), f"{installed} (server and sites run {FLARE}x)")
-    yield from _policies(kit / "local")
+    yield from _policies(kit / "local", classes)
     yield from _data(kit / "local")
     free = shutil.disk_usage(kit).free / 1e9
     yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
@@ -58,7 +60,7 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _policies(local: Path) -> Iterator[Check]:
+def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     """The site's own rules: which classes a job may name, whether it may bring code, what leaves by the log."""
     try:
         resources = _read(local / "resources.json")
@@ -67,8 +69,10 @@ def _policies(local: Path) -> Iterator[Check]:
         yield Check("policies", False, f"local/ has no readable resources.json and authorization.json ({_kind(error)})")
         return
     allowed = resources.get("class_allow_list", [])
-    missing = [prefix for prefix in PREFIXES if prefix not in allowed]
-    yield Check("class allow-list", not missing, f"lacks {', '.join(missing)}" if missing else ", ".join(allowed))
+    yield from _classes(allowed, classes)
+    checked = resources.get("app_validator") == JOB_CHECK
+    said = "yes" if checked else "no: copy app_validator from provisioning/site/resources.json"
+    yield Check("jobs looked at before they start", checked, said)
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
     yield Check("class allow-list enforced", enforced, "yes" if enforced else "no: any class may run")
     brings = sorted(role for role, rights in permissions.items() if _byoc(rights))
@@ -78,6 +82,36 @@ def _policies(local: Path) -> Iterator[Check]:
     secure = os.environ.get("NVFLARE_SECURE_LOGGING", "").lower() in ("1", "true", "t", "y", "yes")
     yield Check("secure logging", secure or None, "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set here")
     yield _gpus(resources)
+
+
+def _classes(allowed: Any, needed: Collection[str]) -> Iterator[Check]:
+    """The list of classes: each entry one class, none that fedvlp's jobs do not need. A shorter list is welcome."""
+    if not isinstance(allowed, list):
+        yield Check("class allow-list", False, "is no list of class names")
+        return
+    wide = sorted(str(entry) for entry in allowed if entry != "*" and not _is_one_class(entry))
+    runs = any(entry in allowed for entry in EXECUTORS)
+    if wide:
+        said = f"{', '.join(wide)}: not the full name of one class; `fedvlp site classes --into` writes exact names"
+    elif not runs:
+        said = f"has none of {', '.join(EXECUTORS)}: no job of fedvlp can run; see `fedvlp site classes`"
+    else:
+        said = (
+            f"{len(allowed)} classes, {len(set(needed) - set(allowed))} that jobs of fedvlp may name are not among them"
+        )
+    yield Check("class allow-list", runs and not wide, said)
+    extra = sorted(set(allowed) - set(needed) - set(wide) - {"*"})
+    if extra:
+        yield Check("classes beside fedvlp's", None, f"{', '.join(extra)}: any job may name them as well")
+
+
+def _is_one_class(entry: Any) -> bool:
+    """Whether FLARE can take an entry for nothing but one class: no package, no module, no function."""
+    module, _, name = str(entry).rpartition(".")
+    try:
+        return isinstance(getattr(importlib.import_module(module), name), type)
+    except (ImportError, AttributeError, ValueError):
+        return False
 
 
 def _byoc(rights: str | dict[str, Any]) -> bool:
@@ -102,6 +136,7 @@ def _data(local: Path) -> Iterator[Check]:
     except SiteConfigError as error:
         yield Check("data sets", False, str(error))
         return
+    yield Check("envelope", True, config.envelope.in_words())
     if config.version:
         same = config.version == __version__
         yield Check("fedvlp of the consortium", same, f"{config.version} agreed, {__version__} installed")

@@ -13,6 +13,7 @@ import time
 import nvflare.client as flare
 
 from fedvlp.core.types import Update
+from fedvlp.deploy.envelope import Behind
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.training import distributed
@@ -33,26 +34,28 @@ def main() -> None:
     flare.init()
     failed = False
     while flare.is_running() and not failed:
-        reply = _reply()
-        flare.send(child_protocol.answer(reply))
+        reply, behind = _reply()
+        flare.send(child_protocol.answer(reply, behind))
         failed = isinstance(reply, Exception)
     if distributed.together() and not failed:
         child_protocol.to_ranks(None)
 
 
-def _reply() -> Update | Exception:
+def _reply() -> tuple[Update | Exception, Behind | None]:
     try:
         task = child_protocol.in_child(flare.receive())
         if distributed.together():
             child_protocol.to_ranks(task)
         return _answer(task)
     except Exception as error:
-        return error
+        return error, None
 
 
-def _answer(task: child_protocol.Task) -> Update:
+def _answer(task: child_protocol.Task) -> tuple[Update, Behind | None]:
+    """The update, and the records that it rests on. An abort ends this process."""
     message, run, experiment, paths = task
-    return TaskHandler(experiment, paths).answer(message, run, should_stop=lambda: False)  # an abort ends this process
+    handler = TaskHandler(experiment, paths)
+    return handler.answer(message, run, should_stop=lambda: False), handler.behind
 
 
 def _follow() -> None:

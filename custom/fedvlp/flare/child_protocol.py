@@ -15,6 +15,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, header
+from fedvlp.deploy.envelope import Behind
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.flare.paths import SitePaths
@@ -25,6 +26,7 @@ from fedvlp.training import distributed
 
 SITE = "fedvlp_site"
 FAILURE = "fedvlp_failure"
+COUNTED = "fedvlp_counted"
 Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths]
 """What a training process is given."""
 
@@ -76,12 +78,21 @@ def _experiment(content: dict[str, Any]) -> Experiment:
     return Experiment(**{name: from_config(value) for name, value in content["settings"].items()})
 
 
-def answer(reply: Update | Exception) -> FLModel:
-    """What the child sends back."""
+def answer(reply: Update | Exception, behind: Behind | None = None) -> FLModel:
+    """What the child sends back; ``behind``: the records that its update rests on."""
     if isinstance(reply, Exception):
         failed = failure(reply)
         return FLModel(metrics={}, meta={FAILURE: [failed.kind.value, failed.text]})
-    return FLModelUtils.from_shareable(messages.send_update(reply))
+    model = FLModelUtils.from_shareable(messages.send_update(reply))
+    if behind is not None:
+        model.meta[COUNTED] = asdict(behind)
+    return model
+
+
+def behind(reply: Shareable) -> Behind | None:
+    """The records behind the child's update, where the site has an envelope."""
+    counted = from_shareable(reply).get_meta_prop(COUNTED)
+    return Behind(**counted) if isinstance(counted, dict) else None
 
 
 def from_child(reply: Shareable, site: str) -> Reply:

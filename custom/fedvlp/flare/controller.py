@@ -22,6 +22,7 @@ from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
+from fedvlp.deploy.site_config import with_own_towers
 from fedvlp.federation.loop import Federation, QuorumLostError
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
@@ -32,8 +33,12 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.lock import FolderInUseError, only_writer
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.training.loop import Aborted
+
+LAST_ONE_ENDS = 30.0
+"""Seconds that a job waits for the process of the job before it, which ends soon after its server did."""
 
 
 class SentOnce(list[ClientTask]):
@@ -93,9 +98,14 @@ class FederatedController(Controller):
         root = runs_root(fl_ctx)
         try:
             folder = RunFolder.open(root, experiment)
-        except (ValueError, CheckpointError) as error:
+            with only_writer(folder.path, LAST_ONE_ENDS):
+                self._conduct(folder, root, fl_ctx)
+        except (ValueError, CheckpointError, FolderInUseError) as error:
             self.system_panic(reason(error), fl_ctx)
-            return
+
+    def _conduct(self, folder: RunFolder, root: Path, fl_ctx: FLContext) -> None:
+        """The run, from its beginning or from where it was stopped; says how it ended."""
+        experiment = self.experiment
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
         self._run = {
@@ -120,6 +130,9 @@ class FederatedController(Controller):
         """Runs the round loop to its end and writes the model."""
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
+        kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
+        if (kit / "startup" / "fed_server.json").exists():  # a job names towers and no path of the server
+            self.experiment = experiment = with_own_towers(experiment, kit)
         assembly = Assembly(experiment)
         resumed = folder.checkpoint.exists()
         names = sorted(client.name for client in fl_ctx.get_engine().get_clients())

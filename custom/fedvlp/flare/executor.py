@@ -20,11 +20,11 @@ from nvflare.client.config import ExchangeFormat
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedvlp.core.types import Failure, FailureKind
-from fedvlp.deploy.site_config import processes_at
+from fedvlp.deploy.site_config import SiteConfigError, envelope_at, processes_at
 from fedvlp.federation.site import reason
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.flare.task_handler import BEHIND, TaskHandler
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.loop import Aborted
 
@@ -44,6 +44,7 @@ class SiteExecutor(Executor):
             message, run = messages.receive_broadcast(shareable)
             self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
             update = self._handler.answer(message, run, should_stop=lambda: abort_signal.triggered)
+            fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
@@ -97,15 +98,25 @@ class ChildExecutor(ClientAPIExecutor):
             server_expected_format=ExchangeFormat.PYTORCH,
         )
         messages.register()
+        self._processes = processes
         self.experiment = Experiment(**experiment)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.START_RUN and (own := processes_at(Path(SitePaths.of(fl_ctx).local))):
-            self._command = command(own)
+        if event_type == EventType.START_RUN:
+            self._command = command(self._processes_here(Path(SitePaths.of(fl_ctx).local)))
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
             tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
             fl_ctx.get_engine().get_cell().decode_pass_through_topics.discard(tasks)
+
+    def _processes_here(self, local: Path) -> int:
+        """As many as the site says; else as the job asks for, up to the site's limit."""
+        try:
+            envelope = envelope_at(local.parent)
+        except SiteConfigError:  # the task says what is wrong with the file
+            envelope = None
+        asked = min(self._processes, envelope.processes) if envelope else self._processes
+        return processes_at(local) or asked
 
     @staticmethod
     def _requires_materialized_result(task_name: str, fl_ctx: FLContext) -> bool:
@@ -119,6 +130,7 @@ class ChildExecutor(ClientAPIExecutor):
             return reply
         if code != ReturnCode.OK:
             return messages.send_failure(CHILD_LOST)
+        fl_ctx.set_prop(BEHIND, child_protocol.behind(reply), private=True, sticky=False)
         answer = child_protocol.from_child(reply, fl_ctx.get_identity_name())
         if isinstance(answer, Failure):
             self.log_error(fl_ctx, f"{task_name} failed: {answer.text}")

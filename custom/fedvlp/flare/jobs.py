@@ -19,7 +19,7 @@ from fedvlp.core.types import EVALUATE
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import to_config
+from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "creamfl", "pms-fm", "car-mfl")
@@ -31,8 +31,8 @@ EXECUTOR = "fedvlp.flare.SiteExecutor"
 CHILD_EXECUTOR = "fedvlp.flare.ChildExecutor"
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
-load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list "fedvlp." in their class allow-list and take a
-job without this folder: `fedvlp jobs export NAME OUT --installed`.
+load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list its classes by name in local/resources.json and
+take a job without this folder: `fedvlp jobs export NAME OUT --installed`.
 """
 
 
@@ -89,6 +89,17 @@ def to_bring(experiment: Experiment) -> list[plugins.Plugin]:
                 f"package an entry point in the group {plugins.GROUP} and install it at every site"
             )
     return brought
+
+
+def experiment_of(folder: Path) -> Experiment:
+    """The experiment that a job folder asks the sites to run. Raises ValueError for a folder that is no such job."""
+    try:
+        client = json.loads((folder / "app/config/config_fed_client.json").read_text(encoding="utf-8"))
+        args = client["executors"][0]["executor"]["args"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
+    names = {f.name for f in fields(Experiment)}
+    return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
 
 def _server(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
+from fedvlp.core.validate import NAME
+
 HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
+NUMBER = re.compile(r"[0-9]{3,9}")
 
 
 class PathError(ValueError):
@@ -41,9 +45,14 @@ def runs_root(fl_ctx: FLContext) -> Path:
     return workspace / "runs"
 
 
-def under(root: Path, name: str) -> Path:
-    """``root/name``; raises PathError when the server's name leads out of the site's own folder."""
-    path = (root / name).resolve()
-    if not path.is_relative_to(root.resolve()):
+def under(root: Path, name: object) -> Path:
+    """``root/name`` for a run as the server calls it, "fedavg/001". Raises PathError for any other name.
+
+    Also where a link of the site's own leads out of its folder of runs.
+    """
+    run, _, number = name.partition("/") if isinstance(name, str) else ("", "", "")
+    path = root / run / number
+    called = NAME.fullmatch(run) and NUMBER.fullmatch(number)
+    if not called or not path.resolve().is_relative_to(root.resolve()):
         raise PathError("the server names a run folder outside this site's own; the task is refused")
-    return path
+    return path.resolve()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.privacy import SENSITIVITY, PrivacyError
@@ -39,19 +42,29 @@ class Ledger:
     """All releases of a site by data set, in one JSON file; several jobs may run at once.
 
     A release is written down, durably, before it is made: a kill in between wastes budget and never hides a release.
+
+    Each entry carries a hash of itself and of the entry before it. ``marker`` is a second file, which the site keeps
+    in another place: the number of releases, the last hash, and a random number of this site's that the first hash
+    begins with. So a ledger that is gone, cut, replaced by an older copy or by another site's is an error and no empty
+    book. Whoever brings back both files as they were before is not noticed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, marker: Path) -> None:
         self.path = path
+        self.marker = marker
 
     def spend(self, dataset: str, noise_multiplier: float, limit: float, delta: float) -> tuple[int, float]:
         """Books one release; returns how many there are now, and their epsilon.
 
-        Raises PrivacyError, nothing booked, when epsilon would pass ``limit`` or the file cannot be trusted.
+        Raises PrivacyError, nothing booked, when epsilon would pass ``limit`` or the files cannot be trusted.
         """
         with self._locked():
-            book = self._read()
-            releases = book.setdefault(dataset, {})
+            mark = self._mark()
+            entries = self._entries(mark)
+            releases: dict[float, int] = {}
+            for entry in entries:
+                if entry["data"] == dataset:
+                    releases[entry["noise_multiplier"]] = releases.get(entry["noise_multiplier"], 0) + 1
             before = epsilon(releases, delta)
             releases[noise_multiplier] = releases.get(noise_multiplier, 0) + 1
             after = epsilon(releases, delta)
@@ -60,19 +73,69 @@ class Ledger:
                     f"the privacy budget of {dataset!r} is used up: epsilon {before:.3f} of {limit:g} at delta "
                     f"{delta:g}, and one more release would make it {after:.3f}; nothing was sent"
                 )
-            save_json(self.path, {name: {str(k): n for k, n in kept.items()} for name, kept in book.items()})
+            link = _link(entries[-1]["link"] if entries else mark["site"], dataset, noise_multiplier)
+            entries.append({"data": dataset, "noise_multiplier": noise_multiplier, "link": link})
+            # The ledger first: when a kill comes between the two, it is ahead of its marker, which hides nothing.
+            save_json(self.path, entries)
+            save_json(self.marker, {**mark, "releases": len(entries), "link": link})
         return sum(releases.values()), after
 
-    def _read(self) -> dict[str, dict[float, int]]:
+    def _mark(self) -> dict[str, Any]:
+        """The marker; at the very first use of the ledger a new one, written before the ledger is."""
+        if not self.marker.exists():
+            if self.path.exists():
+                raise PrivacyError(
+                    "the marker of this site's privacy ledger is gone, so nobody can tell whether the ledger is whole; "
+                    "restore it from a copy, nothing is sent before"
+                )
+            new = {"site": secrets.token_hex(16), "releases": 0, "link": ""}
+            save_json(self.marker, new)
+            return new
+        try:
+            mark = json.loads(self.marker.read_text(encoding="utf-8"))
+            if type(mark["releases"]) is int and mark["releases"] >= 0 and len(mark["site"]) == 32:
+                return {"site": str(mark["site"]), "releases": mark["releases"], "link": str(mark["link"])}
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise PrivacyError("the marker of this site's privacy ledger is damaged; restore it from a copy")
+
+    def _entries(self, mark: dict[str, Any]) -> list[dict[str, Any]]:
+        """The entries, each one's hash checked. Raises PrivacyError unless they go on from what the marker knows."""
+        made = mark["releases"]
         if not self.path.exists():
-            return {}
+            if made:
+                raise PrivacyError(
+                    f"the privacy ledger of this site is gone, and its marker says that {made} releases were made; "
+                    "restore it from a copy, nothing is sent before"
+                )
+            return []
+        entries = self._read()
+        last = mark["site"]
+        for entry in entries:
+            last = _link(last, entry["data"], entry["noise_multiplier"])
+            if entry["link"] != last:
+                raise PrivacyError(
+                    "the privacy ledger of this site was altered, or is another site's; restore it from a copy, "
+                    "nothing is sent before"
+                )
+        if len(entries) < made or (made and entries[made - 1]["link"] != mark["link"]):
+            raise PrivacyError(
+                f"the privacy ledger of this site is cut or an older copy: it holds {len(entries)} releases and its "
+                f"marker says {made}; restore the newest copy, nothing is sent before"
+            )
+        return entries
+
+    def _read(self) -> list[dict[str, Any]]:
+        """What the file holds, with the right types. Raises PrivacyError for anything else."""
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
-            book = {name: {float(k): n for k, n in kept.items()} for name, kept in content.items()}
-            counts = [(k, n) for kept in book.values() for k, n in kept.items()]
-            if all(0 < k < math.inf and isinstance(n, int) and n > 0 for k, n in counts):
-                return book
-        except (ValueError, AttributeError, TypeError):
+            entries = [
+                {"data": entry["data"], "noise_multiplier": float(entry["noise_multiplier"]), "link": entry["link"]}
+                for entry in content
+            ]
+            if all(isinstance(entry["data"], str) and 0 < entry["noise_multiplier"] < math.inf for entry in entries):
+                return entries
+        except (ValueError, KeyError, TypeError):
             pass
         raise PrivacyError("the privacy ledger of this site is damaged; restore it from a copy, nothing is sent before")
 
@@ -82,3 +145,9 @@ class Ledger:
         with open(self.path.with_suffix(".lock"), "w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)  # let go when the file is closed, also by a kill
             yield
+
+
+def _link(previous: str, dataset: str, noise_multiplier: float) -> str:
+    """The hash of an entry: of what it says and of the one before (of the site's number, at the first)."""
+    said = json.dumps([previous, dataset, noise_multiplier])
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()

@@ -25,9 +25,12 @@ from torch import Tensor
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
 from fedvlp.core.types import MODALITIES, State, Update
 from fedvlp.core.validate import require
+from fedvlp.deploy.envelope import Behind
+from fedvlp.deploy.site_config import envelope_at
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.privacy_budget import Ledger
+from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
 
@@ -61,7 +64,7 @@ class UpdateFilter(Filter):
         if code != ReturnCode.OK:
             return _bare_failure(code, shareable)
         try:
-            update = _checked(shareable, fl_ctx.get_identity_name())
+            update = _within(_checked(shareable, fl_ctx.get_identity_name()), fl_ctx)
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
             self.log_error(fl_ctx, f"not sent: {reason(error)}")
@@ -98,18 +101,35 @@ def _checked(shareable: Shareable, site: str) -> Update:
     return update
 
 
+def _within(update: Update, fl_ctx: FLContext) -> Update:
+    """The update as far as the site's envelope lets it go, whatever the executor did. Raises EnvelopeError."""
+    envelope = envelope_at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()))
+    if envelope is None:
+        return update
+    behind = fl_ctx.get_prop(BEHIND)
+    return envelope.passed(update, behind if isinstance(behind, Behind) else Behind())  # uncounted: none
+
+
 class ClipAndNoise(UpdateFilter):
     """Differential privacy for a site's tensors: clips what training changed, adds noise, and keeps to a budget.
 
     ``clip``: largest L2 norm of the change. ``noise_multiplier``: the noise's standard deviation in units of ``clip``.
     ``epsilon``, ``delta``: the budget of ``dataset`` over all rounds, restarts and jobs, kept in ``ledger`` (default:
-    ``privacy/ledger.json`` in the site's kit). The protected unit is the site's whole data set; numbers beside the
-    tensors (metrics, num_samples) are not covered. Updates with ``aux`` tensors or with scalars, which would be exact,
-    are refused.
+    ``privacy/ledger.json`` in the site's kit) with a ``marker`` elsewhere that tells whether the ledger is whole
+    (default: ``local/privacy-ledger-marker.json``; a folder outside of the kit is better). The protected unit is the
+    site's whole data set; numbers beside the tensors (metrics, num_samples) are not covered. Updates with ``aux``
+    tensors, or with scalars, which would be exact, are refused.
     """
 
     def __init__(
-        self, clip: float, noise_multiplier: float, epsilon: float, delta: float, dataset: str, ledger: str = ""
+        self,
+        clip: float,
+        noise_multiplier: float,
+        epsilon: float,
+        delta: float,
+        dataset: str,
+        ledger: str = "",
+        marker: str = "",
     ) -> None:
         super().__init__()
         for name, value in {"clip": clip, "noise_multiplier": noise_multiplier, "epsilon": epsilon}.items():
@@ -122,6 +142,7 @@ class ClipAndNoise(UpdateFilter):
         self.delta = delta
         self.dataset = dataset
         self.ledger = ledger
+        self.marker = marker
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.aux:
@@ -135,7 +156,8 @@ class ClipAndNoise(UpdateFilter):
             return update
         released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)
         kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"))
+        marker = Path(self.marker or kit / "local" / "privacy-ledger-marker.json")
+        ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"), marker)
         count, spent = ledger.spend(self.dataset, self.noise_multiplier, self.epsilon, self.delta)
         self.log_info(
             fl_ctx,
@@ -167,14 +189,19 @@ class ExcludeVariables(UpdateFilter):
 class AllowMetrics(UpdateFilter):
     """Lets go only the numbers whose names match ``names``; with ``drop`` the others stay, else the update is refused.
 
-    List it last: it then sees the metrics that other filters add.
+    ``digits`` significant digits of each leave, 0: all. List it last: it then sees the metrics that other filters add.
     """
 
-    def __init__(self, names: Sequence[str], drop: bool = False) -> None:
+    def __init__(self, names: Sequence[str], drop: bool = False, digits: int = 0) -> None:
         super().__init__()
         require(not isinstance(names, str), "AllowMetrics: names is a list of metric names")
+        require(digits >= 0, f"AllowMetrics: digits is {digits}; 0 = as they are")
         self.names = list(names)
         self.drop = drop
+        self.digits = digits
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
-        return replace(update, metrics=allowed_metrics(update.metrics, self.names, self.drop))
+        metrics = allowed_metrics(update.metrics, self.names, self.drop)
+        if self.digits:
+            metrics = {name: float(f"{value:.{self.digits}g}") for name, value in metrics.items()}
+        return replace(update, metrics=metrics)

@@ -7,12 +7,16 @@ from pathlib import Path
 
 from fedvlp import __version__
 from fedvlp.core.types import Broadcast, Update
-from fedvlp.deploy.site_config import accepts_phi_risk, at_site
+from fedvlp.deploy.envelope import Behind, Watched
+from fedvlp.deploy.site_config import accepts_phi_risk, at_site, envelope_at
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
+
+BEHIND = "fedvlp_behind"
+"""Property of a task's context: how many records its answer rests on, for the site's outgoing filters."""
 
 
 class RefusedError(ValueError):
@@ -25,13 +29,28 @@ class TaskHandler:
     def __init__(self, experiment: Experiment, paths: SitePaths) -> None:
         self.experiment = experiment
         self.paths = paths
+        self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
         self._folder = ""
 
     def answer(self, message: Broadcast, run: dict[str, str], should_stop: Callable[[], bool]) -> Update:
-        """The update; ``run`` is what the server says of its run (flare/messages.py)."""
+        """The update; ``run`` is what the server says of its run (flare/messages.py).
+
+        Raises EnvelopeError for what this site lets no job do.
+        """
         refuse_other(self.experiment, run)
-        return self._prepared(run["folder"]).handle(message, should_stop)
+        envelope = envelope_at(Path(self.paths.local).parent)
+        if envelope is None:
+            return self._prepared(run["folder"]).handle(message, should_stop)
+        envelope.admit(self.experiment)
+        site = self._prepared(run["folder"])
+        data = site.client.data = Watched(site.client.data)
+        try:
+            update = site.handle(message, envelope.in_time(should_stop))
+        finally:
+            site.client.data = data.unwatched
+        self.behind = data.behind()
+        return envelope.passed(update, self.behind)
 
     def _prepared(self, folder: str) -> Site:
         if self._site is None or folder != self._folder:

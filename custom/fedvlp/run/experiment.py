@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedvlp.core.method import Method
-from fedvlp.core.validate import require
+from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
@@ -69,7 +69,7 @@ class Partition:
 class Experiment:
     """Everything that determines the result of a run."""
 
-    name: str  # folder of its runs
+    name: str  # a-z, 0-9 and "-": runs lie in a folder of this name
     method: Method
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: Objective = field(default_factory=ConVIRTConfig, metadata={"choices": OBJECTIVES, "table": "OBJECTIVES"})
@@ -83,6 +83,7 @@ class Experiment:
     extra: Extra | None = None  # becomes ``objective.extra``; its tensors are named "objective.extra.<path>"
 
     def __post_init__(self) -> None:
+        require_name("the name of an experiment", self.name)
         # FLARE's component builder does not build what is in a list
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
         for name in ("method", "objective", "extra"):

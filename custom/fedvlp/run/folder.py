@@ -43,9 +43,22 @@ class RunFolder:
 
     @staticmethod
     def create(root: Path, experiment: Experiment) -> RunFolder:
-        """A new folder ``<root>/<name>/<number>`` with the resolved configuration and its plugins' files in it."""
-        numbers = [int(entry.name) for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
-        folder = RunFolder(root / experiment.name / f"{max(numbers, default=0) + 1:03d}")
+        """A new folder ``<root>/<name>/<number>`` with the resolved configuration and its plugins' files in it.
+
+        Raises ValueError where a link leads the folder out of ``root``.
+        """
+        runs = root / experiment.name
+        if not runs.resolve().is_relative_to(root.resolve()):
+            raise ValueError(f"the runs of {experiment.name} lie outside of the folder of runs; remove the link there")
+        runs.mkdir(parents=True, exist_ok=True)
+        number = max((int(entry.name) for entry in runs.glob("[0-9]*") if entry.name.isdigit()), default=0) + 1
+        while True:
+            folder = RunFolder(runs / f"{number:03d}")
+            try:
+                folder.path.mkdir()
+                break
+            except FileExistsError:  # another process has just taken the number
+                number += 1
         for plugin in plugins.of(experiment):
             if plugin.source is not None:
                 save_bytes(folder.plugin(plugin.name), plugin.source)

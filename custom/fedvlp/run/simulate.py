@@ -16,6 +16,7 @@ from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, TensorBoard
 
 
@@ -43,8 +44,16 @@ def simulate(
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError.
+    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, and
+    FolderInUseError when another process writes ``folder``.
     """
+    with only_writer(folder.path):
+        return _simulate(experiment, folder, workers, accept_phi_risk, report)
+
+
+def _simulate(
+    experiment: Experiment, folder: RunFolder, workers: int, accept_phi_risk: bool, report: Callable[[Record], None]
+) -> list[Record]:
     import torch
 
     assembly = Assembly(experiment, folder.path, accept_phi_risk)

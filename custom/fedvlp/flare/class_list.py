@@ -1,0 +1,74 @@
+"""The classes that a job may name: exactly those that fedvlp's own jobs do, for ``class_allow_list`` of a policy.
+
+FLARE takes an entry that ends with a dot, or that is a package, for everything below it, functions included, and calls
+what it finds. So a list holds classes by their full names, and it is made from jobs, never written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedvlp.core.checkpoint import save_json
+from fedvlp.deploy.site_config import NamedData
+from fedvlp.federation.codec import Wire
+from fedvlp.flare.jobs import job_files
+from fedvlp.objectives import OBJECTIVES
+from fedvlp.run import presets
+from fedvlp.run.experiment import Experiment
+
+CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json"}
+"""What each side builds of a job."""
+
+LIST = "class_allow_list"
+PACKINGS: tuple[dict[str, bool], ...] = ({}, {"child": True}, {"encrypted": True})
+ENCODED = Wire(up="float16")  # any other than plain: the job then brings the filters of the wire
+
+
+def named(config: Any) -> Iterator[Any]:
+    """What a job's configuration gives as the path of a class, wherever it stands."""
+    if isinstance(config, dict):
+        yield from (config[key] for key in ("path", "class_path") if key in config)
+        for value in config.values():
+            yield from named(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from named(value)
+
+
+@cache
+def needed(side: str) -> tuple[str, ...]:
+    """The classes that jobs make ``side`` ("client" or "server") build, sorted.
+
+    The jobs are those of every preset, as `fedvlp jobs export` writes them with its options. MLflow's receiver is left
+    out, since its address can be any folder of the server: who runs the server adds it to the list on purpose.
+    """
+    found: set[str] = set()
+    for experiment in _exported():
+        for packing in PACKINGS:
+            files = job_files(experiment, sites=("site",), **packing)  # type: ignore[arg-type]
+            found |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
+    return tuple(sorted(found))
+
+
+def _exported() -> Iterator[Experiment]:
+    """Every preset, and one of them with every option that changes the classes of a job."""
+    yield from presets.PRESETS.values()
+    usual = presets.get("fedavg")
+    yield replace(usual, data=NamedData("pretrain"))
+    yield replace(usual, wire=ENCODED)
+    for objective in OBJECTIVES.values():
+        yield replace(usual, objective=objective())
+
+
+def write(side: str, resources: Path) -> None:
+    """Puts the list into a ``resources.json``, whose other settings stay. Raises ValueError for another file."""
+    content = json.loads(resources.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or "components" not in content:
+        raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components")
+    content[LIST] = list(needed(side))
+    save_json(resources, content)

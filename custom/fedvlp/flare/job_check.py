@@ -1,0 +1,96 @@
+"""A site's (or the server's) look at a job before any process is started for it, in the place that FLARE has for it.
+
+FLARE compares the classes of a job with ``class_allow_list`` when the job's process builds them, and writes no audit
+line when it refuses. ``JobCheck`` reads the same list when the job arrives, takes every entry for one exact class, and
+writes who sent the job, which job it was and what it named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.app_validation import AppValidator
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+from nvflare.lighter.utils import verify_folder_signature_and_get_signers
+
+from fedvlp.flare.class_list import CONFIGS, LIST, named
+
+REFUSED = "job_refused"
+"""The action of the audit line."""
+
+CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
+LONGEST = 200  # characters of a class path that is quoted
+
+
+class JobRefusedError(ValueError):
+    """The job holds what this site does not take. The text goes to the lead and into the audit log."""
+
+
+class JobCheck(AppValidator):
+    """``app_validator`` of ``local/resources.json``; ``side`` is "client" at a site, "server" at the server.
+
+    A job's app may hold FLARE's two configurations and their signatures, and nothing else: other files could be a
+    second configuration, which FLARE might read in the place of the one that was looked at. A ``custom`` folder is
+    left to ``byoc`` in ``local/authorization.json``.
+    """
+
+    def __init__(self, side: str = "client") -> None:
+        super().__init__()
+        if side not in CONFIGS:
+            raise ValueError(f"JobCheck: side is {side!r}; it is one of {', '.join(CONFIGS)}")
+        self.side = side
+
+    def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        app = Path(app_folder)
+        try:
+            self._check(app)
+        except JobRefusedError as refusal:
+            return self._refused(app, str(refusal)), {}
+        except Exception as error:  # whatever is wrong with it: what cannot be read is not run
+            return self._refused(app, f"the job cannot be read ({type(error).__name__})"), {}
+        return "", {}
+
+    def _check(self, app: Path) -> None:
+        """Raises JobRefusedError for a file or a class that is not expected."""
+        config = app / "config"
+        expected = {config / name for name in CONFIGS.values()}
+        for file in app.rglob("*"):
+            signature = file.name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+            brought = file.is_relative_to(app / "custom")
+            if file != config and file not in expected and not signature and not brought:
+                raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
+        allowed = _allowed(app.parents[1] / "local")
+        for path in named(json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))):
+            if path not in allowed:
+                raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes")
+
+    def _refused(self, app: Path, why: str) -> str:
+        """Writes the audit line; returns what the lead is told."""
+        job = app.parent.name
+        AuditService.add_event(user=_lead(app), action=REFUSED, ref=job, msg=f"job {job} refused: {why}")
+        return why
+
+
+def _allowed(local: Path) -> frozenset[str]:
+    """The list in this site's ``resources.json``. Without one nothing is allowed."""
+    file = local / "resources.json"
+    entries = json.loads(file.read_text(encoding="utf-8")).get(LIST, [])
+    return frozenset(entries)
+
+
+def _quoted(path: Any) -> str:
+    """A class path as the log may hold it: what is none could be any text, lines of a forged log included."""
+    if isinstance(path, str) and len(path) <= LONGEST and CLASS.fullmatch(path):
+        return repr(path)
+    return "of a path that is no class name"
+
+
+def _lead(app: Path) -> str:
+    """Who signed the job, by a certificate of the consortium's root."""
+    root = app.parents[1] / "startup" / "rootCA.pem"
+    verified, signers = verify_folder_signature_and_get_signers(str(app), str(root))
+    return ", ".join(name for name, *_ in signers) if verified and signers else "unknown"

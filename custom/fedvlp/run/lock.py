@@ -1,0 +1,83 @@
+"""One writer a run folder: the second is told who the first is. The kernel lets go of the lock of a killed process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from io import TextIOWrapper
+from pathlib import Path
+
+FILE = "writer.lock"
+_held: set[TextIOWrapper] = set()
+_told_forks = False
+
+
+class FolderInUseError(ValueError):
+    """Another process writes the run's folder; the message says which one, and since when."""
+
+
+@contextmanager
+def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Makes this process the only one that writes the run in ``folder``, which is made where it is not there.
+
+    Raises FolderInUseError when another still does after ``patience`` seconds. The file of the lock stays: whether
+    somebody holds it is known to the kernel alone, so what a killed process left in it bars nobody.
+    """
+    _let_forks_go()
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / FILE, "a+", encoding="utf-8") as handle:
+        until = time.monotonic() + patience
+        while not _taken(handle):
+            if time.monotonic() >= until:
+                raise FolderInUseError(f"run {folder.parent.name}/{folder.name} is in use: {_holder(handle)}")
+            time.sleep(0.2)
+        handle.truncate(0)
+        now = datetime.now(timezone.utc)
+        json.dump(
+            {"process": os.getpid(), "host": socket.gethostname(), "since": f"{now:%Y-%m-%d %H:%M:%S} UTC"}, handle
+        )
+        handle.flush()
+        _held.add(handle)
+        try:
+            yield
+        finally:
+            _held.discard(handle)
+
+
+def _taken(handle: TextIOWrapper) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: TextIOWrapper) -> str:
+    """Who holds the lock, as that process wrote it."""
+    handle.seek(0)
+    try:
+        said = json.loads(handle.read())
+        who = f"process {said['process']} on {said['host']} has been writing it since {said['since']}"
+    except (ValueError, KeyError, TypeError):  # it has only just begun
+        who = "another process has just begun to write it"
+    return f"{who}; wait for it to end or end it, then resume"
+
+
+def _let_forks_go() -> None:
+    """A forked process shares its parent's lock; workers that outlive a killed parent must not hold it."""
+    global _told_forks
+    if not _told_forks:
+        os.register_at_fork(after_in_child=_close_all)
+        _told_forks = True
+
+
+def _close_all() -> None:
+    """In a fork: closing its copy of the file leaves the parent's lock as it is."""
+    while _held:
+        _held.pop().close()

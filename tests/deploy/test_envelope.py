@@ -1,0 +1,318 @@
+"""What a site lets jobs do: limits that hold whatever the job says, in the executor and in the outgoing filter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from typer.testing import CliRunner
+
+from fedvlp import __version__
+from fedvlp.cli import app
+from fedvlp.core.types import Broadcast, Update
+from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences
+from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
+from fedvlp.flare import messages
+from fedvlp.flare.executor import ChildExecutor, command
+from fedvlp.flare.jobs import COMMITTED, write_job
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.privacy_filters import AllowMetrics
+from fedvlp.flare.task_handler import BEHIND, TaskHandler
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import fingerprint, override
+from fedvlp.run.experiment import Experiment
+
+SITE = "st-anna"
+METRICS = ["loss/*", "val/*", "test/*", "probe/*", "seconds"]
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A provisioned site without a file of its own: the defaults hold."""
+    (tmp_path / "kit" / "startup").mkdir(parents=True)
+    (tmp_path / "kit" / "startup" / "fed_client.json").write_text("{}")
+    (tmp_path / "kit" / "local").mkdir()
+    return tmp_path / "kit"
+
+
+def limits(kit: Path, **values: Any) -> None:
+    (kit / "local" / "fedvlp.json").write_text(json.dumps({"envelope": values}))
+
+
+def asked(preset: str = "fedavg", **settings: Any) -> Experiment:
+    """A preset over the site's built-in cohort, with settings as a job has them."""
+    chosen = replace(presets.get(preset), data=NamedData("synthetic", presets.get(preset).data.image_size))
+    for key, value in settings.items():
+        chosen = override(chosen, key.replace("__", "."), str(value))
+    return chosen
+
+
+def answered(kit: Path, experiment: Experiment, phase: str = "train", evaluate: int = 0) -> tuple[Update, Behind]:
+    """The site's answer to round 0, from the untrained model, and what was counted."""
+    handler = TaskHandler(experiment, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
+    run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    state = Assembly(at_site(experiment, SITE, kit / "local")).server((SITE,)).state
+    message = Broadcast(0, phase, state, {}, {"evaluate": float(evaluate)})
+    update = handler.answer(message, run, lambda: False)
+    assert handler.behind is not None
+    return update, handler.behind
+
+
+# Spec security S3: few records behind an update
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method__local_steps": 1, "training__batch_size": 2, "training__weight_decay": 0},  # the attack of S3
+        {"method__local_steps": 1, "training__batch_size": 63},
+        {"method__local_steps": 31, "training__batch_size": 2},
+    ],
+)
+def test_no_update_of_a_few_records_leaves_the_site(settings: dict[str, Any], kit: Path) -> None:
+    experiment = asked(**settings)
+    records = settings["method__local_steps"] * settings["training__batch_size"]
+    with pytest.raises(
+        EnvelopeError, match=f"rests on {records} distinct records; this site sends none of fewer than 64"
+    ):
+        answered(kit, experiment)
+
+
+def test_the_records_are_counted_once_each(kit: Path) -> None:
+    """Three steps of 140 at a site of 280 training records."""
+    update, behind = answered(kit, asked(method__local_steps=3, training__batch_size=140))
+    assert behind.update == 280
+    assert update.state
+    limits(kit, least_records=281)
+    with pytest.raises(EnvelopeError, match="rests on 280 distinct records"):
+        answered(kit, asked(method__local_steps=2, training__batch_size=140))
+
+
+def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) -> None:
+    """FedDRA's probe over every record, its training on two."""
+    experiment = asked("feddra", method__align_steps=1, training__batch_size=2, method__dro_fraction=1)
+    with pytest.raises(EnvelopeError, match="rests on 2 distinct records"):
+        answered(kit, experiment, "align")
+
+
+# S4: few records behind a figure
+
+
+def test_no_figure_of_a_few_records_leaves_the_site(kit: Path) -> None:
+    """The attack of S4: the exact loss of two records as probe/loss."""
+    update, behind = answered(kit, asked("feddra", method__dro_batch=2, method__dro_fraction=1e-9), "align")
+    assert behind.figures["probe"] == 2
+    assert not [name for name in update.metrics if name.startswith("probe/")]
+    assert [name for name in update.metrics if name.startswith("loss/")]
+    update, behind = answered(kit, asked("feddra"), "align")
+    assert behind.figures["probe"] == 32
+    assert "probe/loss" in update.metrics
+
+
+def test_recall_on_a_small_split_stays_at_the_site(kit: Path) -> None:
+    """400 studies, 60 of them for validation and 60 for test."""
+    few = asked(method__local_steps=2)
+    update, behind = answered(kit, few, evaluate=1)
+    assert behind.figures == {"loss": 64, "probe": 280, "val": 60, "test": 0}
+    assert "val/mean/r1" in update.metrics
+    limits(kit, least_per_figure=61)
+    update, _ = answered(kit, few, evaluate=2)
+    assert not [name for name in update.metrics if name.startswith(("val/", "test/"))]
+    assert [name for name in update.metrics if name.startswith("loss/")]
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_a_committed_job_keeps_to_the_default_limits(name: str) -> None:
+    """At each of its sites, in every phase of the first round: what it draws, without training on it."""
+    experiment = presets.get(name)
+    Envelope().admit(experiment)
+    assembly = Assembly(experiment)
+    for site_name in assembly.sites():
+        client = assembly.site(site_name).client
+        assert min(client.data.sizes["val"], client.data.sizes["test"]) >= Envelope().least_per_figure
+        for phase in experiment.method.phases(0):
+            client.data = Watched(client.data)
+            message = Broadcast(0, phase, client.state())
+            generator = torch.Generator().manual_seed(0)
+            for _ in experiment.method.batches(client, message, experiment.training, generator):
+                pass
+            assert client.data.behind().update >= Envelope().least_records
+            client.data = client.data.unwatched
+
+
+# Which experiments
+
+
+def test_a_site_that_names_its_presets_runs_no_other_setting(kit: Path) -> None:
+    envelope = Envelope(presets=("fedavg",))
+    envelope.admit(asked())
+    envelope.admit(presets.get("fedavg"))
+    Envelope(accepted=("0" * 16, fingerprint(asked("fedprox")))).admit(asked("fedprox"))
+    for other in (asked("fedprox"), asked(method__local_steps=49), asked(training__lr=1), replace(asked(), name="x")):
+        with pytest.raises(EnvelopeError, match=f"experiment {fingerprint(other)} is none that this site accepted"):
+            envelope.admit(other)
+    limits(kit, presets=["fedprox"])
+    with pytest.raises(EnvelopeError, match="none that this site accepted"):
+        answered(kit, asked())
+
+
+def test_an_engineer_accepts_one_experiment(kit: Path, tmp_path: Path) -> None:
+    """By the job folder that the lead sent: its fingerprint is what the server's job must have."""
+    limits(kit, least_records=32)
+    wanted = asked(method__local_steps=2)
+    job = write_job(wanted, tmp_path / "job", sites=(SITE,), custom=False)
+    runner = CliRunner()
+    done = runner.invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="n\n")
+    assert done.exit_code == 1
+    assert json.loads((kit / "local" / "fedvlp.json").read_text()) == {"envelope": {"least_records": 32}}
+    done = runner.invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="y\n")
+    assert done.exit_code == 0, done.output
+    assert "method.local_steps = 2 (preset fedavg: 50)" in done.output
+    assert "data = fedvlp.deploy.NamedData (preset fedavg: fedvlp.data.SyntheticCohort)" in done.output
+    assert "training.lr" not in done.output, "as in the preset"
+    assert SiteConfig.load(kit / "local").envelope == Envelope(accepted=(fingerprint(wanted),), least_records=32)
+    answered(kit, wanted)  # of 64 records
+    with pytest.raises(EnvelopeError, match="none that this site accepted"):
+        answered(kit, asked(method__local_steps=3))
+
+
+def test_a_job_without_a_presets_name_is_shown_whole() -> None:
+    shown = differences(replace(asked(), name="mine"))
+    assert "training.batch_size = 32" in shown
+    assert "method = fedvlp.methods.FedAvg" in shown
+
+
+# Processes, threads, hours
+
+
+def test_threads_and_hours_are_the_sites_to_give(kit: Path) -> None:
+    with pytest.raises(EnvelopeError, match=r"training\.threads is 17; this site lets a job have at most 16"):
+        answered(kit, asked(training__threads=17))
+    limits(kit, hours=1e-9)
+    with pytest.raises(EnvelopeError, match=r"took longer than the 1e-09 hours"):
+        answered(kit, asked())
+
+
+def test_a_job_gets_no_more_processes_than_the_site_gives(kit: Path) -> None:
+    fields = {name: getattr(asked(), name) for name in ("name", "method", "data")}
+    executor = ChildExecutor(processes=64, **fields)
+    assert executor._processes_here(kit / "local") == 8
+    limits(kit, processes=2)
+    assert executor._processes_here(kit / "local") == 2
+    assert ChildExecutor(processes=1, **fields)._processes_here(kit / "local") == 1
+    (kit / "startup" / "fed_client.json").unlink()
+    assert executor._processes_here(kit / "local") == 64, "on one's own machine"
+    assert command(2) != command(1)
+
+
+# The file
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"least": 1}, "unknown limit 'least'"),
+        ({"least_records": 1}, "a figure of one record is that record's"),
+        ({"least_per_figure": 0}, "a figure of one record is that record's"),
+        ({"least_records": "64"}, "least_records is '64'"),
+        ({"hours": 0}, "hours is 0"),
+        ({"presets": ["fedavgg"]}, "names fedavgg"),
+        ({"presets": "fedavg"}, "presets is 'fedavg'"),
+        ({"accepted": [1]}, "accepted is no list of texts"),
+    ],
+)
+def test_a_mistake_in_the_limits_lets_no_job_run(values: dict[str, Any], why: str, kit: Path) -> None:
+    limits(kit, **values)
+    with pytest.raises(SiteConfigError, match=why):
+        envelope_at(kit)
+    with pytest.raises(SiteConfigError, match=why):
+        answered(kit, replace(asked(), data=presets.get("fedavg").data))
+
+
+def test_nobodys_own_machine_has_limits(tmp_path: Path) -> None:
+    assert envelope_at(tmp_path) is None
+
+
+def test_the_engineer_reads_them_in_words() -> None:
+    assert Envelope(presets=("fedavg",), accepted=("abc",)).in_words() == (
+        "jobs may run preset fedavg, experiment abc; an update rests on at least 64 distinct records, a figure on 20; "
+        "at most 8 processes of 16 threads, 24 hours a task"
+    )
+    assert Envelope().in_words().startswith("jobs may run any experiment;")
+
+
+# Once more on the way out
+
+
+class Engine:
+    def __init__(self, kit: Path) -> None:
+        self.kit = kit
+
+    def get_workspace(self) -> Engine:
+        return self
+
+    def get_root_dir(self) -> str:
+        return str(self.kit)
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None: ...
+
+
+def sent(kit: Path, behind: Behind | None, state: bool = True) -> Update | str:
+    """What the plain policy lets go of an update that somebody's executor made."""
+    context = FLContext()
+    context.set_prop(ReservedKey.ENGINE, Engine(kit), private=True, sticky=False)
+    context.set_prop(ReservedKey.IDENTITY_NAME, SITE, private=False, sticky=False)
+    if behind is not None:
+        context.set_prop(BEHIND, behind, private=True, sticky=False)
+    metrics = {"loss/contrastive": 1.0, "probe/loss": 2.0, "val/mean/r1": 3.0, "seconds": 4.0}
+    update = Update(SITE, 0, "train", 300, {"w": torch.zeros(3)} if state else {}, metrics=metrics)
+    reply = AllowMetrics(METRICS).process(messages.send_update(update), context)
+    return messages.failure(reply) or messages.receive_update(reply, SITE)
+
+
+def test_the_filter_lets_go_what_was_counted_and_is_enough(kit: Path) -> None:
+    whole = sent(kit, Behind(64, {"loss": 64, "probe": 20, "val": 20}))
+    assert isinstance(whole, Update)
+    assert whole.metrics.keys() == {"loss/contrastive", "probe/loss", "val/mean/r1", "seconds"}
+    few = sent(kit, Behind(64, {"loss": 64, "probe": 19, "val": 0}))
+    assert isinstance(few, Update)
+    assert few.metrics.keys() == {"loss/contrastive", "seconds"}
+
+
+def test_the_filter_holds_back_what_is_too_little_or_was_never_counted(kit: Path) -> None:
+    """An executor of another make counts nothing; a job cannot say a number."""
+    assert str(sent(kit, Behind(63, {"loss": 63}))).startswith("EnvelopeError: the update rests on 63 distinct records")
+    assert str(sent(kit, None)).startswith("EnvelopeError: the update rests on 0 distinct records")
+    measured = sent(kit, None, state=False)
+    assert isinstance(measured, Update)
+    assert measured.metrics.keys() == {"seconds"}
+    limits(kit, least_records="x")
+    assert "SiteConfigError" in str(sent(kit, Behind(1000, {})))
+
+
+def test_what_a_child_process_counted_reaches_the_filter() -> None:
+    from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+    from fedvlp.flare import child_protocol
+
+    counted = Behind(70, {"loss": 70, "val": 25})
+    update = Update(SITE, 0, "train", 300, {"w": torch.zeros(3)})
+    for behind in (counted, None):
+        reply = FLModelUtils.to_shareable(child_protocol.answer(update, behind))
+        assert child_protocol.behind(reply) == behind
+
+
+def test_watched_data_are_the_sites_own_in_all_else() -> None:
+    site = Assembly(presets.get("fedavg")).site("site-1")
+    data = Watched(site.client.data)
+    assert data.num_train == site.client.data.num_train
+    assert data.modalities == ("image", "text")
+    with pytest.raises(ValueError, match="expected batch_size"):
+        data.train_batches(1, 1, torch.Generator())

@@ -1,0 +1,266 @@
+"""The shipped lists of classes, read by FLARE's own loader: honest jobs are built, hostile ones before nothing is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
+from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
+from nvflare.private.fed.utils.fed_utils import authorize_build_component
+
+from fedvlp.core import names
+from fedvlp.flare.class_list import CONFIGS, needed, write
+from fedvlp.flare.job_check import JobCheck
+from fedvlp.flare.jobs import COMMITTED, job_files
+from fedvlp.run import presets
+
+PROVISIONING = Path(__file__).parents[2] / "provisioning"
+JOB = "0c7d1f2a-0000-4000-8000-000000000001"
+POLICIES = {"client": PROVISIONING / "site", "server": PROVISIONING / "server"}
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Path:
+    """A kit's folder; ``policy`` copies one side's resources.json into it."""
+    (tmp_path / "kit" / "startup").mkdir(parents=True)
+    (tmp_path / "kit" / "local").mkdir()
+    return tmp_path / "kit"
+
+
+def arrived(kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None) -> Path:
+    """The app of a job as FLARE unpacks it in the kit of ``side``, which has the shipped policy."""
+    shutil.copy(POLICIES[side] / "resources.json", kit / "local")
+    app = kit / JOB / "app_here"
+    for path, text in job_files(presets.get(preset), custom=False).items():
+        if path.startswith("app/"):
+            file = app / path.removeprefix("app/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+    config = app / "config" / CONFIGS[side]
+    content = json.loads(config.read_text())
+    edit(content)
+    config.write_text(json.dumps(content))
+    (kit / JOB / "meta.json").write_text(json.dumps({"name": preset, "job_id": JOB}))
+    return app
+
+
+def built(kit: Path, side: str, app: Path) -> Any:
+    """What FLARE's job process builds of the job, with FLARE's own authoriser. Raises as that process would."""
+    workspace = Workspace(str(kit), "here", "config")
+    args = Namespace(
+        job_id=JOB, client_name="here", workspace=str(kit), sp_scheme="http", sp_target="localhost:1", set=[]
+    )
+    kind: Any = ClientJsonConfigurator if side == "client" else ServerJsonConfigurator
+    config = kind(workspace, str(app / "config" / CONFIGS[side]), args, str(app))
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
+    context.set_prop(FLContextKey.CURRENT_JOB_ID, JOB, private=False, sticky=True)
+    config.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
+    config.configure()
+    return config
+
+
+def component(path: str, /, **args: Any) -> Edit:
+    return lambda config: config["components"].append({"id": "x", "path": path, "args": args})
+
+
+def executor(path: str, /, **args: Any) -> Edit:
+    return lambda config: config["executors"][0].update(executor={"path": path, "args": args})
+
+
+def in_executor(**args: Any) -> Edit:
+    return lambda config: config["executors"][0]["executor"]["args"].update(args)
+
+
+def in_list(config: dict[str, Any]) -> None:
+    """A class inside of a list, which FLARE hands on unbuilt and fedvlp builds."""
+    hidden = {"path": "fedvlp.data.TableSource", "args": {"path": "x.csv"}}
+    config["executors"][0]["executor"]["args"]["site_models"] = [["site-1", hidden]]
+
+
+def job_filter(config: dict[str, Any]) -> None:
+    """The site's own filter, in a job, with a ledger where the lead wants it: it would write any file of the site."""
+    args = {"clip": 1.0, "noise_multiplier": 1.0, "epsilon": 1.0, "delta": 1e-5, "dataset": "x", "ledger": "CANARY"}
+    entry = {"tasks": ["train"], "filters": [{"path": "fedvlp.flare.ClipAndNoise", "args": args}]}
+    config["task_result_filters"] = [entry]
+
+
+CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
+SAVE = "fedvlp.core.checkpoint.save_text"
+OTHER_KEY = {"id": "x", "class_path": "subprocess.Popen", "args": {"args": "ls"}}
+FILES = {"path": "fedvlp.data.TableSource", "args": {"path": "/etc/passwd"}}
+HOSTILE: dict[str, tuple[str, Edit]] = {
+    "a program at the site": (
+        "client", executor(CLIENT_API, execution_mode="external_process", command="touch CANARY")
+    ),
+    "a script in the job's process": (
+        "client", executor(CLIENT_API, execution_mode="in_process", task_script_path="CANARY")
+    ),
+    "a class of the standard library": ("client", component("subprocess.Popen", args=["touch", "CANARY"])),
+    "a function of fedvlp that moves files": (
+        "client", component("fedvlp.core.checkpoint.replace_durably", temporary="SECRET", path="CANARY")
+    ),
+    "a function of fedvlp that writes files": (
+        "client", component(SAVE, path="CANARY", text="x")
+    ),
+    "a function that a module of fedvlp imports": (
+        "client", component("fedvlp.core.checkpoint.save_file", tensors={}, filename="CANARY")
+    ),
+    "a method of a listed class": ("client", component("fedvlp.flare.SiteExecutor.execute")),
+    "a function as an argument": (
+        "client",
+        in_executor(extra={"path": SAVE, "args": {"path": "CANARY", "text": "x"}}),
+    ),
+    "under FLARE's other key": (
+        "client",
+        lambda config: config["components"].append(OTHER_KEY),
+    ),
+    "a class in a list": ("client", in_list),
+    "a filter of the site's own": ("client", job_filter),
+    "a source of files": ("client", in_executor(data=FILES)),
+    "a path put together from variables": (
+        "client", lambda config: config.update(v="subprocess.Popen") or component("{v}", args="ls")(config)
+    ),
+    "a log that streams to the server": (
+        "client", component("nvflare.app_common.logging.job_log_streamer.JobLogStreamer")
+    ),
+    "a file at the server": ("server", component(SAVE, path="CANARY", text="x")),
+    "a program at the server": ("server", component("subprocess.Popen", args=["touch", "CANARY"])),
+    "a tracking address at the server": (
+        "server",
+        component("nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver", tracking_uri="CANARY"),
+    ),
+}  # fmt: skip
+
+
+def aimed(edit: Edit, kit: Path) -> Edit:
+    """The same attack with files of this test."""
+
+    def do(config: dict[str, Any]) -> None:
+        edit(config)
+        text = json.dumps(config).replace("CANARY", str(kit / "canary")).replace("SECRET", str(kit / "secret"))
+        config |= json.loads(text)
+
+    return do
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_flare_builds_nothing_of_a_hostile_job(attack: str, kit: Path) -> None:
+    """By FLARE's own loader with the shipped list, had the job got as far as a process."""
+    side, edit = HOSTILE[attack]
+    (kit / "secret").write_text("a key")
+    app = arrived(kit, side, edit=aimed(edit, kit))
+    if attack == "a method of a listed class":  # FLARE lets it pass its list, and then finds no such module
+        with pytest.raises(ConfigError, match=r"Can't load class fedvlp\.flare\.SiteExecutor\.execute"):
+            built(kit, side, app)
+    else:
+        with pytest.raises(ComponentNotAuthorized, match="not in allow_list"):
+            built(kit, side, app)
+    assert not (kit / "canary").exists()
+    assert (kit / "secret").exists()
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line(
+    attack: str, kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[dict[str, str]] = []
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
+    side, edit = HOSTILE[attack]
+    app = arrived(kit, side, edit=aimed(edit, kit))
+    why, found = JobCheck(side).validate(str(app))
+    assert "is not on this site's list of classes" in why
+    assert found == {}
+    assert [(line["action"], line["ref"]) for line in lines] == [("job_refused", JOB)]
+    assert JOB in lines[0]["msg"]
+    assert why in lines[0]["msg"]
+
+
+@pytest.mark.parametrize("preset", COMMITTED)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
+    app = arrived(kit, side, preset)
+    assert JobCheck(side).validate(str(app)) == ("", {})
+    config = built(kit, side, app)
+    runs = config.executors[0].executor if side == "client" else config.workflows[0].controller
+    assert runs.experiment == presets.get(preset)
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_the_shipped_list_is_what_the_jobs_need(side: str) -> None:
+    shipped = json.loads((POLICIES[side] / "resources.json").read_text())
+    assert shipped["class_allow_list"] == list(needed(side)), "run `fedvlp site classes --into`, with --server for that"
+    assert shipped["app_validator"] == {"path": "fedvlp.flare.JobCheck", "args": {"side": side}}
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_every_entry_is_one_class_and_few_are_flares(side: str) -> None:
+    entries = needed(side)
+    for entry in entries:
+        if entry in names.PUBLIC:
+            assert isinstance(names.load(entry), type), entry
+    others = [entry for entry in entries if entry not in names.PUBLIC]
+    assert len(others) == 1, others
+    assert others[0].startswith("nvflare.app_common.widgets.")
+    assert not {"fedvlp.flare.ClipAndNoise", "fedvlp.flare.Encrypt", "fedvlp.data.TableSource"} & set(entries)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("config/config_fed_client.conf", "{}"), ("config/x.json", "{}"), ("run.sh", "true"), ("deeper/a/b.py", "")],
+)
+def test_a_file_that_is_no_part_of_a_job_is_refused(file: str, text: str, kit: Path) -> None:
+    """FLARE reads other formats and other names as well: a second configuration could be the one that it takes."""
+    app = arrived(kit, "client")
+    (app / file).parent.mkdir(parents=True, exist_ok=True)
+    (app / file).write_text(text)
+    why, _ = JobCheck("client").validate(str(app))
+    assert why == "the job holds a file that is no part of a job of fedvlp"
+
+
+@pytest.mark.parametrize("path", ["x\n[E:1][U:admin][A:all.well]", "a" * 300 + ".b", "..", 7, None, ["a.b"], {"a": 1}])
+def test_no_text_of_the_job_forges_a_line_of_the_audit_log(
+    path: Any, kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[dict[str, str]] = []
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
+    app = arrived(kit, "client", edit=component(path))
+    why, _ = JobCheck("client").validate(str(app))
+    assert why
+    assert "\n" not in "".join(lines[0].values())
+    assert len(lines[0]["msg"]) < 300
+
+
+def test_what_cannot_be_read_is_refused(kit: Path) -> None:
+    app = arrived(kit, "client")
+    (app / "config" / CONFIGS["client"]).write_text("[" * 100_000)
+    assert JobCheck("client").validate(str(app))[0].startswith("the job cannot be read")
+    app = arrived(kit, "client")
+    (kit / "local" / "resources.json").unlink()
+    assert JobCheck("client").validate(str(app))[0] == "the job cannot be read (FileNotFoundError)"
+
+
+def test_the_list_is_written_into_a_policy_and_into_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "resources.json"
+    shutil.copy(POLICIES["client"] / "resources.json", file)
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"class_allow_list": ["fedvlp."]}))
+    write("client", file)
+    assert json.loads(file.read_text()) == content
+    other = tmp_path / "other.json"
+    other.write_text('{"a": 1}')
+    with pytest.raises(ValueError, match="has no components"):
+        write("client", other)
+    assert other.read_text() == '{"a": 1}'
