@@ -37,6 +37,7 @@ from common import interleaved, machine, rounded, say, table
 from echo import EchoModel
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
 from fedvlp.data.cohort import SPLITS
 from fedvlp.evaluation.metric_names import recall_at
@@ -45,7 +46,6 @@ from fedvlp.evaluation.site_metrics import embed
 from fedvlp.federation.codec import PLAIN, Wire, cast, dequantise, quantise, widen
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
-from fedvlp.federation.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import EncodedSite, ServerEnd, SiteEnd
 from fedvlp.flare.jobs import write_job

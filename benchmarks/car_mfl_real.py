@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from common import machine, rounded, say
 
+from fedvlp.core.metric_names import loss
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.labels import Terms, from_terms
 from fedvlp.data.loader import SiteData
@@ -31,7 +32,6 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.evaluation.classification import auc, modality_shares, predict
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
-from fedvlp.federation.metric_names import loss
 from fedvlp.methods import CARMFL, MFedAvg
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.objectives.bce import BCEConfig

@@ -19,11 +19,11 @@ from typing import Any
 from common import machine, table
 
 from fedvlp.core.client import Client
+from fedvlp.core.metric_names import BYTES_UP
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import group
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, column_means, cross_table
-from fedvlp.federation.metric_names import BYTES_UP
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override

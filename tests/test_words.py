@@ -32,8 +32,8 @@ FLARE_HOOKS = {
 }  # fmt: skip
 """Methods that NVIDIA FLARE's classes document and call."""
 
-PROTOCOLS = {"commit", "append"}
-"""Methods that the docstring of their class (``Aggregator``) explains, or that of ``list``."""
+PROTOCOLS = {"append"}
+"""Methods of ``list``."""
 
 
 def undocumented(trees: dict[str, ast.Module]) -> list[str]:

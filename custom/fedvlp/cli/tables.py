@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedvlp.core.metric_names import loss_term
 from fedvlp.data.overview import label_counts, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
-from fedvlp.federation.metric_names import loss_term
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:

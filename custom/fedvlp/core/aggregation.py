@@ -102,9 +102,13 @@ class Aggregator(Protocol):
     ``commit`` is not called, and the server's state and memory are put back as they were.
     """
 
-    def add(self, update: Update) -> None: ...
+    def add(self, update: Update) -> None:
+        """Folds one update in."""
+        ...
 
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        """Changes the server's state and memory by what was added."""
+        ...
 
 
 class MeanAggregator:

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fedvlp.core import metric_names
+
 State = dict[str, Tensor]
 """Named tensors. Model parameters are named ``<modality>_<group>.<path>``, e.g. ``image_encoder.norm.weight``."""
 
@@ -79,7 +81,7 @@ class Update:
     @property
     def measured(self) -> dict[str, float]:
         """Every figure for the records of the run: the scalars that are known, as ``probe/<name>``, and the metrics."""
-        known = {f"probe/{name}": value for name, value in self.scalars.items() if not math.isnan(value)}
+        known = {metric_names.probe(name): value for name, value in self.scalars.items() if not math.isnan(value)}
         return {**known, **self.metrics}
 
 

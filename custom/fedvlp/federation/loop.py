@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedvlp.core import metric_names
 from fedvlp.core.aggregation import clipped, update_norm
 from fedvlp.core.gate import check
 from fedvlp.core.method import Method
@@ -212,7 +213,7 @@ class Federation:
                 dropped[site] = problem
                 continue
             if any(name in server.state for name in reply.state):
-                server.metrics[f"update_norm/{site}"] = update_norm(reply.state, server.state)
+                server.metrics[metric_names.update_norm(site)] = update_norm(reply.state, server.state)
             yield reply
             del reply
 

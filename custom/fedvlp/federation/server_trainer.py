@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedvlp.core import metric_names
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
@@ -86,7 +87,7 @@ class ServerTrainer:
         with self.session(server.state, server.round, phase) as client:
             terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
-        server.metrics |= {f"loss/{phase}/{name}": value for name, value in terms.items()}
+        server.metrics |= {metric_names.loss(f"{phase}/{name}"): value for name, value in terms.items()}
         return state
 
     @torch.no_grad()

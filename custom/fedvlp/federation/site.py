@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from fedvlp.core import metric_names
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
@@ -82,7 +83,7 @@ class Site:
             try:
                 if message.phase != EVALUATE:
                     terms = train(method, client, message, self.training, should_stop, unfinished)
-                    metrics |= {f"loss/{name}": value for name, value in terms.items()}
+                    metrics |= {metric_names.loss(name): value for name, value in terms.items()}
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
                 client.release()
@@ -119,7 +120,7 @@ class Site:
         client.objective.eval()
         with torch.no_grad():
             scalars = method.probe(client, message)
-            metrics = {f"probe/{name}": value for name, value in method.figures(client, message).items()}
+            metrics = {metric_names.probe(name): value for name, value in method.figures(client, message).items()}
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])
         return scalars, metrics

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.aggregation import in_site_order, payload
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation import codec
 from fedvlp.federation.codec import SCALE, CodecError, Wire
@@ -87,7 +88,7 @@ class ServerEnd:
         self._held: dict[str, Copy] = {}  # by site, as its last valid reply left it; after a restart all is sent again
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
-        self.bytes = {"bytes_down": 0, "bytes_up": 0}
+        self.bytes = {BYTES_DOWN: 0, BYTES_UP: 0}
         replies = self._replies(messages)
         return in_site_order(replies, list(messages), self._spool) if self.wire.skip_unchanged else replies
 
@@ -157,13 +158,13 @@ class ServerEnd:
             state = shared.setdefault((id(sent[site]), on), state)
             result = sent[site].copy.label if self.wire.skip_unchanged else 0
             encoded[site] = replace(message, state=state, copy_base=on, copy_label=result)
-            self.bytes["bytes_down"] += payload(encoded[site])
+            self.bytes[BYTES_DOWN] += payload(encoded[site])
         return encoded
 
     def _incoming(self, site: str, update: Update, sent: Sent, detach: bool = False) -> Reply:
         """The decoded update; ``detach`` copies it, as it must wait for a site that is asked again."""
         try:
-            self.bytes["bytes_up"] += payload(update)
+            self.bytes[BYTES_UP] += payload(update)
             state = update.state if self.wire.plain else codec.decode(update.state, sent.base, self.wire)
         except Exception as error:  # garbage may be wrong in any way, and costs its site this phase, not the run
             self._held.pop(site, None)

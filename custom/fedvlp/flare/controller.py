@@ -21,8 +21,10 @@ from fedvlp import __version__
 from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
+from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.deploy.site_config import with_own_towers
+from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
@@ -185,13 +187,13 @@ class FederatedController(Controller):
 
     def _progress(self, record: dict[str, Any]) -> None:
         """What ``nvflare job monitor`` and ``show_stats`` show."""
-        losses = [m[n] for m in record["sites"].values() for n in m if n.startswith("loss/")]
+        losses = [m[n] for m in record["sites"].values() for n in m if loss_term(n) is not None]
         measured = overall(record)
-        names = {f"val_r1_{kind}": f"val/mean/r1/{kind}" for kind in ("average", "worst")}
-        recall = {short: measured[name] for short, name in names.items() if name in measured}
+        names = {f"val_r1_{kind}": over_sites(recall("val", 1), kind) for kind in (AVERAGE, WORST)}
+        recalls = {short: measured[name] for short, name in names.items() if name in measured}
         self.progress |= {
             "round": record["round"], "num_rounds": self.experiment.rounds.rounds, "phase": record["phase"],
-            "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recall,
+            "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recalls,
         }  # fmt: skip
         self.progress.pop("loss", None)
         if losses:
@@ -270,6 +272,7 @@ class FederatedController(Controller):
 
 def _in_short(metrics: Mapping[str, float]) -> dict[str, float]:
     """A site's loss and recall on its val split, as far as it reported them."""
-    losses = [value for name, value in metrics.items() if name.startswith("loss/")]
-    recall = {"val_r1": metrics["val/mean/r1"]} if "val/mean/r1" in metrics else {}
-    return {**({"loss": sum(losses)} if losses else {}), **recall}
+    losses = [value for name, value in metrics.items() if loss_term(name) is not None]
+    name = recall("val", 1)
+    measured = {"val_r1": metrics[name]} if name in metrics else {}
+    return {**({"loss": sum(losses)} if losses else {}), **measured}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedvlp.core.metric_names import probe
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.evaluation import metric_names
-from fedvlp.federation.metric_names import probe
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS, ROUNDS
 from fedvlp.models.multimodal import MultimodalConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedvlp.federation.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.report import figures
 from fedvlp.report.figures import Points
 from fedvlp.report.html import grid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedvlp.federation.metric_names import loss_term
+from fedvlp.core.metric_names import loss_term
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, Curve, Points
 from fedvlp.report.html import grid

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from fedvlp.core.metric_names import BYTES_UP
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.site_metrics import Retrieval
-from fedvlp.federation.metric_names import BYTES_UP
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text

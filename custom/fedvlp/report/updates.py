@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedvlp.federation.metric_names import update_norm
+from fedvlp.core.metric_names import update_norm
 from fedvlp.report import figures, html
 from fedvlp.run.metrics import Record
 

@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fedvlp.core.metric_names import SECONDS, is_of_phase
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
-from fedvlp.federation.metric_names import SECONDS, is_of_phase
 from fedvlp.run.experiment import POOLED
 
 Record = dict[str, Any]
