@@ -12,6 +12,7 @@ from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes
 from fedvlp.core.types import State, group
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
+from fedvlp.evaluation.retrieval import retrieval
 from fedvlp.evaluation.site_metrics import Retrieval, paired_similarity
 from fedvlp.methods import FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
@@ -63,6 +64,29 @@ def test_an_entry_is_the_drop_of_the_paired_cosine() -> None:
     entry = next(e for e in entries if (e.trained_on, e.measured_on) == ("a", "c"))
     assert entry.distortion == pytest.approx(before - cosine(), abs=1e-6)
     assert entry.distortion != 0
+
+
+def test_recall_is_measured_where_there_is_a_whole_batch() -> None:
+    """Recall@1 in the one batch of 32 pairs of site a, before and after; site b has too few."""
+    one = world()
+    one.data["a"].content["test"] = pairs(20, 32).content["train"]
+    state = clone(one.server().state)
+    (at_a, at_b) = cross_table(
+        [Trial("a", state, one.client("a"))], {site: one.data[site] for site in "ab"}, Retraining(local_steps=9), SGD
+    )
+    image, text = one.data["a"].content["test"]
+
+    def at_1(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            output = model.eval()({"image": image, "text": text})
+        return retrieval(output.image, output.text, (1,))["mean/r1"]
+
+    trained = at_1(one.client("a").model)
+    initial = World(one.method, data=one.data).client("a")
+    initial.load(state)
+    assert (at_a.recall_before, at_a.recall_after) == pytest.approx((at_1(initial.model), trained))
+    assert at_a.recall_before != at_a.recall_after
+    assert (at_b.recall_before, at_b.recall_after) == (None, None)
 
 
 def test_trials_do_not_disturb_each_other_or_the_weights_they_start_from() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from support.toy import World, clone, same_bytes
 from fedvlp.core.aggregation import Aggregator, in_site_order, payload
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, Reply, State, Update, group
+from fedvlp.core.types import EVALUATE, Broadcast, Expected, Failure, FailureKind, Reply, State, Update, group
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 
 Answer = Callable[[str, Broadcast], Reply | None]
@@ -238,6 +241,18 @@ def test_rounds_refuses_what_cannot_work(field: str) -> None:
         Rounds(**{field: 0 if field != "max_samples" else -1})
 
 
+@pytest.mark.parametrize("value", [-1.0, 0.5, 0.999, math.inf, math.nan])
+def test_clipping_below_the_median_or_at_nothing_finite_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=r"it is 0 \(never\) or from 1 on"):
+        Rounds(clip_to_median=value)
+
+
+def test_the_least_values_of_rounds_are_taken() -> None:
+    for clip in (0.0, 1.0, 1.5):
+        assert Rounds(clip_to_median=clip).clip_to_median == clip
+    Rounds(rounds=0, quorum=0, evaluate_every=0, max_samples=0, max_missed=1, probe_every=1, max_empty=1)
+
+
 @pytest.mark.parametrize("field", ["rounds", "quorum", "evaluate_every"])
 def test_rounds_refuses_negative_numbers(field: str) -> None:
     with pytest.raises(ValueError, match=field):
@@ -419,6 +434,151 @@ def test_records_are_reported_after_they_are_safe(tmp_path: Path) -> None:
     assert [count for _, count in seen] == [1, 2, 3]
 
 
+def test_every_record_is_reported_in_its_order() -> None:
+    seen = []
+    run = federation(Scripted(), rounds=2, evaluate_every=1, report=lambda record: seen.append(record))
+    run.run()
+    assert [(record["round"], record["phase"]) for record in seen] == [(0, "train"), (1, "train"), (2, EVALUATE)]
+
+
+def test_a_site_that_drops_out_keeps_its_number_of_records() -> None:
+    run = federation(Scripted(c=failing(1)))
+    run.run()
+    assert run.server.samples == {"a": 10, "b": 20, "c": 30}
+
+
+def test_how_far_each_update_goes_is_the_servers_figure() -> None:
+    """w moves by 1, 2 and 3 in both of its numbers; an evaluation moves nothing, so nothing is said of it."""
+    run = federation(Scripted(), rounds=1, evaluate_every=1)
+    run.run()
+    expected = {f"update_norm/{site}": number * math.sqrt(2) for number, site in enumerate("abc", 1)}
+    assert run.server.history[0]["server"] == pytest.approx(expected)
+    assert run.server.history[1]["server"] == {}
+
+
+class Ignores:
+    """An aggregator that takes nothing over."""
+
+    def add(self, update: Update) -> None:
+        pass
+
+    def commit(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Extra(Method):
+    """Expects one tensor more than the model has."""
+
+    def expects(self, server: Server, site: str) -> Expected:
+        return Expected({**super().expects(server, site).state, "extra": torch.zeros(1)})
+
+    def aggregator(self, server: Server, phase: str) -> Aggregator:
+        return Ignores()
+
+
+def test_tensors_that_are_not_the_models_do_not_hide_how_far_it_moved() -> None:
+    def more(site: str, message: Broadcast) -> Update:
+        update = add_one(site, message)
+        return replace(update, state={**update.state, "extra": torch.ones(1)})
+
+    run = federation(Scripted(a=more, b=more, c=more), Extra(), rounds=1)
+    run.run()
+    assert run.server.history[0]["dropped"] == {}
+    assert run.server.history[0]["server"]["update_norm/a"] == pytest.approx(math.sqrt(2))
+
+
+def test_the_record_has_the_memory_with_one_number_a_site_and_no_model() -> None:
+    @dataclass(frozen=True)
+    class Remembers(Method):
+        def start(self, server: Server) -> None:
+            server.memory |= {"by site": torch.arange(3.0), "personal/a": torch.zeros(3), "two": torch.zeros(2)}
+
+    run = federation(Scripted(), Remembers(), rounds=1)
+    run.run()
+    assert run.server.history[0]["memory"] == {"by site": [0, 1, 2]}
+
+
+def test_a_site_that_is_asked_for_the_first_time_has_missed_nothing() -> None:
+    """a is not asked in round 0, and the first miss already benches."""
+
+    @dataclass(frozen=True)
+    class Late(Method):
+        weighting: str = "uniform"
+
+        def asks(self, server: Server) -> tuple[str, ...]:
+            return server.sites[1:] if server.round == 0 else server.sites
+
+    exchange = Scripted()
+    federation(exchange, Late(), max_missed=1).run()
+    assert [site for round, _, site in exchange.asked if round == 1] == ["a", "b", "c"]
+
+
+@dataclass(frozen=True)
+class Probing(Halves):
+    """Needs a scalar of every site in the first phase of a round."""
+
+    probes: ClassVar[tuple[str, ...]] = ("hardness",)
+
+
+@pytest.mark.parametrize(
+    ("phases", "dropped"), [(("one", EVALUATE), []), (("two", EVALUATE), ["c"]), (("one",), ["c"])]
+)
+def test_probes_are_needed_in_a_rounds_first_phase_and_in_the_evaluation(
+    phases: tuple[str, ...], dropped: list[str]
+) -> None:
+    """c sends the scalar in ``phases`` alone; a and b where it is needed."""
+
+    def sending(*where: str) -> Answer:
+        def answer(site: str, message: Broadcast) -> Update:
+            scalars = {"hardness": 1.0} if message.phase in where else {}
+            if message.phase == EVALUATE:
+                return Update(site, message.round, message.phase, 1, scalars=scalars)
+            return replace(halves(site, message), scalars=scalars)
+
+        return answer
+
+    needed = sending("one", EVALUATE)
+    run = federation(
+        Scripted(a=needed, b=needed, c=sending(*phases)), Probing(),
+        server({"w": torch.zeros(1), "v": torch.zeros(1)}), rounds=1, evaluate_every=1,
+    )  # fmt: skip
+    run.run()
+    assert [record["phase"] for record in run.server.history] == ["one", "two", EVALUATE]
+    assert sorted({site for record in run.server.history for site in record["dropped"]}) == dropped
+
+
+class PublicSet:
+    """A server that holds public records with the id 7."""
+
+    client = SimpleNamespace(public_id=7)
+
+    def measure(self, state: State, splits: int) -> dict[str, float]:
+        return {"splits": float(splits)}
+
+
+def test_a_site_with_other_public_records_is_dropped_and_the_others_say_what_they_hold() -> None:
+    def holding(public_id: int, *modalities: str) -> Answer:
+        return lambda site, message: replace(add_one(site, message), public_id=public_id, modalities=modalities)
+
+    exchange = Scripted(a=holding(7, "text", "image"), b=holding(7, "text"), c=holding(8, "image"))
+    run = federation(exchange, rounds=1)
+    run.server.trainer = cast("Any", PublicSet())
+    run.run()
+    assert [message.public_id for message in exchange.messages] == [7, 7, 7]
+    (record,) = run.server.history
+    assert list(record["dropped"]) == ["c"]
+    assert "another list of public records" in record["dropped"]["c"]
+    assert run.server.modalities == {"a": ("image", "text"), "b": ("text",)}
+    assert record["server"]["splits"] == 0
+
+
+def test_without_public_records_modalities_are_not_noted() -> None:
+    run = federation(Scripted(), rounds=1)
+    run.run()
+    assert run.server.modalities == {}
+
+
 def test_a_large_model_alternates_between_two_sets_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond EXACT_NUMEL, the mean of one round is made in the tensors of the model before the last."""
     import fedvlp.core.aggregation as aggregation
@@ -473,6 +633,32 @@ def test_the_second_phase_without_a_sample_ends_a_run_that_bears_one() -> None:
     with pytest.raises(QuorumLostError, match=r"round 1: no site reported a training sample for 2 phases"):
         run.run()
     assert [record["round"] for record in run.server.history] == [0]
+
+
+def empty_in(*rounds: int) -> Answer:
+    return lambda site, message: replace(add_one(site, message), num_samples=int(message.round not in rounds))
+
+
+def test_a_phase_with_samples_starts_the_count_of_empty_ones_anew() -> None:
+    """Empty in rounds 0, 2 and 3, where the second in a row ends the run."""
+    answer = empty_in(0, 2, 3)
+    run = federation(Scripted(a=answer, b=answer, c=answer), rounds=5, max_empty=2)
+    with pytest.raises(QuorumLostError, match=r"round 3: no site reported a training sample for 2 phases"):
+        run.run()
+
+
+def test_one_site_without_samples_makes_no_phase_empty() -> None:
+    run = federation(Scripted(c=empty_in(0, 1)), max_empty=1)
+    run.run()
+    assert run.server.round == 2
+
+
+def test_the_first_empty_phase_alone_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    answer = empty_in(1, 2, 3)
+    with caplog.at_level(logging.WARNING):
+        federation(Scripted(a=answer, b=answer, c=answer), rounds=4).run()
+    said = [record.getMessage() for record in caplog.records if "training sample" in record.getMessage()]
+    assert said == ["round 1: no site reported a training sample; the model stays as it is"]
 
 
 def test_a_site_that_learns_nothing_is_no_special_case() -> None:
