@@ -22,7 +22,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, write_job
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.privacy_filters import AllowMetrics
+from fedvlp.flare.privacy_filters import RECEIVED, AllowMetrics, SendAsReceived
 from fedvlp.flare.task_handler import BEHIND, TaskHandler
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -100,6 +100,33 @@ def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) ->
     experiment = asked("feddra", method__align_steps=1, training__batch_size=2, method__dro_fraction=1)
     with pytest.raises(EnvelopeError, match="rests on 2 distinct records"):
         answered(kit, experiment, "align")
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_the_words_of_an_update_stay_where_the_site_wants_that(decay: float, kit: Path) -> None:
+    """Rows of the word embedding that move otherwise than the rest are those of words that occurred in the reports."""
+    experiment = asked(method__local_steps=1, training__batch_size=64, training__weight_decay=decay)
+    update, _ = answered(kit, experiment)
+    before = Assembly(at_site(experiment, SITE, kit / "local")).server((SITE,)).state
+    words = "text_encoder.words.weight"
+    untouched = 1 - experiment.training.lr / experiment.training.warmup_steps * decay
+    occurred = (update.state[words] - untouched * before[words]).abs().amax(1) > 1e-5
+    assert 20 < int(occurred.sum()) < 1000, "of 4096: an observer reads the words off the plain update"
+    context = FLContext()
+    context.set_prop(ReservedKey.ENGINE, Engine(kit), private=True, sticky=False)
+    context.set_prop(ReservedKey.IDENTITY_NAME, SITE, private=False, sticky=False)
+    context.set_prop(BEHIND, Behind(64, {"loss": 64}), private=True, sticky=False)
+    context.set_prop(RECEIVED, before, private=True, sticky=False)
+    reply = SendAsReceived(["text_encoder*word*"]).process(messages.send_update(update), context)
+    left = messages.receive_update(reply, SITE)
+    assert torch.equal(left.state[words], before[words])
+    others = [name for name in update.state if name != words]
+    assert all(torch.equal(left.state[name], update.state[name]) for name in others)
+    reply = SendAsReceived(["text_encoder*wrd*"]).process(messages.send_update(update), context)
+    assert "matches no tensor of this model" in str(messages.failure(reply))
+    context.set_prop(RECEIVED, {words: before[words]}, private=True, sticky=False)
+    reply = SendAsReceived(["*"]).process(messages.send_update(update), context)
+    assert "was not received, so it cannot be sent as it came" in str(messages.failure(reply))
 
 
 # S4: few records behind a figure

@@ -39,7 +39,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     (folder / "project.yml").write_text(text)
     for name in ("ours", "theirs"):
         command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", name, "--force", "-s"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, umask=0o077)  # as LEAD.md
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
@@ -167,6 +167,20 @@ def test_without_policies_flares_defaults_are_judged(kit: Path) -> None:
     for name in ("resources.json", "authorization.json"):
         (kit / "local" / name).unlink()
     assert {"class allow-list", "jobs with their own code"} <= set(failed(kit))
+
+
+def test_no_key_is_ever_readable_for_others_as_the_lead_provisions(provisioned: Kits) -> None:
+    """Root, server, sites and people, from the moment that they are written: LEAD.md says `umask 077` before."""
+    keys = [
+        file
+        for file in provisioned[0].parents[1].rglob("*")
+        if file.suffix in (".key", ".pfx") or "state" in file.parts
+    ]
+    assert {file.name for file in keys} >= {"client.key", "server.key", "cert.json"}
+    for file in keys:
+        if file.is_file():
+            assert file.stat().st_mode & 0o077 == 0, file.name
+    assert "$ umask 077\n$ nvflare provision" in (POLICIES / "LEAD.md").read_text()
 
 
 def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, provisioned: Kits) -> None:

@@ -53,6 +53,7 @@ PUBLIC = {
     "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",
+    "fedvlp.flare.SendAsReceived": "fedvlp.flare.privacy_filters.SendAsReceived",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.tracking.SiteCurves",
     "fedvlp.flare.SiteExecutor": "fedvlp.flare.executor.SiteExecutor",
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",

@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nvflare.apis.dxo import DataKind, from_shareable
@@ -184,6 +185,34 @@ class ExcludeVariables(UpdateFilter):
         if update.state or update.aux:
             refuse_named({**update.state, **update.aux}, received(fl_ctx), self.names)
         return update
+
+
+class SendAsReceived(UpdateFilter):
+    """Sends the tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``) as they came.
+
+    For tensors of which a few rows tell which records were seen, word embeddings above all: only the rows of words that
+    occurred have a gradient. To the server the site has frozen them. A name that matches nothing is refused.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        require(bool(names) and not isinstance(names, str), "SendAsReceived: names is a list of tensor names")
+        self.names = list(names)
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        if not update.state:
+            return update
+        before = received(fl_ctx)
+        for pattern in self.names:
+            if not any(fnmatchcase(name, pattern) for name in before):
+                raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
+        state = dict(update.state)
+        for name in state:
+            if any(fnmatchcase(name, pattern) for pattern in self.names):
+                if name not in before:
+                    raise PrivacyError(f"{name} was not received, so it cannot be sent as it came")
+                state[name] = before[name]
+        return replace(update, state=state)
 
 
 class AllowMetrics(UpdateFilter):
