@@ -102,7 +102,9 @@ class FederatedController(Controller):
             folder = RunFolder.open(root, experiment)
             with only_writer(folder.path, LAST_ONE_ENDS):
                 self._conduct(folder, root, fl_ctx)
-        except (ValueError, CheckpointError, FolderInUseError) as error:
+        except FolderInUseError as error:
+            self.system_panic(str(error), fl_ctx)
+        except (ValueError, CheckpointError) as error:
             self.system_panic(reason(error), fl_ctx)
 
     def _conduct(self, folder: RunFolder, root: Path, fl_ctx: FLContext) -> None:
