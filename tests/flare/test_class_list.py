@@ -240,6 +240,7 @@ def test_no_text_of_the_job_forges_a_line_of_the_audit_log(
     why, _ = JobCheck("client").validate(str(app))
     assert why
     assert "\n" not in "".join(lines[0].values())
+    assert "admin" not in lines[0]["msg"], "nor one that reads like one"
     assert len(lines[0]["msg"]) < 300
 
 

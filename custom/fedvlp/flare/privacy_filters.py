@@ -8,6 +8,7 @@ filters come before the job's, so only the task that reaches the executor is sur
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,6 +35,11 @@ from fedvlp.flare.privacy_budget import Ledger
 from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
+
+PATH = re.compile(r"(?<![\w.])(/|~/|\.\./|[A-Za-z]:[\\/]|\\\\)[^\s/\\]")
+"""The beginning of an absolute path, of one in the home folder, or of one that leads up, also on Windows."""
+
+LONGEST = 1000  # characters of a reason
 
 
 class RememberReceived(FLComponent):
@@ -69,7 +75,7 @@ class UpdateFilter(Filter):
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
             self.log_error(fl_ctx, f"not sent: {reason(error)}")
-            return messages.send_failure(error)
+            return messages.send_failure(for_the_server(reason(error)))
 
     @abstractmethod
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
@@ -81,8 +87,16 @@ def _bare_failure(code: str, shareable: Shareable) -> Shareable:
     reply = make_reply(str(code))
     said = shareable.get_header(messages.REASON)
     if isinstance(said, str):
-        reply.set_header(messages.REASON, said)
+        reply.set_header(messages.REASON, for_the_server(said))
     return reply
+
+
+def for_the_server(text: str) -> str:
+    """Why a task failed, without what a path of this site would tell, and not endless; the site's log has all of it."""
+    kind = text.partition(":")[0]
+    if PATH.search(text):
+        return f"{kind if kind.isidentifier() else 'an error'}: the log of the site says which file"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _checked(shareable: Shareable, site: str) -> Update:
