@@ -20,7 +20,7 @@ from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, dif
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
-from fedvlp.flare.jobs import COMMITTED, write_job
+from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED, AllowMetrics, SendAsReceived
 from fedvlp.flare.task_handler import BEHIND, TaskHandler
@@ -30,6 +30,7 @@ from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment
 
 SITE = "st-anna"
+LIGHT = {"model__image_size": 24, "model__max_tokens": 16}  # where the towers do not matter
 METRICS = ["loss/*", "val/*", "test/*", "probe/*", "seconds"]
 
 
@@ -87,12 +88,12 @@ def test_no_update_of_a_few_records_leaves_the_site(settings: dict[str, Any], ki
 
 def test_the_records_are_counted_once_each(kit: Path) -> None:
     """Three steps of 140 at a site of 280 training records."""
-    update, behind = answered(kit, asked(method__local_steps=3, training__batch_size=140))
+    update, behind = answered(kit, asked(method__local_steps=3, training__batch_size=140, **LIGHT))
     assert behind.update == 280
     assert update.state
     limits(kit, least_records=281)
     with pytest.raises(EnvelopeError, match="rests on 280 distinct records"):
-        answered(kit, asked(method__local_steps=2, training__batch_size=140))
+        answered(kit, asked(method__local_steps=2, training__batch_size=140, **LIGHT))
 
 
 def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) -> None:
@@ -134,18 +135,18 @@ def test_the_words_of_an_update_stay_where_the_site_wants_that(decay: float, kit
 
 def test_no_figure_of_a_few_records_leaves_the_site(kit: Path) -> None:
     """The attack of S4: the exact loss of two records as probe/loss."""
-    update, behind = answered(kit, asked("feddra", method__dro_batch=2, method__dro_fraction=1e-9), "align")
+    update, behind = answered(kit, asked("feddra", method__dro_batch=2, method__dro_fraction=1e-9, **LIGHT), "align")
     assert behind.figures["probe"] == 2
     assert not [name for name in update.metrics if name.startswith("probe/")]
     assert [name for name in update.metrics if name.startswith("loss/")]
-    update, behind = answered(kit, asked("feddra"), "align")
+    update, behind = answered(kit, asked("feddra", **LIGHT), "align")
     assert behind.figures["probe"] == 32
     assert "probe/loss" in update.metrics
 
 
 def test_recall_on_a_small_split_stays_at_the_site(kit: Path) -> None:
     """400 studies, 60 of them for validation and 60 for test."""
-    few = asked(method__local_steps=2)
+    few = asked(method__local_steps=2, **LIGHT)
     update, behind = answered(kit, few, evaluate=1)
     assert behind.figures == {"loss": 64, "probe": 280, "val": 60, "test": 0}
     assert "val/mean/r1" in update.metrics
@@ -208,6 +209,18 @@ def test_an_engineer_accepts_one_experiment(kit: Path, tmp_path: Path) -> None:
     answered(kit, wanted)  # of 64 records
     with pytest.raises(EnvelopeError, match="none that this site accepted"):
         answered(kit, asked(method__local_steps=3))
+
+
+def test_a_folder_that_is_no_job_is_not_accepted(kit: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no job of fedvlp"):
+        experiment_of(tmp_path)
+    limits(kit, least=1)
+    job = write_job(asked(), tmp_path / "job", sites=(SITE,), custom=False)
+    before = (kit / "local" / "fedvlp.json").read_text()
+    done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit), "--yes"])
+    assert done.exit_code != 0
+    assert isinstance(done.exception, SiteConfigError)
+    assert (kit / "local" / "fedvlp.json").read_text() == before, "a file with a mistake in it is left alone"
 
 
 def test_a_job_without_a_presets_name_is_shown_whole() -> None:

@@ -18,7 +18,9 @@ from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
+from typer.testing import CliRunner
 
+from fedvlp.cli import app as cli
 from fedvlp.core import names
 from fedvlp.flare.class_list import CONFIGS, needed, write
 from fedvlp.flare.job_check import JobCheck
@@ -240,6 +242,7 @@ def test_no_text_of_the_job_forges_a_line_of_the_audit_log(
     why, _ = JobCheck("client").validate(str(app))
     assert why
     assert "\n" not in "".join(lines[0].values())
+    assert "admin" not in lines[0]["msg"], "nor one that reads like one"
     assert len(lines[0]["msg"]) < 300
 
 
@@ -250,6 +253,13 @@ def test_what_cannot_be_read_is_refused(kit: Path) -> None:
     app = arrived(kit, "client")
     (kit / "local" / "resources.json").unlink()
     assert JobCheck("client").validate(str(app))[0] == "the job cannot be read (FileNotFoundError)"
+
+
+@pytest.mark.parametrize(("options", "side"), [([], "client"), (["--server"], "server")])
+def test_the_list_is_printed(options: list[str], side: str) -> None:
+    done = CliRunner().invoke(cli, ["site", "classes", *options])
+    assert done.exit_code == 0
+    assert done.output.split() == list(needed(side))
 
 
 def test_the_list_is_written_into_a_policy_and_into_nothing_else(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Update
 from fedvlp.flare import messages
 from fedvlp.flare.privacy_filters import (
@@ -190,6 +191,45 @@ def test_a_figure_leaves_with_as_many_digits_as_the_site_says(tmp_path: Path) ->
     assert messages.receive_update(whole, "site-1").metrics == exact.metrics
     with pytest.raises(ValueError, match="digits is -1"):
         AllowMetrics(["*"], digits=-1)
+
+
+TELLING = [
+    "CheckpointError: cannot write x.safetensors in /srv/hospital/DOE^JANE/runs: the disk is full",
+    "SiteConfigError: '/data/cxr' is missing", "x: ~/secret", "ValueError: C:\\data\\x", r"ValueError: \\\\nas\\share",
+    "CheckpointError: (/a/b)", "PathError: ../../x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TELLING)
+def test_no_path_of_the_site_leaves_in_an_error(text: str, tmp_path: Path) -> None:
+    """Security S10: an error that the executor or a child process worded, and one of a filter itself."""
+    kind = text.partition(":")[0]
+    said = messages.failure(AllowMetrics([]).process(messages.send_failure(text), context(tmp_path)))
+    assert said == f"{kind}: the log of the site says which file"
+
+    class Failing(UpdateFilter):
+        def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+            raise CheckpointError(text.partition(": ")[2])
+
+    assert refused(Failing(), update(), context(tmp_path)) == "CheckpointError: the log of the site says which file"
+
+
+ORDINARY = [
+    "NoRecordsError: site data: training needs at least 2 records, this site has 1",
+    "PHIError: the reports seem to identify people (280 records: date in 3, name in 1); 1/2 of w/o",
+    "SiteConfigError: site st-anna offers no data set 'x'; its engineer adds one to local/fedvlp.json",
+    "RefusedError: the server's version is 0.2, this site's is 0.1: fedavg/001, loss/x, a and/or b",
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_fedvlps_own_words_leave_as_they_are(text: str, tmp_path: Path) -> None:
+    assert messages.failure(AllowMetrics([]).process(messages.send_failure(text), context(tmp_path))) == text
+
+
+def test_no_reason_is_endless(tmp_path: Path) -> None:
+    said = messages.failure(AllowMetrics([]).process(messages.send_failure("x" * 10**6), context(tmp_path)))
+    assert said == "x" * 1000 + " ..."
 
 
 FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]

@@ -8,6 +8,7 @@ filters come before the job's, so only the task that reaches the executor is sur
 from __future__ import annotations
 
 import math
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
-from fedvlp.core.types import MODALITIES, State, Update
+from fedvlp.core.types import MODALITIES, FailureKind, State, Update
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
@@ -34,6 +35,11 @@ from fedvlp.flare.privacy_budget import Ledger
 from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
+
+PATH = re.compile(r"(?<![\w.])(/|~/|\.\./|[A-Za-z]:[\\/]|\\\\)[^\s/\\]")
+"""The beginning of an absolute path, of one in the home folder, or of one that leads up, also on Windows."""
+
+LONGEST = 1000  # characters of a reason
 
 
 class RememberReceived(FLComponent):
@@ -69,7 +75,7 @@ class UpdateFilter(Filter):
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
             self.log_error(fl_ctx, f"not sent: {reason(error)}")
-            return messages.send_failure(error)
+            return messages.send_failure(for_the_server(reason(error)))
 
     @abstractmethod
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
@@ -79,11 +85,20 @@ class UpdateFilter(Filter):
 def _bare_failure(code: str, shareable: Shareable) -> Shareable:
     """The error reply without anything else that rides on it."""
     reply = make_reply(str(code))
-    for name in (messages.KIND, messages.REASON):
-        said = shareable.get_header(name)
-        if isinstance(said, str):
-            reply.set_header(name, said)
+    kind, said = shareable.get_header(messages.KIND), shareable.get_header(messages.REASON)
+    if kind in [known.value for known in FailureKind]:
+        reply.set_header(messages.KIND, kind)
+    if isinstance(said, str):
+        reply.set_header(messages.REASON, for_the_server(said))
     return reply
+
+
+def for_the_server(text: str) -> str:
+    """Why a task failed, without what a path of this site would tell, and not endless; the site's log has all of it."""
+    kind = text.partition(":")[0]
+    if PATH.search(text):
+        return f"{kind if kind.isidentifier() else 'an error'}: the log of the site says which file"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _checked(shareable: Shareable, site: str) -> Update:
