@@ -96,7 +96,7 @@ def test_a_file_that_is_no_plugin(tmp_path: Path, name: str, text: str | None, s
     ("name", "said"),
     [
         ("nowhere.at_all", "cannot be imported: ModuleNotFoundError"),
-        ("fedvlp.methods", "a module of fedvlp is none"),
+        ("fedvlp.methods", "that is fedvlp itself"),
     ],
 )
 def test_a_module_that_is_no_plugin(name: str, said: str) -> None:

@@ -118,7 +118,7 @@ def _use_module(name: str) -> Plugin:
     if name in _known and _known[name].named:
         return _known[name]
     if _part_of(name, OURS):
-        raise PluginError(f"--plugin {name}: a module of fedvlp is none")
+        raise PluginError(f"--plugin {name}: that is fedvlp itself, which needs no naming")
     try:
         module = importlib.import_module(name)
     except Exception as error:
