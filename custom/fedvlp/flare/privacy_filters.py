@@ -29,7 +29,7 @@ from fedvlp.core.types import MODALITIES, FailureKind, State, Update
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
-from fedvlp.federation.site import reason
+from fedvlp.federation.site import failure
 from fedvlp.flare import messages
 from fedvlp.flare.privacy_budget import Ledger
 from fedvlp.flare.task_handler import BEHIND
@@ -74,8 +74,9 @@ class UpdateFilter(Filter):
             update = _within(_checked(shareable, fl_ctx.get_identity_name()), fl_ctx)
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
-            self.log_error(fl_ctx, f"not sent: {reason(error)}")
-            return messages.send_failure(for_the_server(reason(error)))
+            refusal = failure(error)
+            self.log_error(fl_ctx, f"not sent: {refusal.text}")
+            return messages.send_failure(replace(refusal, text=for_the_server(refusal.text)))
 
     @abstractmethod
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
