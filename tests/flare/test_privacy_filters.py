@@ -65,6 +65,15 @@ def update(**changes: Any) -> Update:
     return Update("site-1", 1, "train", **values)
 
 
+def leaving(text: str, tmp_path: Path) -> str:
+    """What the server is told of a failure with this text."""
+    reply = AllowMetrics([]).process(messages.send_failure(Failure(FailureKind.LOST, text)), context(tmp_path))
+    failed = messages.failure(reply)
+    assert failed is not None
+    assert failed.kind is FailureKind.LOST
+    return failed.text
+
+
 def refused(site_filter: UpdateFilter, reply: Shareable | Update, fl_ctx: FLContext) -> str:
     """Why the filter let nothing go."""
     out = site_filter.process(messages.send_update(reply) if isinstance(reply, Update) else reply, fl_ctx)
@@ -204,7 +213,7 @@ TELLING = [
 def test_no_path_of_the_site_leaves_in_an_error(text: str, tmp_path: Path) -> None:
     """Security S10: an error that the executor or a child process worded, and one of a filter itself."""
     kind = text.partition(":")[0]
-    said = messages.failure(AllowMetrics([]).process(messages.send_failure(text), context(tmp_path)))
+    said = leaving(text, tmp_path)
     assert said == f"{kind}: the log of the site says which file"
 
     class Failing(UpdateFilter):
@@ -224,12 +233,11 @@ ORDINARY = [
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_fedvlps_own_words_leave_as_they_are(text: str, tmp_path: Path) -> None:
-    assert messages.failure(AllowMetrics([]).process(messages.send_failure(text), context(tmp_path))) == text
+    assert leaving(text, tmp_path) == text
 
 
 def test_no_reason_is_endless(tmp_path: Path) -> None:
-    said = messages.failure(AllowMetrics([]).process(messages.send_failure("x" * 10**6), context(tmp_path)))
-    assert said == "x" * 1000 + " ..."
+    assert leaving("x" * 10**6, tmp_path) == "x" * 1000 + " ..."
 
 
 FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]
