@@ -1,4 +1,4 @@
-"""The command line: simulate, report, evaluate, jobs, new, prepare, doctor, site. Each says what it wrote, and where."""
+"""The command line: simulate, report, evaluate, jobs, new, prepare, doctor, site. Each says what it wrote and where."""
 
 from __future__ import annotations
 
