@@ -422,7 +422,7 @@ def test_a_second_job_of_the_same_run_is_told_who_is_at_it_and_changes_nothing(
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         second = flare.submit(task_timeout=50)
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert second.panic.startswith(f"run toy/001 is in use: process {os.getpid()} on ")
+    assert second.panic.startswith(f"FolderInUseError: run toy/001 is in use: process {os.getpid()} on ")
     assert [folder.name for folder in run.parent.iterdir()] == ["001"], "nor does it begin another"
 
 

@@ -35,7 +35,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.lock import FolderInUseError, only_writer
+from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.training.loop import Aborted
 
@@ -102,8 +102,6 @@ class FederatedController(Controller):
             folder = RunFolder.open(root, experiment)
             with only_writer(folder.path, LAST_ONE_ENDS):
                 self._conduct(folder, root, fl_ctx)
-        except FolderInUseError as error:
-            self.system_panic(str(error), fl_ctx)
         except (ValueError, CheckpointError) as error:
             self.system_panic(reason(error), fl_ctx)
 
