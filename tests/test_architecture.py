@@ -12,6 +12,9 @@ import pytest
 from support import picture
 from support.rooms import BELOW, MODULES, PACKAGE, imports, part
 
+from fedvlp.core.method import Method
+from fedvlp.methods import METHODS
+
 TESTS = Path(__file__).parent
 
 ONLY = {  # a third-party package, and the parts that may import it
@@ -259,6 +262,31 @@ print(state() == before)
 
 
 FORBIDDEN = {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+
+
+def asks_which_method(source: str, methods: set[str]) -> list[int]:
+    """Lines that ask whether something is an instance, or a subclass, of one of the classes ``methods``."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in ("isinstance", "issubclass")
+            and len(node.args) == 2
+        ):
+            named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            if named & methods:
+                lines.append(node.lineno)
+    return lines
+
+
+def test_nobody_asks_which_method_it_is() -> None:
+    """What differs between methods is a hook or a class variable of theirs; the registry and presets name them."""
+    bases = {base.__name__ for kind in METHODS.values() for base in kind.__mro__ if issubclass(base, Method)}
+    methods = bases - {"Method"}
+    assert {"FedDRA", "SoftPull", "PublicEnsemble", "RobustWeights"} <= methods
+    sources = {name: path.read_text() for name, path in MODULES.items() if name != "fedvlp.run.presets"}
+    assert {name: lines for name, text in sources.items() if (lines := asks_which_method(text, methods))} == {}
+    assert asks_which_method("isinstance(x, (int, FedDRA)); isinstance(x, Method)", methods) == [1]
 
 
 def unpickling(source: str) -> Iterator[int]:
