@@ -6,6 +6,7 @@ import json
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app as cli
 from fedvlp.core import names
+from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.class_list import CONFIGS, needed, write
 from fedvlp.flare.job_check import JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files
+from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 JOB = "0c7d1f2a-0000-4000-8000-000000000001"
@@ -41,11 +46,14 @@ def kit(tmp_path: Path) -> Path:
     return tmp_path / "kit"
 
 
-def arrived(kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None) -> Path:
+def arrived(
+    kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None,
+    change: Callable[[Experiment], Experiment] = lambda experiment: experiment, **packing: Any,
+) -> Path:  # fmt: skip
     """The app of a job as FLARE unpacks it in the kit of ``side``, which has the shipped policy."""
     shutil.copy(POLICIES[side] / "resources.json", kit / "local")
     app = kit / JOB / "app_here"
-    for path, text in job_files(presets.get(preset), custom=False).items():
+    for path, text in job_files(change(presets.get(preset)), custom=False, **packing).items():
         if path.startswith("app/"):
             file = app / path.removeprefix("app/")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -198,6 +206,27 @@ def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
     config = built(kit, side, app)
     runs = config.executors[0].executor if side == "client" else config.workflows[0].controller
     assert runs.experiment == presets.get(preset)
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Experiment], Experiment]]] = {
+    "--child --processes": ({"child": True, "processes": 2}, lambda e: e),
+    "--link-mbit": ({"timeouts": Timeouts.of(10**8, 50.0), "child": True}, lambda e: e),
+    "--encrypted": ({"encrypted": True}, lambda e: e),
+    "--set wire": ({}, lambda e: override(e, "wire.up", "float16")),
+    "--data named": ({"sites": ("st-anna",)}, lambda e: replace(e, data=NamedData("pretrain"))),
+    "--set objective": ({}, lambda e: override(e, "objective", "mgca")),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_job_with_an_option_of_the_export_passes_both(option: str, side: str, kit: Path) -> None:
+    packing, change = OPTIONS[option]
+    app = arrived(kit, side, change=change, **packing)
+    assert JobCheck(side).validate(str(app)) == ("", {})
+    config = built(kit, side, app)
+    runs = config.executors[0].executor if side == "client" else config.workflows[0].controller
+    assert runs.experiment == change(presets.get("fedavg"))
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
