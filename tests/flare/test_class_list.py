@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import shutil
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
@@ -21,6 +25,7 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from typer.testing import CliRunner
 
+import fedvlp
 from fedvlp.cli import app as cli
 from fedvlp.core import names
 from fedvlp.deploy.site_config import NamedData
@@ -196,6 +201,38 @@ def test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line(
     assert [(line["action"], line["ref"]) for line in lines] == [("job_refused", JOB)]
     assert JOB in lines[0]["msg"]
     assert why in lines[0]["msg"]
+
+
+def reachable() -> Iterator[str]:
+    """Every class, function and other thing that can be called in a module of fedvlp, by the path that finds it."""
+    for module in pkgutil.walk_packages(fedvlp.__path__, "fedvlp."):
+        if module.name.endswith("__main__"):
+            continue
+        found = importlib.import_module(module.name)
+        for name in dir(found):
+            if callable(getattr(found, name, None)) and not name.startswith("__"):
+                yield f"{module.name}.{name}"
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_nothing_else_of_the_package_can_be_named(side: str, kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that FLARE could call in fedvlp's modules, only what is on the list passes either check: classes."""
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: None)
+    app = arrived(kit, side)
+    file = app / "config" / CONFIGS[side]
+    honest = json.loads(file.read_text())
+    workspace = Workspace(str(kit), "here", "config")
+    candidates = sorted({*reachable(), *names.PUBLIC})
+    assert len(candidates) > 1500
+    for path in candidates:
+        part = {"id": "x", "path": path, "args": {}}
+        if path in needed(side):
+            ComponentPathAuthorizer().authorize_component_config(part, workspace=workspace)
+            continue
+        with pytest.raises(UnsafeComponentError, match="not in allow_list"):
+            ComponentPathAuthorizer().authorize_component_config(part, workspace=workspace)
+        file.write_text(json.dumps({**honest, "components": [part]}))
+        assert path in JobCheck(side).validate(str(app))[0]
 
 
 @pytest.mark.parametrize("preset", COMMITTED)
