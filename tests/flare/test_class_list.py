@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import shutil
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
 from nvflare.fuel.sec.audit import AuditService
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
@@ -20,12 +25,17 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 from nvflare.private.fed.utils.fed_utils import authorize_build_component
 from typer.testing import CliRunner
 
+import fedvlp
 from fedvlp.cli import app as cli
 from fedvlp.core import names
+from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.class_list import CONFIGS, needed, write
 from fedvlp.flare.job_check import JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files
+from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 JOB = "0c7d1f2a-0000-4000-8000-000000000001"
@@ -41,11 +51,14 @@ def kit(tmp_path: Path) -> Path:
     return tmp_path / "kit"
 
 
-def arrived(kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None) -> Path:
+def arrived(
+    kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None,
+    change: Callable[[Experiment], Experiment] = lambda experiment: experiment, **packing: Any,
+) -> Path:  # fmt: skip
     """The app of a job as FLARE unpacks it in the kit of ``side``, which has the shipped policy."""
     shutil.copy(POLICIES[side] / "resources.json", kit / "local")
     app = kit / JOB / "app_here"
-    for path, text in job_files(presets.get(preset), custom=False).items():
+    for path, text in job_files(change(presets.get(preset)), custom=False, **packing).items():
         if path.startswith("app/"):
             file = app / path.removeprefix("app/")
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -190,6 +203,38 @@ def test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line(
     assert why in lines[0]["msg"]
 
 
+def reachable() -> Iterator[str]:
+    """Every class, function and other thing that can be called in a module of fedvlp, by the path that finds it."""
+    for module in pkgutil.walk_packages(fedvlp.__path__, "fedvlp."):
+        if module.name.endswith("__main__"):
+            continue
+        found = importlib.import_module(module.name)
+        for name in dir(found):
+            if callable(getattr(found, name, None)) and not name.startswith("__"):
+                yield f"{module.name}.{name}"
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_nothing_else_of_the_package_can_be_named(side: str, kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all that FLARE could call in fedvlp's modules, only what is on the list passes either check: classes."""
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: None)
+    app = arrived(kit, side)
+    file = app / "config" / CONFIGS[side]
+    honest = json.loads(file.read_text())
+    workspace = Workspace(str(kit), "here", "config")
+    candidates = sorted({*reachable(), *names.PUBLIC})
+    assert len(candidates) > 1500
+    for path in candidates:
+        part = {"id": "x", "path": path, "args": {}}
+        if path in needed(side):
+            ComponentPathAuthorizer().authorize_component_config(part, workspace=workspace)
+            continue
+        with pytest.raises(UnsafeComponentError, match="not in allow_list"):
+            ComponentPathAuthorizer().authorize_component_config(part, workspace=workspace)
+        file.write_text(json.dumps({**honest, "components": [part]}))
+        assert path in JobCheck(side).validate(str(app))[0]
+
+
 @pytest.mark.parametrize("preset", COMMITTED)
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
@@ -198,6 +243,27 @@ def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
     config = built(kit, side, app)
     runs = config.executors[0].executor if side == "client" else config.workflows[0].controller
     assert runs.experiment == presets.get(preset)
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Experiment], Experiment]]] = {
+    "--child --processes": ({"child": True, "processes": 2}, lambda e: e),
+    "--link-mbit": ({"timeouts": Timeouts.of(10**8, 50.0), "child": True}, lambda e: e),
+    "--encrypted": ({"encrypted": True}, lambda e: e),
+    "--set wire": ({}, lambda e: override(e, "wire.up", "float16")),
+    "--data named": ({"sites": ("st-anna",)}, lambda e: replace(e, data=NamedData("pretrain"))),
+    "--set objective": ({}, lambda e: override(e, "objective", "mgca")),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_job_with_an_option_of_the_export_passes_both(option: str, side: str, kit: Path) -> None:
+    packing, change = OPTIONS[option]
+    app = arrived(kit, side, change=change, **packing)
+    assert JobCheck(side).validate(str(app)) == ("", {})
+    config = built(kit, side, app)
+    runs = config.executors[0].executor if side == "client" else config.workflows[0].controller
+    assert runs.experiment == change(presets.get("fedavg"))
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
