@@ -26,6 +26,8 @@ def test_a_good_update_passes() -> None:
     assert checked(replace(GOOD, num_samples=0)) is None
     assert checked(replace(GOOD, num_samples=1000)) is None
     assert checked(replace(GOOD, metrics={"loss/x": 1e12, "loss/y": -1e12})) is None
+    assert checked(replace(GOOD, metrics={str(i): 1.0 for i in range(1000)})) is None
+    assert checked(replace(GOOD, metrics={"x": 1.0, "y" * 200: 1.0})) is None
     declared = {"rows": torch.zeros(2)}
     assert check(
         replace(GOOD, aux={"rows": torch.ones(2)}), site="a", round=3, phase="train",
@@ -90,6 +92,10 @@ def test_words_that_a_site_sends_by_mistake_are_not_repeated(field: str, words: 
     assert "Jane" not in str(checked(replace(GOOD, **{field: words})))
 
 
+def test_a_long_number_is_cut_to_forty_characters() -> None:
+    assert str(checked(replace(GOOD, num_samples=10**60))).startswith(f"num_samples is {10**39}, expected")
+
+
 PROBED = replace(GOOD, scalars={"loss": 1.5})
 
 
@@ -100,7 +106,8 @@ def probed(update: Update) -> str | None:
 
 def test_a_declared_scalar_is_needed_and_may_be_unknown() -> None:
     assert probed(PROBED) is None
-    assert probed(replace(PROBED, scalars={"loss": math.nan})) is None
+    for value in (math.nan, 1e12, -1e12):
+        assert probed(replace(PROBED, scalars={"loss": value})) is None
     assert "it lacks the scalar 'loss', which the method needs" in str(probed(GOOD))
 
 

@@ -245,7 +245,9 @@ def test_the_probe_by_hand() -> None:
     assert loss == pytest.approx(sum(losses) / 3)
 
 
-@pytest.mark.parametrize(("count", "fraction", "rows"), [(12, 0.1, 4), (12, 0.7, 8), (100, 0.1, 8), (100, 0.5, 48)])
+@pytest.mark.parametrize(
+    ("count", "fraction", "rows"), [(4, 0.1, 4), (12, 0.1, 4), (12, 0.7, 8), (100, 0.1, 8), (100, 0.5, 48)]
+)
 def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, rows: int) -> None:
     """At least one batch; floor(fraction * count) records; a short last batch is left out."""
     method = RobustWeights(dro_fraction=fraction, dro_batch=4)
