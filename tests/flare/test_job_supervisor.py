@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.flare import job_supervisor as module
 from fedvlp.flare.job_status import UnreachableError, Verdict
-from fedvlp.flare.job_supervisor import keep
+from fedvlp.flare.job_supervisor import supervise
 
 RUNNING = "RUNNING"
 DEPLOYED = ["server: OK", "site-1: OK", "site-2: OK", "site-3: no reply (deployment timeout)"]
@@ -78,7 +78,7 @@ def kept(monkeypatch: pytest.MonkeyPatch, server: Any, attempts: int = 5) -> tup
     said: list[str] = []
     monkeypatch.setattr(module, "session", session)
     monkeypatch.setattr(module.time, "sleep", sleep)
-    return keep(Path("kit"), "j", said.append, attempts=attempts, every=1.0, patience=0.0), said
+    return supervise(Path("kit"), "j", said.append, attempts=attempts, every=1.0, patience=0.0), said
 
 
 def test_a_job_that_goes_well_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +156,6 @@ def test_it_gives_up_after_the_attempts(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_command_says_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for complete, code in ((True, 0), (False, 1)):
         verdict = Verdict(False, "job j is done", complete=complete)
-        monkeypatch.setattr(module, "keep", lambda *_, verdict=verdict, **__: verdict)
+        monkeypatch.setattr(module, "supervise", lambda *_, verdict=verdict, **__: verdict)
         done = CliRunner().invoke(app, ["jobs", "keep", "j", "--kit", str(tmp_path)])
         assert (done.exit_code, done.output) == (code, "job j is done\n")

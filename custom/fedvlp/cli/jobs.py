@@ -102,9 +102,9 @@ def jobs_keep(
     patience: Annotated[float, typer.Option(min=0, help="Seconds that a finding must last.")] = 60.0,
 ) -> None:
     """Follows a job to its end and submits it again when its server dies, it ends early or a lost site is back."""
-    from fedvlp.flare.job_supervisor import keep
+    from fedvlp.flare.job_supervisor import supervise
 
-    verdict = keep(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)
+    verdict = supervise(kit, job_id, partial(print, flush=True), attempts=attempts, every=every, patience=patience)
     print(verdict.finding)
     if not verdict.complete:
         raise typer.Exit(1)

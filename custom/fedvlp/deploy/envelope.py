@@ -6,6 +6,7 @@ outgoing filters check once more what the executor counted.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -90,15 +91,19 @@ class Envelope:
         return stop
 
     def passed(self, update: Update, behind: Behind) -> Update:
-        """The update without the figures that rest on too few records. Raises EnvelopeError where the update does."""
+        """The update without the figures that rest on too few records. Raises EnvelopeError where the update does.
+
+        The method's scalars are figures of the probe: they become nan, as where a site cannot know them.
+        """
         if (update.state or update.aux) and behind.update < self.least_records:
             raise EnvelopeError(
                 f"the update rests on {behind.update} distinct records; this site sends none of fewer than "
                 f"{self.least_records}: more local steps, larger batches, or more data"
             )
         few = {kind for kind in FIGURES if behind.figures.get(kind, 0) < self.least_per_figure}
-        kept = {name: value for name, value in update.metrics.items() if name.partition("/")[0] not in few}
-        return replace(update, metrics=kept)
+        metrics = {name: value for name, value in update.metrics.items() if name.partition("/")[0] not in few}
+        scalars = dict.fromkeys(update.scalars, math.nan) if "probe" in few else update.scalars  # nan: unknown here
+        return replace(update, metrics=metrics, scalars=scalars)
 
     def in_words(self) -> str:
         """For the engineer who looks at the site's rules."""
@@ -130,10 +135,10 @@ def _settings(config: Any, name: str = "") -> dict[str, Any]:
     """Every value of a configuration by its dotted name, classes included."""
     if not (isinstance(config, dict) and "path" in config):
         return {name: config}
-    found = {name: config["path"]} if name else {}
+    settings = {name: config["path"]} if name else {}
     for key, value in config["args"].items():
-        found |= _settings(value, f"{name}.{key}" if name else key)
-    return found
+        settings |= _settings(value, f"{name}.{key}" if name else key)
+    return settings
 
 
 class Watched:

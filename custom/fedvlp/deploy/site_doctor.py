@@ -123,7 +123,9 @@ def _gpus(resources: dict[str, Any]) -> Check:
     import torch
 
     managers = [
-        part.get("args", {}) for part in resources.get("components", []) if part.get("id") == "resource_manager"
+        component.get("args", {})
+        for component in resources.get("components", [])
+        if component.get("id") == "resource_manager"
     ]
     offered, there = sum(args.get("num_of_gpus", 0) for args in managers), torch.cuda.device_count()
     return Check("gpus offered to jobs", offered <= there, f"{offered} in resources.json, {there} in this machine")
@@ -188,19 +190,19 @@ def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[C
 def _server(startup: Path, client: dict[str, Any]) -> Iterator[Check]:
     """The way to the server: its name, its port, its certificate, ours, and its clock if it tells the time."""
     server = client["servers"][0]
-    host, _, port = server["service"]["target"].rpartition(":")
-    where = f"{host}:{port}"
+    address, _, port = server["service"]["target"].rpartition(":")
+    where = f"{address}:{port}"
     context = ssl.create_default_context(cafile=str(startup / client["client"]["ssl_root_cert"]))
     try:
         context.load_cert_chain(startup / client["client"]["ssl_cert"], startup / client["client"]["ssl_private_key"])
-        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+        with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as plain:
             yield Check("server reached", True, where)
             with context.wrap_socket(plain, server_hostname=server["identity"]) as secured:
-                secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
                 answer = secured.recv(4096).decode("latin-1")
                 yield Check("server is the consortium's", True, f"{server['identity']}, {secured.version()}")
     except socket.gaierror:
-        yield Check("server reached", False, f"{host} has no address here: DNS or /etc/hosts")
+        yield Check("server reached", False, f"{address} has no address here: DNS or /etc/hosts")
     except ssl.SSLError as error:
         yield Check("server is the consortium's", False, f"TLS with {where} failed: {error.reason}")
     except OSError as error:

@@ -47,12 +47,12 @@ def needed(side: str) -> tuple[str, ...]:
     The jobs are those of every preset, as `fedvlp jobs export` writes them with its options. MLflow's receiver is left
     out, since its address can be any folder of the server: who runs the server adds it to the list on purpose.
     """
-    found: set[str] = set()
+    classes: set[str] = set()
     for experiment in _exported():
         for packing in PACKINGS:
             files = job_files(experiment, sites=("site",), **packing)  # type: ignore[arg-type]
-            found |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
-    return tuple(sorted(found))
+            classes |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
+    return tuple(sorted(classes))
 
 
 def _exported() -> Iterator[Experiment]:

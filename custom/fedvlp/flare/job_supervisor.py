@@ -18,7 +18,7 @@ PASSING = (UnreachableError, NoConnection, SessionClosed, InternalError)
 """What a server that is down, or comes up, answers with."""
 
 
-def keep(
+def supervise(
     kit: Path, job_id: str, say: Callable[[str], None], *, attempts: int, every: float, patience: float
 ) -> Verdict:
     """Looks at the job ``every`` seconds and submits it again when it ended early, its server died or a site is back.
@@ -35,15 +35,15 @@ def keep(
                     verdict, answers = judge(opened, job_id), True
                     if verdict.complete or (verdict.aborted and ended != job_id):
                         return verdict
-                    found = finding(opened, job_id, verdict)
-                    if found != trouble:
-                        trouble, since = found, time.monotonic()
-                    elif found and time.monotonic() - since >= patience:
+                    problem = finding(opened, job_id, verdict)
+                    if problem != trouble:
+                        trouble, since = problem, time.monotonic()
+                    elif problem and time.monotonic() - since >= patience:
                         if not attempts:
                             return verdict
                         attempts, trouble, ended = attempts - 1, "", job_id
                         job_id = again(opened, job_id)
-                        say(found if ended == job_id else f"{found}\nsubmitted again as {job_id}")
+                        say(problem if ended == job_id else f"{problem}\nsubmitted again as {job_id}")
                     time.sleep(every)
         except PASSING:
             if answers:

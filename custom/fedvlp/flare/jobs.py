@@ -54,16 +54,16 @@ def job_files(
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     """
     sites = sorted(sites) or Assembly(experiment).sites()
-    parts = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
+    settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {
         "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }  # fmt: skip
     waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
-    controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | parts}
+    controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | settings}
     limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
     several = {"processes": processes} if child and processes > 1 else {}
-    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | several | parts}
+    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | several | settings}
     files: dict[str, Any] = {
         "meta.json": meta,
         "app/config/config_fed_server.json": _server(experiment, controller, mlflow, timeouts),
@@ -145,8 +145,8 @@ def _client(experiment: Experiment, executor: dict[str, Any], timeouts: Timeouts
     }
 
 
-def _wire_end(parts: dict[str, Any]) -> dict[str, Any]:
-    args = {name: parts[name] for name in ("wire", "method")}
+def _wire_end(settings: dict[str, Any]) -> dict[str, Any]:
+    args = {name: settings[name] for name in ("wire", "method")}
     return {"id": "wire", "path": "fedvlp.flare.WireEnd", "args": args}
 
 
