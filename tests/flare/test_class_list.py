@@ -6,6 +6,8 @@ import importlib
 import json
 import pkgutil
 import shutil
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,8 +31,8 @@ import fedvlp
 from fedvlp.cli import app as cli
 from fedvlp.core import names
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare.class_list import CONFIGS, needed, write
-from fedvlp.flare.job_check import JobCheck
+from fedvlp.flare.class_list import needed, write
+from fedvlp.flare.job_check import CONFIGS, JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import presets
@@ -310,6 +312,12 @@ def test_no_text_of_the_job_forges_a_line_of_the_audit_log(
     assert "\n" not in "".join(lines[0].values())
     assert "admin" not in lines[0]["msg"], "nor one that reads like one"
     assert len(lines[0]["msg"]) < 300
+
+
+def test_the_sites_own_process_does_not_load_torch_for_it() -> None:
+    """FLARE's process of a site, and of the server, lives as long as they do and trains nothing."""
+    program = "import sys; from fedvlp.flare import JobCheck; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
 
 
 def test_what_cannot_be_read_is_refused(kit: Path) -> None:

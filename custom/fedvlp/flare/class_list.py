@@ -11,33 +11,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fedvlp.core.checkpoint import save_json
 from fedvlp.deploy.site_config import NamedData
 from fedvlp.federation.codec import Wire
+from fedvlp.flare.job_check import CONFIGS, LIST, named
 from fedvlp.flare.jobs import job_files
 from fedvlp.objectives import OBJECTIVES
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 
-CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json"}
-"""What each side builds of a job."""
-
-LIST = "class_allow_list"
 PACKINGS: tuple[dict[str, bool], ...] = ({}, {"child": True}, {"encrypted": True})
 ENCODED = Wire(up="float16")  # any other than plain: the job then brings the filters of the wire
-
-
-def named(config: Any) -> Iterator[Any]:
-    """What a job's configuration gives as the path of a class, wherever it stands."""
-    if isinstance(config, dict):
-        yield from (config[key] for key in ("path", "class_path") if key in config)
-        for value in config.values():
-            yield from named(value)
-    elif isinstance(config, list):
-        for value in config:
-            yield from named(value)
 
 
 @cache

@@ -2,13 +2,15 @@
 
 FLARE compares the classes of a job with ``class_allow_list`` when the job's process builds them, and writes no audit
 line when it refuses. ``JobCheck`` reads the same list when the job arrives, takes every entry for one exact class, and
-writes who sent the job, which job it was and what it named.
+writes who sent the job, which job it was and what it named. It runs in FLARE's own process of the site, which starts
+those of the jobs and never trains: nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,27 @@ from nvflare.fuel.sec.audit import AuditService
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
-from fedvlp.flare.class_list import CONFIGS, LIST, named
+CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json"}
+"""What each side builds of a job."""
+
+LIST = "class_allow_list"
 
 REFUSED = "job_refused"
 """The action of the audit line."""
 
 CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 LONGEST = 200  # characters of a class path that is quoted
+
+
+def named(config: Any) -> Iterator[Any]:
+    """What a job's configuration gives as the path of a class, wherever it stands."""
+    if isinstance(config, dict):
+        yield from (config[key] for key in ("path", "class_path") if key in config)
+        for value in config.values():
+            yield from named(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from named(value)
 
 
 class JobRefusedError(ValueError):
