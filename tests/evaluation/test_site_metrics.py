@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -16,8 +17,8 @@ from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.models.tiny import HashTokenizer
 
 
-def data(captions: int, images: int = 5, **columns: Any) -> SiteData:
-    """``images`` different images with ``captions`` texts each, in the order of the images."""
+def data(captions: int, images: int = 5, splits: tuple[str, ...] = ("val",), **columns: Any) -> SiteData:
+    """``images`` different images with ``captions`` texts each, in the order of the images; all in all ``splits``."""
     count = captions * images
     names = tuple(map(str, range(count)))
 
@@ -29,7 +30,8 @@ def data(captions: int, images: int = 5, **columns: Any) -> SiteData:
         ids=names, patients=names, studies=names, labels=np.zeros((count, 0), dtype=np.float32), label_names=(),
         splits=np.array(["val"] * count), sites=None, images=pixels, fingerprint="x", **settings,
     )  # fmt: skip
-    return SiteData(cohort, {"train": np.arange(0), "val": np.arange(count)}, HashTokenizer(64, 4), 8)
+    rows = {"train": np.arange(0), **{split: np.arange(count) for split in splits}}
+    return SiteData(cohort, rows, HashTokenizer(64, 4), 8)
 
 
 class Told(nn.Module):
@@ -68,6 +70,14 @@ def test_folds_by_hand() -> None:
     assert found["val/fold/mean/r1"] == 100.0
     assert not any("/fold/" in name for name in Retrieval(folds=3).measure(model, data(captions=1), "val"))
     assert not any("/fold/" in name for name in Retrieval().measure(model, data(captions=1), "val"))
+
+
+def test_every_split_is_measured_and_the_paired_cosine_is_a_mean_over_pairs() -> None:
+    """Vectors of length 1: the first pair alike, the others at right angles, so 1/5 in either split."""
+    records = data(captions=1, splits=("val", "test"))
+    text = torch.eye(6)[[0, 2, 3, 4, 5]]
+    figures = Retrieval()(SimpleNamespace(model=Told(torch.eye(6)[:5], text), data=records), ("val", "test"))
+    assert figures["val/similarity"] == figures["test/similarity"] == pytest.approx(0.2)
 
 
 def test_a_site_without_a_modality_has_no_figure() -> None:

@@ -255,6 +255,8 @@ FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetri
         messages.send_update(update(num_samples=5.5)),
         messages.send_update(update(modalities=("image", "Jane Doe"))),
         messages.send_update(update(public_id="Jane Doe")),
+        messages.send_update(update(metrics=["Jane Doe"])),
+        messages.send_update(update(scalars=["Jane Doe"])),
         messages.send_update(Update("site-1", 1, "train", 5, {"text": "Jane Doe"})),  # type: ignore[dict-item]
         DXO(DataKind.COLLECTION, data={"x": DXO(DataKind.WEIGHTS, data={"w": torch.ones(1)})}).to_shareable(),
     ],

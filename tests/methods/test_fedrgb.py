@@ -389,6 +389,11 @@ def test_refuses_what_makes_no_sense(change: dict, said: str) -> None:
         replace(RGB, **change)
 
 
+def test_the_least_that_makes_sense_is_taken() -> None:
+    replace(RGB, aligner_steps=1, local_steps=1, alpha=0.0, beta=0.0, gamma=0.0)
+    replace(RGB, aligner_steps=0, avg_aligner=True)
+
+
 # The same bytes however it runs
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mutants import PACKAGE, TESTS, WHOLE_RUNS, dotted
 
-BUDGET = 5.0
+BUDGET = 20.0
 """Seconds of tests a mutant is worth, beside those of its module's own test file; the slowest are left out first."""
 
 
