@@ -127,6 +127,15 @@ def test_a_damaged_file_stops_everything(tmp_path: Path, content: str, file: str
     refused(tmp_path, "damaged")
 
 
+@pytest.mark.parametrize("change", [{"releases": -1}, {"releases": 3.0}, {"releases": True}, {"site": "a" * 31}])
+def test_a_marker_with_an_impossible_value_is_damaged(tmp_path: Path, change: dict[str, object]) -> None:
+    first_of(tmp_path)
+    mark = json.loads((tmp_path / "marker.json").read_text())
+    assert (len(mark["site"]), len(mark["link"]), mark["releases"]) == (32, 32, 3), "32 hexadecimal digits: 128 bits"
+    (tmp_path / "marker.json").write_text(json.dumps({**mark, **change}))
+    refused(tmp_path, "marker of this site's privacy ledger is damaged")
+
+
 def test_a_ledger_that_is_gone_is_no_empty_book(tmp_path: Path) -> None:
     first_of(tmp_path)
     kept = (tmp_path / "ledger.json").read_bytes()

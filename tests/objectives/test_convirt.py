@@ -36,6 +36,17 @@ def test_identical_vectors_give_log_b(rows: int) -> None:
         assert direction.item() == pytest.approx(math.log(rows), abs=1e-12)
 
 
+def test_autocast_lowers_nothing() -> None:
+    """In bfloat16 a logit, of up to 14 here, would be off by up to 2^-8 of it; float32 agrees with float64 to 1e-6."""
+    x, y = units(8, 16, 0), units(8, 16, 1)
+    expected = [loss.item() for loss in info_nce(x, y, 0.07)]
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found = info_nce(x.float(), y.float(), 0.07)
+        assert [loss.item() for loss in found] == pytest.approx(expected, rel=1e-6)
+        assert {loss.dtype for loss in found} == {torch.float32}
+
+
 def test_directions_swap_with_modalities() -> None:
     """(c) L_i2t(x, y) = L_t2i(y, x)."""
     x, y = units(9, 16, 1), units(9, 16, 2)
