@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -518,7 +518,8 @@ def test_a_site_that_is_asked_for_the_first_time_has_missed_nothing() -> None:
 class Probing(Halves):
     """Needs a scalar of every site in the first phase of a round."""
 
-    probes: ClassVar[tuple[str, ...]] = ("hardness",)
+    def probes(self) -> tuple[str, ...]:
+        return ("hardness",)
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,9 @@ class TwoPhases(Counts):
     def phases(self, round: int) -> tuple[str, ...]:
         return ("one", "two")
 
+    def probes(self) -> tuple[str, ...]:
+        return ("seen",)
+
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
         assert not torch.is_grad_enabled()
         assert not client.model.image_encoder.training

@@ -244,8 +244,7 @@ def test_the_server_averages_encoders_then_teachers() -> None:
         for index, (site, message) in enumerate(messages.items()):
             step = (1 if message.phase == "local" else 2) * (2 * index + 1)
             state = {n: t + step for n, t in message.state.items() if one.method.shares(n, message.phase)}
-            scalars = {"loss": 1.0} if message.phase == "local" else {}
-            yield site, Update(site, message.round, message.phase, 8 + 100 * index, state, scalars=scalars)
+            yield site, Update(site, message.round, message.phase, 8 + 100 * index, state)
 
     one.rounds = Rounds(rounds=1, evaluate_every=0)
     server = one.run(exchange)

@@ -362,3 +362,11 @@ def test_an_update_without_the_loss_is_refused_in_words() -> None:
 
     with pytest.raises(QuorumLostError, match="it lacks the scalar 'loss', which the method needs"):
         world.run(filtered)
+
+
+def test_uniform_weights_need_no_loss() -> None:
+    """So rho = 0 runs where no exact figure may leave a site, and spends nothing on it."""
+    assert RobustWeights(rho=0.0).probes() == ()
+    run = World(RobustWeights(rho=0.0, **TOY), rounds=Rounds(rounds=2, evaluate_every=0)).run()
+    assert not any("probe/loss" in metrics for record in run.history for metrics in record["sites"].values())
+    assert run.memory[LOSSES].isnan().all()

@@ -28,7 +28,6 @@ class Schedule:
 
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
     pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
-    probes: ClassVar[tuple[str, ...]] = ()  # names of what SiteHooks.probe returns; an update without them is refused
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
@@ -52,6 +51,10 @@ class Schedule:
     def shares(self, name: str, phase: str) -> bool:
         """Whether the tensor ``name`` travels from the site to the server after ``phase``."""
         return self.trains(name, phase)
+
+    def probes(self) -> tuple[str, ...]:
+        """Names of what ``probe`` returns; an update without them is refused. None: sites are not probed."""
+        return ()
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ class Federation:
         return check(
             update, site=site, round=server.round, phase=server.phase, max_samples=self.rounds.max_samples,
             expected=Expected() if server.phase == EVALUATE else method.expects(server, site),
-            probes=method.probes if probed else (),
+            probes=method.probes() if probed else (),
         ) or method.objection(server, update)  # fmt: skip
 
     def _save(self, next_phase: int) -> None:

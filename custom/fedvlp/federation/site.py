@@ -119,7 +119,7 @@ class Site:
         client.model.eval()
         client.objective.eval()
         with torch.no_grad():
-            scalars = method.probe(client, message)
+            scalars = method.probe(client, message) if method.probes() else {}
             metrics = {metric_names.probe(name): value for name, value in method.figures(client, message).items()}
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])

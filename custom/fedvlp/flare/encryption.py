@@ -139,7 +139,7 @@ def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
 
 def refuse_unencryptable(method: Method) -> None:
     """Raises ValueError unless the method's server half is FedAvg's, with weights n_k: a sum is all that is added."""
-    changed = overridden(method, Schedule, ServerHooks) + (["probes"] if method.probes else [])
+    changed = overridden(method, Schedule, ServerHooks)
     if type(method).upload is not Method.upload:
         changed.append("upload")
     if changed or method.weighting != "samples":

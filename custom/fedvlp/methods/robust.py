@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,8 +40,6 @@ class RobustWeights(Method):
     the initial model's loss (round 0) does not move it.
     """
 
-    probes: ClassVar[tuple[str, ...]] = (HARDNESS,)
-
     weighting: str = "uniform"  # lines 3 and 5: 1/N
     gamma: float = 0.5  # step of the exponentiated gradient, >= 0 (released code: 0.01 x 50 steps)
     rho: float = 0.1  # radius of the divergence ball, >= 0; 0 is uniform weights
@@ -64,6 +61,9 @@ class RobustWeights(Method):
         require(0 < self.dro_fraction <= 1, f"dro_fraction is {self.dro_fraction}; it must be in (0, 1]")
         require(self.dro_batch >= 2, f"dro_batch is {self.dro_batch}; a contrastive batch needs at least 2")
         require(self.loss_cap > 0, f"loss_cap is {self.loss_cap}; it must be positive")
+
+    def probes(self) -> tuple[str, ...]:
+        return (HARDNESS,) if self.rho > 0 else ()  # uniform weights need no losses
 
     def start(self, server: Server) -> None:
         count = len(server.sites)
