@@ -68,11 +68,11 @@ def test_load_refuses_another_models_state_and_changes_nothing(change: str) -> N
     same_bytes(clone(one.state()), before)
 
 
-def test_the_anchor_is_the_given_state_itself_frozen_and_in_eval_mode() -> None:
+def test_a_frozen_model_is_the_given_state_itself_in_eval_mode() -> None:
     one, other = client(0, norm=True, dropout=0.5), client(1, norm=True, dropout=0.5)
     state = clone(other.state())
     one.model.train()
-    anchor = one.anchor(state)
+    anchor = one.frozen(state)
     assert not any(module.training for module in anchor.modules())
     assert not any(parameter.requires_grad for parameter in anchor.parameters())
     for name, tensor in anchor.state_dict().items():

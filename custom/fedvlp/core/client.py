@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.types import Batch, State, VLOutput, group
 
@@ -128,17 +129,34 @@ class Client:
             tensor.copy_(state[name])
 
     def anchor(self, state: State, own: State | None = None) -> Any:
+        """The model with the weights of ``state`` as a target of training: :meth:`frozen`, but the model's own function.
+
+        Where the model normalises by the batch, so does the anchor, and touches no running statistics; in eval mode it
+        would be another function, and pull a model away from its own weights (spec Z1). Dropout is off.
+        """
+        anchor = self.frozen(state, own)
+        for mine, its in zip(self.model.modules(), anchor.modules(), strict=True):
+            if isinstance(its, BatchNorm):
+                its.training = mine.training
+        return anchor
+
+    def frozen(self, state: State, own: State | None = None) -> Any:
         """The model with the weights of ``state``: eval mode, no gradient, sharing the given tensors (no copy).
 
-        ``own`` (this site's memory, say) takes the place of the tensors of ``state`` that it names.
+        ``own`` (this site's memory, say) takes the place of the tensors of ``state`` that it names. The next call of
+        this method or of :meth:`anchor` changes the same module.
         """
+        if self._anchor is None:
+            self._anchor = skeleton(self.model)
+            for module in self._anchor.modules():
+                if isinstance(module, BatchNorm):
+                    module.track_running_stats = False  # in train mode they would be updated: they are the state's
         if self._anchored is None or self._anchored[0] is not state or self._anchored[1] is not own:
-            if self._anchor is None:
-                self._anchor = skeleton(self.model)
             weights = {name: t for name, t in {**state, **(own or {})}.items() if not name.startswith(OBJECTIVE)}
             self._anchor.load_state_dict(weights, assign=True)
-            self._anchor.requires_grad_(False).eval()
+            self._anchor.requires_grad_(False)
             self._anchored = state, own
+        self._anchor.eval()
         self._anchor.micro_batches = getattr(self.model, "micro_batches", None)
         return self._anchor
 
@@ -148,7 +166,7 @@ class Client:
         if not hasattr(self.model, "micro_batches"):
             raise ValueError(f"{self.name}: this model cannot take micro-batches; set training.micro_batch to 0")
         for name, module in self.model.named_modules():
-            normalises = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+            normalises = isinstance(module, BatchNorm) and module.training
             if normalises and group(name) in ("encoder", "alignment"):
                 raise ValueError(
                     f"{self.name}: {name} normalises over the batch, which it would see in micro-batches only; set "

@@ -35,8 +35,8 @@ class FedDRA(RobustWeights):
         L = L_MI(z_x, z_y) + mu L_C,  L_C = mean over the batch of |z_x - z*_x|^2 + |z_y - z*_y|^2       (eq. 1)
 
     ``align_steps=0, mu=0, rho=0`` is FedAvg with uniform weights, bit for bit.
-    Differs from the released code: line 4 starts from the mean of line 3, not from the site's own al; anchors run in
-    eval mode; the weights act, and are kept from round to round (there, every round begins with uniform ones).
+    Differs from the released code: line 4 starts from the mean of line 3, not from the site's own al; anchors have
+    no dropout; the weights act, and are kept from round to round (there, every round begins with uniform ones).
     """
 
     local_steps: int = 50  # E2, steps of the joint phase

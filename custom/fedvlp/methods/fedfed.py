@@ -115,7 +115,7 @@ class FedFed(Method):
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "pool"))
         order = torch.randperm(client.data.num_train, generator=generator)
         rows = order.repeat(-(-self.shared // len(order)))[: self.shared]
-        model: Any = client.anchor(message.state)
+        model: Any = client.frozen(message.state)
         distiller: Any = getattr(client.objective, "extra", None)
         require(distiller is not None, "FedFed shares what its distiller leaves; set Experiment.extra")
         batches = list(client.data.batches("train", 32, drop_last=False, rows=rows))

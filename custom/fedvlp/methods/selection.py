@@ -91,7 +91,7 @@ class Selection(SoftPull):
 
     def gradient(self, client: Client, selector: Any, message: Broadcast) -> State:
         """Mean over all training records of the gradient of the selector's loss, at the received weights."""
-        frozen, site = client.anchor(message.state), int(message.scalars["site"])
+        frozen, site = client.frozen(message.state), int(message.scalars["site"])
         ids, mask = client.model.tokenizer(selector.words)
         words = frozen({"text": ids, "text_mask": mask}).text  # [C, d]
         parameters = dict(selector.requires_grad_(True).named_parameters())
