@@ -16,7 +16,7 @@ from support.toy import same_bytes
 from torch import Tensor
 
 import fedvlp.core.aggregation as aggregation
-from fedvlp.core.aggregation import StreamingMean, clipped, in_site_order
+from fedvlp.core.aggregation import StreamingMean, bounded, capped_counts, in_site_order
 from fedvlp.core.types import Failure, FailureKind, Reply, State, Update
 
 GOOD = Update("a", 3, "train", 10, {"w": torch.ones(2, 3)})
@@ -239,5 +239,48 @@ def test_shortened_updates_come_in_the_order_of_the_sites() -> None:
     updates = (
         Update(site, 0, "train", 1, single([float(size)])) for site, size in zip("abcd", (1, 9, 2, 3), strict=True)
     )
-    found = [(update.site, update.state["w"].item()) for update in clipped(updates, single([0.0]), 1.0)]
+    found = [(update.site, update.state["w"].item()) for update in bounded(updates, single([0.0]), times=1.0)]
     assert found == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "share", "expected"),
+    [
+        ([300, 10_000_000, 300, 300, 300], 0.5, [300, 1200, 300, 300, 300]),  # as much as the others together
+        ([1, 2, 97], 0.5, [1, 2, 3]),
+        ([60, 20, 20], 0.4, [26, 20, 20]),  # c / (c + 40) = 0.4, c = 26.7
+        ([50, 40, 5, 5], 0.3, [7, 7, 5, 5]),  # two at the limit: c / (2c + 10) = 0.3, c = 7.5
+        ([10, 20, 30], 0.5, [10, 20, 30]),  # exactly the half is not above it
+        ([5, 7, 9], 1.0, [5, 7, 9]),
+        ([1, 10**7], 0.5, [1, 10**7]),  # of two, one always has half or more
+        ([0, 1, 10**7, 0], 0.5, [0, 1, 10**7, 0]),
+        ([0, 1, 2, 97], 0.5, [0, 1, 2, 3]),
+        ([5, 7, 9], 0.2, [5, 5, 5]),  # one of three has a third or more
+        ([5, 7, 9, 11], 0.25, [5, 5, 5, 5]),
+        ([], 0.5, []),
+    ],
+)
+def test_counts_above_a_share_by_hand(counts: list[int], share: float, expected: list[int]) -> None:
+    assert capped_counts(counts, share) == expected
+
+
+@given(st.lists(st.integers(1, 10**7), min_size=3, max_size=8), st.floats(0.35, 0.99))
+@settings(max_examples=100, deadline=None)
+def test_no_count_is_above_its_share_and_none_is_lowered_without_need(counts: list[int], share: float) -> None:
+    capped = capped_counts(counts, share)
+    limit = max(capped)
+    assert limit <= share * sum(capped) + 1
+    assert all(after == min(before, limit) for before, after in zip(counts, capped, strict=True))
+    lowered = sum(after < before for before, after in zip(counts, capped, strict=True))
+    if lowered:  # with one sample more each they would be above
+        assert (limit + 1) * (1 + 1e-9) > share * (sum(capped) + lowered)
+
+
+def test_shares_and_lengths_are_bounded_together() -> None:
+    """a is as long as the median, 2, and counts as the 3 + 4 of the others."""
+    updates = [Update(site, 0, "train", samples, single([size])) for site, samples, size in
+               (("a", 93, 9.0), ("b", 3, 1.0), ("c", 4, 2.0))]  # fmt: skip
+    found = [(u.num_samples, u.state["w"].item()) for u in bounded(updates, single([0.0]), times=1.0, share=0.5)]
+    assert found == [(7, 2.0), (3, 1.0), (4, 2.0)]
+    alone = [(u.num_samples, u.state["w"].item()) for u in bounded(updates, single([0.0]), share=0.5)]
+    assert alone == [(7, 9.0), (3, 1.0), (4, 2.0)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.toy import Toy, World, same_bytes, small
 
-from fedvlp.core.aggregation import clipped
+from fedvlp.core.aggregation import bounded
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -143,6 +143,75 @@ def test_row_7_a_cap_on_samples() -> None:
     one = world(max_samples=15)  # c says 16
     with pytest.raises(QuorumLostError, match=r"c: num_samples is 16, expected a whole number from 0 to 15"):
         replace(one, rounds=replace(one.rounds, quorum=3)).run()
+
+
+def claims(samples: int, rounds: tuple[int, ...] = (1,)) -> Callable[[World], Any]:
+    """Sites of which b, with 12 samples, claims so many in some rounds."""
+
+    def build(one: World) -> Any:
+        inner = SequentialExchange(one.site)
+
+        def run(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+            for site, reply in inner(messages):
+                lies = site == "b" and messages[site].round in rounds
+                yield site, replace(reply, num_samples=samples) if lies else reply  # type: ignore[type-var]
+
+        return run
+
+    return build
+
+
+@pytest.mark.parametrize(("samples", "factor"), [(25, 2.0), (5, 2.0), (10_000_000, 2.0), (13, 1.0)])
+def test_row_7_a_count_is_pinned_by_the_first_reply(samples: int, factor: float, without_b: Server) -> None:
+    """b enrolled with 12: more than twice or fewer than half of that is refused, and the round goes on without it."""
+    one = world(samples_factor=factor)
+    seen = one.run(claims(samples)(one))
+    assert [list(record["dropped"]) for record in seen.history] == [[], ["b"], []]
+    said = seen.history[1]["dropped"]["b"]
+    assert said.startswith(f"num_samples is {samples}; it was 12 in this site's first reply of the run, and may be up")
+    assert seen.enrolled == {"a": 8, "b": 12, "c": 16} == seen.samples
+    same_bytes(seen.state, without_b.state)
+
+
+@pytest.mark.parametrize("samples", [24, 6, 0])
+def test_row_7_a_count_may_change_within_the_factor(samples: int) -> None:
+    """Twice, half, and none at all, which weighs nothing. What it enrolled with stays."""
+    one = world()
+    seen = one.run(claims(samples)(one))
+    assert all(not record["dropped"] for record in seen.history)
+    assert seen.enrolled["b"] == 12
+
+
+def test_row_7_a_site_without_samples_has_not_enrolled() -> None:
+    """0, then 12: the second is the count that is pinned, and 30 in the third round is refused."""
+    one = world(rounds=2)
+    assert one.run(claims(0, (0,))(one)).enrolled == {"a": 8, "b": 12, "c": 16}
+
+
+def test_row_7_what_a_site_enrolled_with_survives_a_restart(tmp_path: Path) -> None:
+    one = replace(world(), folder=tmp_path)
+    replace(one, rounds=replace(one.rounds, rounds=1)).run()
+    assert Server.load(tmp_path / "server.safetensors")[0].enrolled == {"a": 8, "b": 12, "c": 16}
+    assert [list(record["dropped"]) for record in one.run(claims(25)(one)).history] == [[], ["b"], []]
+
+
+def test_row_7_no_site_has_more_than_its_share(caplog: pytest.LogCaptureFixture) -> None:
+    """b claims 10^7 from its first reply on: it counts as the 8 + 16 of the others, and is on record as it said."""
+    one, other = world(rounds=1), world(rounds=1)
+    seen = one.run(claims(10_000_000, (0,))(one))
+    same_bytes(seen.state, other.run(claims(24, (0,))(other)).state)
+    assert seen.enrolled["b"] == 10_000_000
+    assert "b: its 10000000 samples count as 24: max_share is 0.5" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("samples_factor", 0.9), ("samples_factor", math.inf), ("max_share", 0.0), ("max_share", 1.1),
+     ("max_share", math.nan), ("averaging", "mode"), ("trim", 0.5)],
+)  # fmt: skip
+def test_row_7_impossible_limits_are_refused(field: str, wrong: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        Rounds(**{field: wrong})
 
 
 class Empty:
@@ -306,7 +375,7 @@ POISONED = {"a": 1e6, "b": 1.0, "c": 2.0, "d": -1.0}
 
 def test_row_11_what_one_finite_site_can_do_is_its_share() -> None:
     """A finite update of size 1e6 moves the model by its share of the samples, and its norm is on record."""
-    server = moved(POISONED)
+    server = moved(POISONED, clip_to_median=0)
     assert server.state["w"].tolist() == [250_000.5] * 4
     norms = {name: value for name, value in server.history[0]["server"].items() if name.startswith("update_norm/")}
     assert norms == {"update_norm/a": 2e6, "update_norm/b": 2.0, "update_norm/c": 4.0, "update_norm/d": 2.0}
@@ -326,6 +395,35 @@ def test_row_11_a_long_change_is_shortened(large: bool, tmp_path: Path, caplog: 
     assert not list((tmp_path / "spool").glob("*"))
 
 
+def test_row_11_by_default_it_can_do_no_more_than_three_honest_sites() -> None:
+    assert moved(POISONED).state["w"].tolist() == moved(POISONED, clip_to_median=3).state["w"].tolist()
+
+
+@pytest.mark.parametrize("averaging", ["trimmed", "median"])
+def test_row_11_a_robust_average_leaves_it_out(averaging: str) -> None:
+    """1e6, 2, 1, -1: without the largest and the smallest 2 and 1 are left; so it is whatever the site claims."""
+    by = {"a": 3e38, "b": 1.0, "c": 2.0, "d": -1.0}
+    assert moved(by, averaging=averaging, clip_to_median=0).state["w"].tolist() == [1.5] * 4
+
+
+@pytest.mark.parametrize("averaging", ["trimmed", "median"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in (*REPRESENTATIONS, "local", "centralized")])
+def test_row_11_every_average_can_be_robust(name: str, averaging: str) -> None:
+    """Of three sites b sends 3e38 and -3e38, unclipped: the model ends the same, and stays of an honest size."""
+
+    def ended(value: float) -> Server:
+        def spoil(update: Update) -> Update:
+            state = {n: torch.full_like(t, value) if t.is_floating_point() else t for n, t in update.state.items()}
+            return replace(update, state=state)
+
+        one = world(name, averaging=averaging, clip_to_median=0, rounds=2)
+        return one.run(Spoiled(one, spoil))
+
+    for server in (ended(3e38), ended(-3e38)):
+        assert all(not record["dropped"] for record in server.history)
+        assert max(float(t.abs().max()) for n, t in server.state.items() if t.is_floating_point()) < 100
+
+
 def test_row_11_running_statistics_have_a_median_of_their_own() -> None:
     """They are far larger than weights: under one norm they would hide them. A variance never turns negative."""
     reference: State = {"w": torch.zeros(1), "n.running_mean": torch.zeros(1), "n.running_var": torch.ones(1)}
@@ -334,7 +432,7 @@ def test_row_11_running_statistics_have_a_median_of_their_own() -> None:
         Update(site, 0, "train", 1, {name: torch.tensor([v]) for name, v in zip(reference, values, strict=True)})
         for site, values in sent.items()
     ]
-    found = {u.site: [round(t.item(), 3) for t in u.state.values()] for u in clipped(updates, reference, 2.0)}
+    found = {u.site: [round(t.item(), 3) for t in u.state.values()] for u in bounded(updates, reference, times=2.0)}
     assert found["a"] == [2.0, 20.0, 1.0]
     assert found["b"] == found["c"] == [1.0, 10.0, 1.0]
     assert found["d"] == [1.0, 20.0, 0.978]

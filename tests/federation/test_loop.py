@@ -251,6 +251,7 @@ def test_the_least_values_of_rounds_are_taken() -> None:
     for clip in (0.0, 1.0, 1.5):
         assert Rounds(clip_to_median=clip).clip_to_median == clip
     Rounds(rounds=0, quorum=0, evaluate_every=0, max_samples=0, max_missed=1, probe_every=1, max_empty=1)
+    Rounds(samples_factor=1, max_share=1, trim=0)
 
 
 @pytest.mark.parametrize("field", ["rounds", "quorum", "evaluate_every"])
@@ -723,3 +724,15 @@ def test_an_error_while_updates_are_folded_leaves_the_server_as_it_was() -> None
         run.run()
     same_bytes(run.server.state, START)
     assert run.server.memory == {}
+
+
+@pytest.mark.parametrize("averaging", ["trimmed", "median"])
+def test_a_robust_average_is_refused_where_nothing_is_averaged(averaging: str) -> None:
+    @dataclass(frozen=True)
+    class Alone(Method):
+        def shares(self, name: str, phase: str) -> bool:
+            return False
+
+    with pytest.raises(ValueError, match=f"Alone averages no tensors of the model; rounds.averaging={averaging}"):
+        federation(Scripted(), Alone(), averaging=averaging)
+    federation(Scripted(), Alone())

@@ -199,16 +199,25 @@ def test_a_new_process_goes_on_from_the_disk(tmp_path: Path) -> None:
     assert task(world.site("b"), world, 2) == 1  # another site's memory is another
 
 
-def test_two_versions_are_kept(tmp_path: Path) -> None:
+def test_as_many_versions_are_kept_as_the_server_can_be_put_back(tmp_path: Path) -> None:
+    """Five rounds back on disk, and what was before them; in a process, which cannot be put back, only the last two."""
     world = World(Counts(local_steps=1), folder=tmp_path)
-    for round in range(5):
+    for round in range(9):
         task(world.site("a"), world, round)
     names = sorted(file.name for file in (tmp_path / "sites" / "a").iterdir())
-    assert names == ["00003-0.safetensors", "00004-0.safetensors"]
+    assert names == [*(f"0000{round}-0.safetensors" for round in range(3, 9)), "forgotten.00000-0"]
     memory = SiteMemory(None)
     for round in range(5):
         memory.after((round, 0), {"x": torch.ones(1)})
     assert sorted(memory._unsaved) == [(3, 0), (4, 0)]
+
+
+def test_of_a_round_that_is_over_the_last_phase_is_kept(folder: Path | None) -> None:
+    """Runs are put back to whole rounds; of the round that lasts, the phase before may be asked for again."""
+    memory = SiteMemory(folder)
+    for task_ in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]:
+        memory.after(task_, {"x": torch.ones(1)})
+    assert sorted(memory._versions()) == [(0, 2), (1, 1), (1, 2)]
 
 
 def test_nothing_is_kept_of_a_task_that_failed(folder: Path | None) -> None:

@@ -43,6 +43,7 @@ from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import METHODS
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.lock import only_writer
+from fedvlp.run.rollback import rollback
 
 Make = Callable[..., MemoryFlare]
 
@@ -492,6 +493,19 @@ def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, t
     assert not flare.run.model.exists()
     flare.submit()
     assert status(flare)["status"] == "finished"
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_a_run_that_was_put_back_is_gone_on_with_by_the_same_job(make: Make, tmp_path: Path) -> None:
+    """It had finished; its sites still have what they remembered of the rounds that are undone."""
+    flare = make()
+    flare.submit()
+    assert status(flare)["status"] == "finished"
+    folder = flare.run.path
+    rollback(flare.run, 1)
+    assert (status(flare)["status"], flare.run.model.exists()) == ("stopped", False)
+    flare.submit()
+    assert (status(flare)["status"], flare.run.path) == ("finished", folder)
     assert_engines_bytes(flare, tmp_path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,6 +32,7 @@ from fedvlp.flare.encryption import (
     refuse_unencryptable,
     unflatten,
 )
+from fedvlp.flare.jobs import job_files
 from fedvlp.methods import METHODS, FedAvg, FedProx, Local
 from fedvlp.run import presets
 from fedvlp.run.config import override
@@ -37,7 +40,7 @@ from fedvlp.run.folder import RunFolder
 
 pytestmark = pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'")
 RUN = {"folder": "fedavg/001", "fingerprint": "abc", "version": "0"}
-ROUNDS = Rounds(rounds=3, evaluate_every=1)
+ROUNDS = Rounds(rounds=3, evaluate_every=1).of_encrypted()
 
 
 @pytest.fixture(scope="module")
@@ -204,9 +207,22 @@ def test_uniform_weights_are_refused() -> None:
         refuse_unencryptable(Local())
 
 
-def test_clipping_by_norm_is_refused_where_no_norm_is_seen() -> None:
-    experiment = override(presets.get("fedavg"), "rounds.clip_to_median", "3")
-    with pytest.raises(ValueError, match="no server sees an encrypted norm"):
+def test_what_needs_readable_updates_is_off_by_itself() -> None:
+    """Also in a job that was written for plain updates. The sites' settings stay those that the job names."""
+    chosen = presets.get("fedavg")
+    assert (chosen.rounds.clip_to_median, chosen.rounds.max_share) == (3.0, 0.5)
+    controller = EncryptedController(**vars(chosen))
+    assert controller._rounds() == replace(chosen.rounds, clip_to_median=0.0, max_share=1.0)
+    assert controller.experiment == chosen
+    exported = json.loads(job_files(chosen, encrypted=True)["app/config/config_fed_server.json"])
+    rounds = exported["workflows"][0]["args"]["rounds"]["args"]
+    assert (rounds["clip_to_median"], rounds["max_share"], rounds["rounds"]) == (0.0, 1.0, 6)
+
+
+@pytest.mark.parametrize("averaging", ["trimmed", "median"])
+def test_a_robust_average_is_refused_where_no_value_is_seen(averaging: str) -> None:
+    experiment = override(presets.get("fedavg"), "rounds.averaging", averaging)
+    with pytest.raises(ValueError, match=f"averaging={averaging}: a server that reads no update"):
         EncryptedController(**vars(experiment))
 
 

@@ -24,7 +24,7 @@ from fedvlp.objectives.convirt import info_nce
 from fedvlp.training.config import Training
 
 DRA = FedDRA(local_steps=2, align_steps=3, mu=5.0, dro_batch=4)
-THREE = Rounds(rounds=3, evaluate_every=0)
+THREE = Rounds(rounds=3, evaluate_every=0, clip_to_median=0)
 ENCODERS = [name for name in Toy(norm=True).state_dict() if group(name) == "encoder"]
 
 

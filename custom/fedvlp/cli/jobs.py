@@ -110,6 +110,21 @@ def jobs_keep(
         raise typer.Exit(1)
 
 
+@app.command("rollback")
+def jobs_rollback(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, of `fedvlp simulate` or of the FLARE server.")],
+    round: Annotated[int, typer.Option(min=0, help="The first round that is undone; 0 = begin again.")],
+    plugins: Plugins = None,
+) -> None:
+    """Undoes the last rounds of a run, e.g. after a poisoned update; resumed, the run does them anew."""
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.rollback import rollback
+
+    use_plugins(plugins)
+    was = rollback(RunFolder(folder), round)
+    print(f"{folder} was in round {was} and goes on with round {round}: submit the same job again, or resume it")
+
+
 @app.command("status")
 def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
     """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""

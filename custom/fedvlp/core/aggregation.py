@@ -56,28 +56,40 @@ def _moved(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running
     return [name for name in both if reference[name].is_floating_point() and is_statistic(name) == running]
 
 
-def clipped(
-    updates: Iterable[Update], reference: Mapping[str, Tensor], times: float, spool: Path | None = None
+def bounded(
+    updates: Iterable[Update],
+    reference: Mapping[str, Tensor],
+    *,
+    times: float = 0.0,
+    share: float = 1.0,
+    spool: Path | None = None,
 ) -> Iterator[Update]:
-    """The updates, a change longer than ``times`` the median over sites shortened to that, its direction kept.
+    """The updates, none of which can do more than its part: in how far it moves the model, and in what it weighs.
 
-    Norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself. Weights
-    and running statistics have a median each: the lower one, of changes that are not zero. As long as at most half of
-    the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change. The
-    medians are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES`` each, beyond in
-    the folder ``spool``.
+    A change longer than ``times`` the median over sites is shortened to that, its direction kept; 0 shortens none. This
+    is norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
+    Weights and running statistics have a median each: the lower one, of changes that are not zero. As long as at most
+    half of the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change.
+    Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
+
+    The medians and the sum are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES``
+    each, beyond in the folder ``spool``.
     """
     waiting = []
     for update in updates:
         state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
         own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
-        norms = tuple(update_norm(state, reference, running) for running in (False, True))
-        waiting.append((norms, cast("Callable[[], Update]", _parked(own, spool))))
+        norms = tuple(update_norm(state, reference, running) for running in (False, True)) if times else (0.0, 0.0)
+        waiting.append((norms, own.num_samples, cast("Callable[[], Update]", _parked(own, spool))))
         del update, own, state, aux
-    limits = [times * _median(norms) for norms in zip(*(norms for norms, _ in waiting), strict=True)]
+    limits = [times * _median(norms) for norms in zip(*(norms for norms, *_ in waiting), strict=True)]
+    counts = capped_counts([samples for _, samples, _ in waiting], share)
     while waiting:
-        norms, back = waiting.pop(0)
-        update = back()
+        norms, samples, back = waiting.pop(0)
+        update, count = back(), counts.pop(0)
+        if count < samples:
+            logger.warning("%s: its %d samples count as %d: max_share is %g", update.site, samples, count, share)
+            update = replace(update, num_samples=count)
         for norm, limit, running in zip(norms, limits, (False, True), strict=True):
             if norm > limit:
                 what = "running statistics" if running else "weights"
@@ -87,6 +99,25 @@ def clipped(
                 update = replace(update, state=update.state | short)
         yield update
         del update
+
+
+def capped_counts(counts: Sequence[int], share: float) -> list[int]:
+    """The counts, the largest ones lowered until none is above ``share`` of their sum; the others stay.
+
+    Of fewer than three sites with samples one always has half or more, so nothing is lowered. Where so few sites are
+    there that one of them must be above ``share``, all count alike.
+    """
+    largest = sorted((count for count in counts if count), reverse=True)
+    if share >= 1 or len(largest) < 3:
+        return list(counts)
+    for capped in range(len(largest)):
+        rest = 1 - capped * share  # the part of the sum that the sites below the limit have, at least
+        limit = math.floor(share * sum(largest[capped:]) / rest) if rest > 0 else 0
+        if limit < largest[-1]:
+            break  # so few sites that one must be above
+        if largest[capped] <= limit:
+            return [min(count, limit) for count in counts]
+    return [min(count, largest[-1]) for count in counts]
 
 
 def _median(norms: Iterable[float]) -> float:
@@ -119,7 +150,7 @@ class MeanAggregator:
     ) -> None:
         self._server = server
         self._weight = weight
-        self._mean = StreamingMean(reference, expected_weight, server.spare)
+        self._mean = server.mean(reference, expected_weight, server.spare)
 
     def add(self, update: Update) -> None:
         self._mean.add(update.state, self._weight(self._server, update))

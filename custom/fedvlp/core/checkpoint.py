@@ -23,6 +23,8 @@ from fedvlp.core.types import State
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read; the message says which file, why, and what to do."""
 
+    full = False  # whether it is for want of room on the disk
+
 
 def replace_durably(temporary: Path, path: Path) -> None:
     """Syncs ``temporary`` to disk and renames it to ``path``; the directory entry is synced too."""
@@ -62,10 +64,12 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         _discard(temporary)
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         why = "the disk is full" if full else f"{type(error).__name__}: {error}"
-        raise CheckpointError(
+        failure = CheckpointError(
             f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
             "The previous file is intact: free space (or make the folder writable) and resume."
-        ) from error
+        )
+        failure.full = full
+        raise failure from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvlp.core.aggregation import EXACT_NUMEL
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.types import State
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class Trainer(Protocol):
 class Server:
     """What the server knows; ``memory`` is the method's.
 
-    A checkpoint holds all of it but ``trainer`` and ``modalities``, which follow from the experiment
-    (``Assembly.equip``), and ``metrics``, which is in the history.
+    A checkpoint holds all of it but ``trainer``, ``modalities`` and ``averaging``, which follow from the experiment
+    (``Assembly.equip``, ``Federation``), and ``metrics``, which is in the history.
     """
 
     sites: tuple[str, ...]  # sorted by name
@@ -53,11 +54,13 @@ class Server:
     round: int = 0
     phase: str = ""
     samples: dict[str, int] = field(default_factory=dict)  # training samples by site, as last reported
+    enrolled: dict[str, int] = field(default_factory=dict)  # training samples by site, as first reported in the run
     missed: dict[str, int] = field(default_factory=dict)  # phases missed in a row
     history: list[dict[str, Any]] = field(default_factory=list)  # one record per phase
     spare: State = field(default_factory=dict)  # tensors of an earlier round, free to be overwritten
     metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
     modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
+    averaging: Averaging = field(default_factory=Averaging)  # how updates are averaged
     trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
 
     def replace(self, tensors: State) -> None:
@@ -70,12 +73,16 @@ class Server:
             self.spare = self.spare | {name: self.state[name] for name in tensors}
         self.state = self.state | tensors
 
+    def mean(self, reference: State, expected_weight: float = 1.0, spare: State | None = None) -> Mean:
+        """An average of states, of the kind that the run's settings ask for; a method averages with this alone."""
+        return self.averaging.begin(reference, expected_weight, spare)
+
     def save(self, path: Path, next_phase: int) -> None:
         """Checkpoints everything; ``next_phase`` is the index of the phase of ``round`` that comes next."""
         tensors = {f"state/{n}": t for n, t in self.state.items()} | {f"memory/{n}": t for n, t in self.memory.items()}
         header = {
             "sites": list(self.sites), "round": self.round, "next_phase": next_phase,
-            "samples": self.samples, "missed": self.missed, "history": self.history,
+            "samples": self.samples, "enrolled": self.enrolled, "missed": self.missed, "history": self.history,
         }  # fmt: skip
         save_tensors(path, tensors, header)
 
@@ -91,4 +98,5 @@ class Server:
             tensors_of[kind][rest] = tensor
         server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
         server.samples, server.missed, server.history = header["samples"], header["missed"], header["history"]
+        server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
         return server, header["next_phase"]

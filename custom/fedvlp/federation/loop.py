@@ -18,9 +18,11 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.core import metric_names
-from fedvlp.core.aggregation import clipped, update_norm
+from fedvlp.core.aggregation import bounded, update_norm
 from fedvlp.core.gate import check
+from fedvlp.core.kept_checkpoints import KeptCheckpoints
 from fedvlp.core.method import Method
+from fedvlp.core.robust_mean import MEAN, Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, State, Update
 from fedvlp.core.validate import require
@@ -43,9 +45,13 @@ class Rounds:
     evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
     seed: int = 0  # of everything
     max_samples: int = 10_000_000  # a site that claims more training samples is refused
+    samples_factor: float = 2.0  # so many times more or fewer than in its first reply of the run, and it is refused
+    max_share: float = 0.5  # of the samples that count; a site with more counts as that; 1 = as it is
     max_missed: int = 2  # a site silent for so many consecutive rounds is benched: left out for now
     probe_every: int = 3  # a benched site is asked again every so many rounds
-    clip_to_median: float = 0.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
+    clip_to_median: float = 3.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
+    averaging: str = MEAN  # of updates: mean | trimmed | median (core/robust_mean.py)
+    trim: float = 0.2  # trimmed: share of the sites that is left out at each end
     max_empty: int = 10  # the run stops after so many consecutive phases in which no site had a training sample
 
     def __post_init__(self) -> None:
@@ -56,9 +62,19 @@ class Rounds:
             self.clip_to_median == 0 or 1 <= self.clip_to_median < math.inf,
             f"clip_to_median is {self.clip_to_median}; it is 0 (never) or from 1 on",
         )
+        require(
+            1 <= self.samples_factor < math.inf,
+            f"samples_factor is {self.samples_factor}; it is a finite factor from 1 on",
+        )
+        require(0 < self.max_share <= 1, f"max_share is {self.max_share}; it must be above 0, and 1 = no limit")
+        Averaging(self.averaging, self.trim)
         require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
         for name in ("max_missed", "probe_every", "max_empty"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
+
+    def of_encrypted(self) -> Rounds:
+        """The same without the limits that need readable updates: no norm is seen, and n_k is inside of the sum."""
+        return replace(self, clip_to_median=0.0, max_share=1.0)
 
     def needed(self, sites: int) -> int:
         """The quorum among ``sites`` sites."""
@@ -87,7 +103,14 @@ class Federation:
         folder = checkpoint.parent if checkpoint else None
         self.exchange = ServerEnd(wire, exchange, method.phases, folder)
         self.spool = folder / "spool" if folder else None
+        server.averaging = Averaging(rounds.averaging, rounds.trim, self.spool)
+        require(
+            rounds.averaging == MEAN or self._averages(),
+            f"{type(method).__name__} averages no tensors of the model; rounds.averaging={rounds.averaging} would do "
+            "nothing. Leave it at mean",
+        )
         self.checkpoint = checkpoint
+        self.kept = KeptCheckpoints(checkpoint) if checkpoint else None
         self.report = report
         self._empty = 0
 
@@ -99,6 +122,8 @@ class Federation:
         server, first = self.server, next_phase
         if server.round == 0 and next_phase == 0:
             self.method.start(server)
+        elif next_phase == 0 and self.kept and self.kept.checkpoint.exists() and server.round not in self.kept.rounds():
+            self.kept.keep(server.round)  # it was stopped between writing the checkpoint and keeping it
         while server.round < self.rounds.rounds:
             phases = self.method.phases(server.round)
             for index in range(first, len(phases)):
@@ -133,7 +158,9 @@ class Federation:
         except BaseException:
             server.state, server.memory = state, memory
             raise
-        server.samples |= {site: update.num_samples for site, update in replies.items()}
+        samples = {site: update.num_samples for site, update in replies.items()}
+        server.samples |= samples
+        server.enrolled = {site: count for site, count in samples.items() if count} | server.enrolled
         record = {
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
             "dropped": dropped, "sites": {site: update.measured for site, update in replies.items()},
@@ -184,10 +211,12 @@ class Federation:
         self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
     ) -> Iterator[Update]:
         """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
-        server, asked, times = self.server, self._asked(), self.rounds.clip_to_median
-        valid = self._valid(messages, dropped)
-        for update in clipped(valid, server.state, times, self.spool) if times else valid:
-            replies[update.site] = replace(update, state={}, aux={})
+        server, asked = self.server, self._asked()
+        times, share = self.rounds.clip_to_median, self.rounds.max_share
+        updates = self._valid(messages, replies, dropped)
+        if server.phase != EVALUATE and (times or share < 1):
+            updates = bounded(updates, server.state, times=times, share=share, spool=self.spool)
+        for update in updates:
             yield update
             del update  # one is resident at a time
         for site in asked:
@@ -204,7 +233,9 @@ class Federation:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
         self._refuse_emptiness(replies)
 
-    def _valid(self, messages: Mapping[str, Broadcast], dropped: dict[str, str]) -> Iterator[Update]:
+    def _valid(
+        self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
+    ) -> Iterator[Update]:
         """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
         server = self.server
         for site, reply in self.exchange(messages):
@@ -214,6 +245,7 @@ class Federation:
                 continue
             if any(name in server.state for name in reply.state):
                 server.metrics[metric_names.update_norm(site)] = update_norm(reply.state, server.state)
+            replies[site] = replace(reply, state={}, aux={})
             yield reply
             del reply
 
@@ -248,11 +280,29 @@ class Federation:
             update, site=site, round=server.round, phase=server.phase, max_samples=self.rounds.max_samples,
             expected=Expected() if server.phase == EVALUATE else method.expects(server, site),
             probes=method.probes() if probed else (),
-        ) or method.objection(server, update)  # fmt: skip
+        ) or self._other_count(site, update.num_samples) or method.objection(server, update)  # fmt: skip
+
+    def _other_count(self, site: str, samples: int) -> str | None:
+        """Why a count of samples is not that of the site which enrolled, or None; 0 counts nothing and is taken."""
+        enrolled, factor = self.server.enrolled.get(site, 0), self.rounds.samples_factor
+        if not enrolled or not samples or enrolled / factor <= samples <= enrolled * factor:
+            return None
+        return (
+            f"num_samples is {samples}; it was {enrolled} in this site's first reply of the run, and may be up to "
+            f"{factor:g} times more or fewer (rounds.samples_factor). See which records the site trains on now"
+        )
+
+    def _averages(self) -> bool:
+        """Whether the method shares any tensor of the model, which then is averaged."""
+        phases = self.method.phases(self.server.round)
+        return any(self.method.shares(name, phase) for name in self.server.state for phase in phases)
 
     def _save(self, next_phase: int) -> None:
-        if self.checkpoint:
-            self.server.save(self.checkpoint, next_phase)
+        server, path = self.server, self.checkpoint
+        if path and self.kept:
+            self.kept.save(lambda: server.save(path, next_phase))
+            if next_phase == 0 and server.phase != EVALUATE:
+                self.kept.keep(server.round)
 
 
 def _by_site(name: str, tensor: Tensor, sites: int) -> bool:

@@ -7,19 +7,38 @@ import sys
 from pathlib import Path
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.kept_checkpoints import KEPT_ROUNDS
 from fedvlp.core.types import State
+
+FORGOTTEN = "forgotten"
+"""Name of the empty file that says that versions were removed for their age; its ending is the first one's task."""
+
+
+class MemoryGoneError(RuntimeError):
+    """The site no longer has what it remembered before a task."""
 
 
 class SiteMemory:
-    """A site's declared memory on disk, one version per task, so that a repeated task starts from the same memory."""
+    """A site's declared memory on disk, one version per task, so that a repeated task starts from the same memory.
 
-    def __init__(self, folder: Path | None, versions: int = 2) -> None:
+    As the server can be put back to the beginning of its last ``KEPT_ROUNDS`` rounds (core/kept_checkpoints.py), so can
+    a memory that is on disk.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self.versions = versions
         self._unsaved: dict[tuple[int, int], State] = {}
 
     def before(self, task: tuple[int, int]) -> State:
-        """The newest memory older than ``task`` = (round, phase index); empty before the first."""
+        """The newest memory older than ``task`` = (round, phase index); empty before the first.
+
+        Raises MemoryGoneError for a task from before all that is kept: to start from nothing would not be the same run.
+        """
+        if not self.reaches(task):
+            raise MemoryGoneError(
+                f"this site no longer has its memory from before round {task[0]}: put the run back by at most "
+                f"{KEPT_ROUNDS} rounds, or to round 0"
+            )
         known = [key for key in self._versions() if key < task]
         if not known:
             return {}
@@ -36,13 +55,41 @@ class SiteMemory:
             save_tensors(self._file(task), memory)
         else:
             self._unsaved[task] = {name: tensor.clone() for name, tensor in memory.items()}
+        self.back_to((task[0], task[1] + 1))  # what is later is of a run that was begun again before it
         versions = sorted(self._versions())
-        later = [version for version in versions if version > task]  # of a run that was begun again before them
-        for old in later + [version for version in versions if version <= task][: -self.versions]:
-            if self.folder:
-                self._file(old).unlink(missing_ok=True)
-            else:
-                del self._unsaved[old]
+        # The rounds that the server can be put back to: a process has no run folder to put back.
+        horizon = task[0] + 1 - (KEPT_ROUNDS if self.folder else 1)
+        too_old = [version for version in versions if version[0] < horizon][:-1]
+        if too_old and self.folder and not self._forgotten():
+            (self.folder / f"{FORGOTTEN}.{too_old[0][0]:05d}-{too_old[0][1]}").touch()
+        last_of_round = {round: (round, phase) for round, phase in versions}  # a run is put back to whole rounds
+        between = [v for v in versions if horizon <= v[0] < task[0] and v != last_of_round[v[0]]]
+        for old in too_old + between + [version for version in versions if version[0] == task[0]][:-2]:
+            self._remove(old)
+
+    def back_to(self, task: tuple[int, int]) -> None:
+        """Forgets ``task`` and all that came after it."""
+        for version in self._versions():
+            if version >= task:
+                self._remove(version)
+
+    def reaches(self, task: tuple[int, int]) -> bool:
+        """Whether what was remembered before ``task`` is still there."""
+        forgotten = self._forgotten()
+        return forgotten is None or forgotten >= task or any(version < task for version in self._versions())
+
+    def _forgotten(self) -> tuple[int, int] | None:
+        """The first task whose memory was removed for its age."""
+        for file in self.folder.glob(f"{FORGOTTEN}.*") if self.folder else ():
+            round, _, phase = file.suffix[1:].partition("-")
+            return int(round), int(phase)
+        return None
+
+    def _remove(self, version: tuple[int, int]) -> None:
+        if self.folder:
+            self._file(version).unlink(missing_ok=True)
+        else:
+            del self._unsaved[version]
 
     def clear(self) -> None:
         """Forgets everything: a new run begins."""

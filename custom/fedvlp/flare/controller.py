@@ -25,7 +25,7 @@ from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.deploy.site_config import with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
-from fedvlp.federation.loop import Federation, QuorumLostError
+from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.paths import runs_root
@@ -158,7 +158,7 @@ class FederatedController(Controller):
                 cleanup_memory()
 
         self._federation = federation = Federation(
-            self._method(), server, experiment.rounds, self._exchange,
+            self._method(), server, self._rounds(), self._exchange,
             wire=experiment.wire, checkpoint=folder.checkpoint, report=report,
         )  # fmt: skip
         state = federation.run(next_phase)
@@ -167,6 +167,10 @@ class FederatedController(Controller):
     def _method(self) -> Method:
         """Whose server half is run."""
         return self.experiment.method
+
+    def _rounds(self) -> Rounds:
+        """How long the run is, and what it tolerates."""
+        return self.experiment.rounds
 
     def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
         """Writes what the run brought."""

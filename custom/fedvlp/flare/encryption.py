@@ -25,9 +25,11 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.checkpoint import save_json, save_tensors
 from fedvlp.core.method import Method, Schedule, ServerHooks, overridden
 from fedvlp.core.privacy import PrivacyError
+from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
+from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.paths import runs_root, under
@@ -242,8 +244,8 @@ class EncryptedController(FederatedController):
         super().__init__(**settings)
         self.context = context
         refuse_unencryptable(self.experiment.method)
-        clips = self.experiment.rounds.clip_to_median
-        require(not clips, "rounds.clip_to_median: no server sees an encrypted norm; set it to 0")
+        averaging = self.experiment.rounds.averaging
+        require(averaging == MEAN, f"rounds.averaging={averaging}: a server that reads no update can but add; set mean")
         require(self.experiment.rounds.evaluate_every > 0, "rounds.evaluate_every is 0: no site would get the model")
 
     def _method(self) -> Method:
@@ -251,6 +253,9 @@ class EncryptedController(FederatedController):
         cipher = Cipher.load(self.context, self._fl_ctx)
         require(not cipher.secret, f"startup/{self.context} holds the secret key, which only sites may have")
         return EncryptedMean(local_steps=self.experiment.method.local_steps, cipher=cipher)
+
+    def _rounds(self) -> Rounds:
+        return super()._rounds().of_encrypted()
 
     def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
         save_json(folder.path / "summary.json", summary(history))

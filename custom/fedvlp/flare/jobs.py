@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ def job_files(
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     """
+    if encrypted:
+        experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
     sites = sorted(sites) or Assembly(experiment).sites()
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Generator
 
-from fedvlp.core.aggregation import Aggregator, StreamingMean
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -61,7 +61,7 @@ class ModalityMeans:
         self._method = method
         self._server = server
         self._means = {
-            kind: StreamingMean({name: t for name, t in server.state.items() if modality(name) == kind})
+            kind: server.mean({name: t for name, t in server.state.items() if modality(name) == kind})
             for kind in (*MODALITIES, SHARED)
         }
 

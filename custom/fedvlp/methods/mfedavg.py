@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedvlp.core.aggregation import Aggregator, StreamingMean
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -79,7 +79,7 @@ class TowerMeans:
         self.method = method
         self.server = server
         self._means = {
-            tower: StreamingMean({name: t for name, t in server.state.items() if modality(name) == tower})
+            tower: server.mean({name: t for name, t in server.state.items() if modality(name) == tower})
             for tower in (*MODALITIES, "")
         }
 

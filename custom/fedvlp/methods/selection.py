@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.core.aggregation import Aggregator, StreamingMean
+from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.core.server_state import Server
@@ -112,7 +112,7 @@ class SelectorStep:
         self._method = method
         self._server = server
         self._mean = mean
-        self._gradient = StreamingMean(_selector(server.state, GRADIENT))
+        self._gradient = server.mean(_selector(server.state, GRADIENT))
 
     def add(self, update: Update) -> None:
         self._gradient.add(update.state, self._method.weight(self._server, update))

@@ -1,0 +1,113 @@
+"""Checkpoints of the last rounds beside the newest one, so that a run can be put back to before a round."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from fedvlp.core.checkpoint import CheckpointError, replace_durably
+
+logger = logging.getLogger(__name__)
+
+KEPT_ROUNDS = 5
+"""Rounds before whose start a run can be put back: the server and the sites keep what that needs, and no more."""
+
+
+class KeptCheckpoints:
+    """The server at the beginning of its last ``KEPT_ROUNDS`` rounds: ``kept/round-<round>.safetensors``.
+
+    They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
+    links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make room
+    for the next checkpoint.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
+        self.folder = checkpoint.parent / "kept"
+
+    def rounds(self) -> list[int]:
+        """The rounds at whose beginning the server is kept, in order."""
+        return sorted(int(file.stem.partition("-")[2]) for file in self.folder.glob("round-*.safetensors"))
+
+    def file(self, round: int) -> Path:
+        return self.folder / f"round-{round:05d}.safetensors"
+
+    def keep(self, round: int) -> None:
+        """Keeps the checkpoint as it is now, at the beginning of ``round``; those that are too old are removed.
+
+        So are later ones, which are of rounds that were undone.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.file(round).unlink(missing_ok=True)
+            _link(self.checkpoint, self.file(round))
+        except OSError as error:
+            logger.warning(
+                "round %d: the checkpoint is not kept beside the newest one: %s; the run cannot be put back to here",
+                round, error.strerror,
+            )  # fmt: skip
+        known = self.rounds()
+        for other in [later for later in known if later > round] + [old for old in known if old <= round][
+            :-KEPT_ROUNDS
+        ]:
+            self._remove(other)
+
+    def save(self, write: Callable[[], None]) -> None:
+        """Calls ``write``, which replaces the checkpoint; on a full disk the oldest kept ones are removed for it.
+
+        Raises CheckpointError when there is no room even so.
+        """
+        while True:
+            try:
+                write()
+                return
+            except CheckpointError as error:
+                oldest = next((round for round in self.rounds() if not self._is_current(round)), None)
+                if not error.full or oldest is None:
+                    raise
+                logger.warning("the disk is full: the kept checkpoint of round %d makes room", oldest)
+                self._remove(oldest)
+
+    def restore(self, round: int) -> None:
+        """Makes the kept checkpoint of ``round`` the newest one. Raises CheckpointError, nothing being changed."""
+        if not self._is_current(round):
+            temporary = self.checkpoint.with_name(f".{self.checkpoint.name}.{os.getpid()}.tmp")
+            try:
+                _link(self.file(round), temporary)
+                replace_durably(temporary, self.checkpoint)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise CheckpointError(f"cannot put back the checkpoint of round {round}: {error.strerror}") from error
+        self.forget_after(round)
+
+    def forget_after(self, round: int) -> None:
+        """Removes the kept checkpoints of later rounds."""
+        for later in self.rounds():
+            if later > round:
+                self._remove(later)
+
+    def _is_current(self, round: int) -> bool:
+        """Whether the file is the checkpoint itself: removing it frees nothing."""
+        return self.checkpoint.exists() and self.file(round).samefile(self.checkpoint)
+
+    def _remove(self, round: int) -> None:
+        with contextlib.suppress(OSError):
+            self.file(round).unlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    """Another name for the file; a copy where the file system has none, complete or not there at all."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        try:
+            shutil.copyfile(source, target)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise

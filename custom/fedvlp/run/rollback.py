@@ -1,0 +1,73 @@
+"""Puts a run back to the beginning of a round: what a poisoned update did since then is undone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from fedvlp.core.checkpoint import save_json
+from fedvlp.core.kept_checkpoints import KEPT_ROUNDS, KeptCheckpoints
+from fedvlp.core.server_state import Server
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.lock import only_writer
+
+
+class RollbackError(ValueError):
+    """The run cannot be put back to that round; nothing was changed."""
+
+
+def rollback(folder: RunFolder, round: int) -> int:
+    """Puts the run back to before ``round``; returns the round that it was in. Resumed, it does ``round`` anew.
+
+    Round 0 is the beginning: the run starts again with untrained weights. What a finished run brought (model, summary)
+    is removed, as it is of the undone rounds; metrics.csv says what is left, TensorBoard's files keep what they have.
+    Sites of a simulation forget what they learnt since; sites of FLARE do when they take part again. Raises
+    RollbackError, and FolderInUseError while a process writes the run.
+    """
+    folder.experiment()  # a folder without a run, or of another plugin, is refused by name
+    with only_writer(folder.path):
+        saved = folder.server()
+        if saved is None:
+            raise RollbackError(f"{folder.path} has no complete phase yet; there is nothing to undo")
+        now = saved[0].round
+        kept = KeptCheckpoints(folder.checkpoint)
+        possible = [0, *(known for known in kept.rounds() if known)]
+        if round not in possible:
+            raise RollbackError(
+                f"{folder.path} is in round {now} and cannot be put back to before round {round}; the last "
+                f"{KEPT_ROUNDS} rounds are kept: choose one of {', '.join(map(str, possible))} (0 is the beginning)"
+            )
+        before = Server.load(kept.file(round))[0].history if round else []  # a damaged one is refused here
+        memories = [SiteMemory(path) for path in _memories(folder)]
+        for memory in memories:
+            if not memory.reaches((round, 0)):
+                raise RollbackError(
+                    f"{memory.folder} no longer holds what its site remembered before round {round}; put the run back "
+                    "to a later round, or to round 0"
+                )
+        _forget_results(folder)  # first: until the checkpoint is replaced, resuming makes them again
+        if round:
+            kept.restore(round)
+        else:
+            folder.checkpoint.unlink()
+            kept.forget_after(0)
+        for memory in memories:
+            memory.back_to((round, 0))
+        folder.note(before)
+        status = folder.path / "run_status.json"
+        if status.exists():
+            save_json(status, {"status": "stopped", "reason": f"put back to before round {round}; submit the same job"})
+    return now
+
+
+def _memories(folder: RunFolder) -> list[Path]:
+    """The folders with one file a task: of the sites of a simulation, and of both ends of the wire."""
+    sites = [path for path in sorted((folder.path / "sites").glob("*")) if path.is_dir()]
+    return [*sites, *(path / "wire" for path in sites), folder.checkpoint.parent / "sent"]
+
+
+def _forget_results(folder: RunFolder) -> None:
+    folder.model.unlink(missing_ok=True)
+    shutil.rmtree(folder.model.parent, ignore_errors=True)
+    (folder.path / "summary.json").unlink(missing_ok=True)
