@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from fedvlp.core import history
 from fedvlp.core.aggregation import EXACT_NUMEL
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.types import State
 
@@ -45,7 +47,8 @@ class Server:
     """What the server knows; ``memory`` is the method's.
 
     A checkpoint holds all of it but ``trainer``, ``modalities`` and ``averaging``, which follow from the experiment
-    (``Assembly.equip``, ``Federation``), and ``metrics``, which is in the history.
+    (``Assembly.equip``, ``Federation``), and ``metrics``, which is in the history. The history is in a file beside it,
+    of which the checkpoint says how much belongs to it (core/history.py).
     """
 
     sites: tuple[str, ...]  # sorted by name
@@ -61,6 +64,7 @@ class Server:
     metrics: dict[str, float] = field(default_factory=dict)  # the server's own figures of this phase
     modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
     averaging: Averaging = field(default_factory=Averaging)  # how updates are averaged
+    written: Written = field(default_factory=Written)  # the part of the history that is in its file
     trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
 
     def replace(self, tensors: State) -> None:
@@ -78,11 +82,16 @@ class Server:
         return self.averaging.begin(reference, expected_weight, spare)
 
     def save(self, path: Path, next_phase: int) -> None:
-        """Checkpoints everything; ``next_phase`` is the index of the phase of ``round`` that comes next."""
+        """Checkpoints everything; ``next_phase`` is the index of the phase of ``round`` that comes next.
+
+        Of the history only what is not yet in its file is written, so a record must not be changed afterwards.
+        """
         tensors = {f"state/{n}": t for n, t in self.state.items()} | {f"memory/{n}": t for n, t in self.memory.items()}
+        new = self.history[self.written.records :]
+        self.written = history.append(path.with_name(history.FILE), self.written, new)
         header = {
             "sites": list(self.sites), "round": self.round, "next_phase": next_phase,
-            "samples": self.samples, "enrolled": self.enrolled, "missed": self.missed, "history": self.history,
+            "samples": self.samples, "enrolled": self.enrolled, "missed": self.missed, "history": asdict(self.written),
         }  # fmt: skip
         save_tensors(path, tensors, header)
 
@@ -97,6 +106,11 @@ class Server:
             kind, _, rest = name.partition("/")
             tensors_of[kind][rest] = tensor
         server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
-        server.samples, server.missed, server.history = header["samples"], header["missed"], header["history"]
+        server.samples, server.missed = header["samples"], header["missed"]
         server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
+        if isinstance(header["history"], list):  # written before the history had a file of its own
+            server.history = header["history"]
+        else:
+            server.written = Written(**header["history"])
+            server.history = history.read(path.with_name(history.FILE), server.written)
         return server, header["next_phase"]

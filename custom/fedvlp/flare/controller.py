@@ -147,10 +147,11 @@ class FederatedController(Controller):
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
         self._status(folder, "running", "")
+        folder.note_all(server.history)
         announcer = Announcer(self, fl_ctx)
 
         def report(record: dict[str, Any]) -> None:
-            folder.note(server.history)
+            folder.note(record)
             announcer.record(record)
             self._progress(record)
             if self._tensors.root:

@@ -7,12 +7,14 @@ import io
 import json
 import logging
 import platform
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedvlp.core.checkpoint import save_bytes, save_json, save_tensors, save_text
+from fedvlp.core.checkpoint import CheckpointError, save_bytes, save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -176,15 +178,23 @@ class RunFolder:
         saved = self.server()
         return saved[0].history if saved else []
 
-    def note(self, history: list[Record]) -> None:
-        """Rewrites metrics.csv (round, phase, site, metric, value) from the records."""
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["round", "phase", "site", "metric", "value"])
-        for record in history:
-            for site, values in scalars(record).items():
-                table.writerows([record["round"], record["phase"], site, tag, value] for tag, value in values.items())
-        save_text(self.path / "metrics.csv", text.getvalue())
+    @property
+    def table(self) -> Path:
+        """Every figure of every phase, one a line."""
+        return self.path / "metrics.csv"
+
+    def note_all(self, history: list[Record]) -> None:
+        """Writes the table anew: when a run begins, or goes on after a kill that may have cut it."""
+        rows = (row for record in history for row in _rows(record))
+        save_text(self.table, _as_csv(chain([COLUMNS], rows)))
+
+    def note(self, record: Record) -> None:
+        """Appends the figures of a phase to the table. Raises CheckpointError where the disk takes no more."""
+        try:
+            with open(self.table, "a", encoding="utf-8", newline="") as file:
+                file.write(_as_csv(_rows(record)))
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.table.name} in {self.path}: {error.strerror}") from error
 
     def finish(self, experiment: Experiment, state: State, history: list[Record]) -> None:
         """Writes the trained model so that ``DualEncoder.from_pretrained`` reads it, and the summary."""
@@ -195,6 +205,23 @@ class RunFolder:
             save_tensors(self.path / "model" / "objective.safetensors", rest)
         save_json(self.path / "summary.json", summary(history))
         model.save(self.path / "model")
+
+
+COLUMNS = ("round", "phase", "site", "metric", "value")
+"""Of metrics.csv."""
+
+
+def _rows(record: Record) -> Iterator[tuple[Any, ...]]:
+    """The lines of a phase in metrics.csv."""
+    for site, values in scalars(record).items():
+        for tag, value in values.items():
+            yield record["round"], record["phase"], site, tag, value
+
+
+def _as_csv(rows: Iterable[tuple[Any, ...]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def environment(experiment: Experiment) -> dict[str, Any]:

@@ -70,10 +70,11 @@ def _simulate(
     assembly.modules()  # before the fork, so that workers need not build them
     exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
     server, next_phase = assembly.open(folder, sites)
+    folder.note_all(server.history)
     with closing(exchange), closing(TensorBoard(folder.path / "tb")) as board:
 
         def noted(record: Record) -> None:
-            folder.note(server.history)
+            folder.note(record)
             board(record)
             report(record)
 
@@ -82,6 +83,5 @@ def _simulate(
             wire=experiment.wire, checkpoint=folder.checkpoint, report=noted,
         )  # fmt: skip
         state = federation.run(next_phase)
-    folder.note(server.history)
     folder.finish(experiment, state, server.history)
     return server.history
