@@ -196,7 +196,7 @@ def test_a_kept_checkpoint_is_the_server_at_the_beginning_of_the_round(tmp_path:
     world(tmp_path, 3, "feddra").run()
     kept = KeptCheckpoints(tmp_path / "server.safetensors")
     for round in (1, 2, 3):
-        server, phase = Server.load(kept.file(round))
+        server, phase = Server.load(kept.file(round), kept.checkpoint)
         assert (server.round, phase, len(server.history)) == (round, 0, 2 * round)
     assert kept.file(3).samefile(tmp_path / "server.safetensors")
 
@@ -207,7 +207,7 @@ def test_a_run_stopped_before_its_checkpoint_was_kept_keeps_it_when_it_goes_on(t
     kept.file(2).unlink()
     world(tmp_path, 3).run()
     assert kept.rounds() == [1, 2, 3]
-    assert Server.load(kept.file(2))[0].round == 2
+    assert Server.load(kept.file(2), kept.checkpoint)[0].round == 2
 
 
 # A disk that has no room, a file system without links

@@ -129,7 +129,7 @@ class Client:
             tensor.copy_(state[name])
 
     def anchor(self, state: State, own: State | None = None) -> Any:
-        """The model with the weights of ``state`` as a target of training: :meth:`frozen`, but the model's own function.
+        """The model with the weights of ``state`` as a target of training: frozen, yet the model's own function.
 
         Where the model normalises by the batch, so does the anchor, and touches no running statistics; in eval mode it
         would be another function, and pull a model away from its own weights (spec Z1). Dropout is off.

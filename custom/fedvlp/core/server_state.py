@@ -96,8 +96,11 @@ class Server:
         save_tensors(path, tensors, header)
 
     @staticmethod
-    def load(path: Path) -> tuple[Server, int]:
-        """The server as :meth:`save` left it, and the index of the next phase."""
+    def load(path: Path, newest: Path | None = None) -> tuple[Server, int]:
+        """The server as :meth:`save` left it, and the index of the next phase.
+
+        ``newest`` is the run's checkpoint where ``path`` is an older one that was kept: the history lies beside it.
+        """
         tensors, header = load_tensors(path)
         if "next_phase" not in header:
             raise CheckpointError(f"{path.name} in {path.parent} is no server checkpoint; give one that a run wrote")
@@ -112,5 +115,5 @@ class Server:
             server.history = header["history"]
         else:
             server.written = Written(**header["history"])
-            server.history = history.read(path.with_name(history.FILE), server.written)
+            server.history = history.read((newest or path).with_name(history.FILE), server.written)
         return server, header["next_phase"]

@@ -38,7 +38,7 @@ def rollback(folder: RunFolder, round: int) -> int:
                 f"{folder.path} is in round {now} and cannot be put back to before round {round}; the last "
                 f"{KEPT_ROUNDS} rounds are kept: choose one of {', '.join(map(str, possible))} (0 is the beginning)"
             )
-        before = Server.load(kept.file(round))[0].history if round else []  # a damaged one is refused here
+        before = Server.load(kept.file(round), kept.checkpoint)[0].history if round else []  # a damaged one is refused here
         memories = [SiteMemory(path) for path in _memories(folder)]
         for memory in memories:
             if not memory.reaches((round, 0)):
@@ -54,7 +54,7 @@ def rollback(folder: RunFolder, round: int) -> int:
             kept.forget_after(0)
         for memory in memories:
             memory.back_to((round, 0))
-        folder.note(before)
+        folder.note_all(before)
         status = folder.path / "run_status.json"
         if status.exists():
             save_json(status, {"status": "stopped", "reason": f"put back to before round {round}; submit the same job"})
