@@ -17,9 +17,9 @@ from support.toy import World, same_bytes, small
 
 from fedvlp.cli import main
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
-from fedvlp.core.kept_checkpoints import KeptCheckpoints
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
+from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import QuorumLostError, Rounds
@@ -125,7 +125,7 @@ def test_round_0_is_the_beginning(finished: RunFolder) -> None:
     before = finished.model.read_bytes()
     assert rollback(finished, 0) == 3
     assert not finished.checkpoint.exists()
-    assert KeptCheckpoints(finished.checkpoint).rounds() == []
+    assert Snapshots(finished.checkpoint).rounds() == []
     run(finished.experiment(), finished)
     assert finished.model.read_bytes() == before
 
@@ -137,12 +137,12 @@ def test_a_round_that_is_not_kept_is_refused_and_nothing_changes(finished: RunFo
         RollbackError, match=r"is in round 3 and cannot .* before round 4; .* choose one of 0, 1, 2, 3 "
     ):
         rollback(finished, 4)
-    kept = KeptCheckpoints(finished.checkpoint)
-    kept.file(2).unlink()
-    kept.file(2).write_bytes(b"damaged")
+    snapshots = Snapshots(finished.checkpoint)
+    snapshots.file(2).unlink()
+    snapshots.file(2).write_bytes(b"damaged")
     with pytest.raises(CheckpointError, match="round-00002"):
         rollback(finished, 2)
-    assert {path: path.read_bytes() for path in before} == before | {kept.file(2): b"damaged"}
+    assert {path: path.read_bytes() for path in before} == before | {snapshots.file(2): b"damaged"}
 
 
 def test_a_run_that_somebody_writes_or_that_has_not_begun_is_refused(finished: RunFolder, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_every_method_goes_on_from_a_kept_checkpoint(name: str, tmp_path: Path) 
     one = world(tmp_path, 4, name)
     whole = one.run()
     for round in (3, 1):
-        KeptCheckpoints(tmp_path / "server.safetensors").restore(round)
+        Snapshots(tmp_path / "server.safetensors").restore(round)
         again = one.run()
         same_bytes(again.state, whole.state)
         same_bytes(again.memory, whole.memory)
@@ -178,36 +178,36 @@ def test_the_last_five_are_kept_and_the_sites_reach_as_far(tmp_path: Path) -> No
     """After 8 rounds: before rounds 4 to 8. FedRGB's sites remember their aligners; before round 3 they are gone."""
     one = world(tmp_path, 8, "fedrgb")
     whole = one.run()
-    kept = KeptCheckpoints(tmp_path / "server.safetensors")
-    assert kept.rounds() == [4, 5, 6, 7, 8]
+    snapshots = Snapshots(tmp_path / "server.safetensors")
+    assert snapshots.rounds() == [4, 5, 6, 7, 8]
     memory = SiteMemory(tmp_path / "sites" / "a")
     assert all(memory.reaches((round, 0)) for round in (0, 4, 5, 6, 7, 8))
     assert not memory.reaches((2, 0))
     with pytest.raises(MemoryGoneError, match="before round 2: put the run back by at most 5 rounds, or to round 0"):
         memory.before((2, 0))
-    kept.restore(4)
-    assert kept.rounds() == [4]
+    snapshots.restore(4)
+    assert snapshots.rounds() == [4]
     same_bytes(one.run().state, whole.state)
-    assert kept.rounds() == [4, 5, 6, 7, 8]
+    assert snapshots.rounds() == [4, 5, 6, 7, 8]
 
 
 def test_a_kept_checkpoint_is_the_server_at_the_beginning_of_the_round(tmp_path: Path) -> None:
     """Methods with several phases are put back to whole rounds; the links cost no room."""
     world(tmp_path, 3, "feddra").run()
-    kept = KeptCheckpoints(tmp_path / "server.safetensors")
+    snapshots = Snapshots(tmp_path / "server.safetensors")
     for round in (1, 2, 3):
-        server, phase = Server.load(kept.file(round), kept.checkpoint)
+        server, phase = Server.load(snapshots.file(round), snapshots.checkpoint)
         assert (server.round, phase, len(server.history)) == (round, 0, 2 * round)
-    assert kept.file(3).samefile(tmp_path / "server.safetensors")
+    assert snapshots.file(3).samefile(tmp_path / "server.safetensors")
 
 
 def test_a_run_stopped_before_its_checkpoint_was_kept_keeps_it_when_it_goes_on(tmp_path: Path) -> None:
     world(tmp_path, 2).run()
-    kept = KeptCheckpoints(tmp_path / "server.safetensors")
-    kept.file(2).unlink()
+    snapshots = Snapshots(tmp_path / "server.safetensors")
+    snapshots.file(2).unlink()
     world(tmp_path, 3).run()
-    assert kept.rounds() == [1, 2, 3]
-    assert Server.load(kept.file(2), kept.checkpoint)[0].round == 2
+    assert snapshots.rounds() == [1, 2, 3]
+    assert Server.load(snapshots.file(2), snapshots.checkpoint)[0].round == 2
 
 
 # A disk that has no room, a file system without links
@@ -216,34 +216,34 @@ def test_a_run_stopped_before_its_checkpoint_was_kept_keeps_it_when_it_goes_on(t
 def test_on_a_full_disk_the_oldest_make_room_and_the_newest_stays(tmp_path: Path) -> None:
     """Rounds 1 and 2 are given up before the third try succeeds; round 3 is the checkpoint itself and frees nothing."""
     world(tmp_path, 3).run()
-    kept, tries = KeptCheckpoints(tmp_path / "server.safetensors"), []
+    snapshots, tries = Snapshots(tmp_path / "server.safetensors"), []
 
     def write(room_after: int) -> None:
-        tries.append(kept.rounds())
+        tries.append(snapshots.rounds())
         if len(tries) < room_after:
             error = CheckpointError("no room")
             error.full = True
             raise error
 
-    kept.save(lambda: write(3))
+    snapshots.save(lambda: write(3))
     assert tries == [[1, 2, 3], [2, 3], [3]]
     tries.clear()
     with pytest.raises(CheckpointError, match="no room"):
-        kept.save(lambda: write(9))
+        snapshots.save(lambda: write(9))
     assert tries == [[3]]
     assert Server.load(tmp_path / "server.safetensors")[0].round == 3
 
 
 def test_another_failure_gives_nothing_up(tmp_path: Path) -> None:
     world(tmp_path, 3).run()
-    kept = KeptCheckpoints(tmp_path / "server.safetensors")
+    snapshots = Snapshots(tmp_path / "server.safetensors")
 
     def write() -> None:
         raise CheckpointError("not writable")
 
     with pytest.raises(CheckpointError, match="not writable"):
-        kept.save(write)
-    assert kept.rounds() == [1, 2, 3]
+        snapshots.save(write)
+    assert snapshots.rounds() == [1, 2, 3]
 
 
 def test_where_there_are_no_links_they_are_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,10 +253,10 @@ def test_where_there_are_no_links_they_are_copies(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "link", refuse)
     one = world(tmp_path, 3)
     whole = one.run()
-    kept = KeptCheckpoints(tmp_path / "server.safetensors")
-    assert kept.rounds() == [1, 2, 3]
-    assert not kept.file(3).samefile(tmp_path / "server.safetensors")
-    kept.restore(1)
+    snapshots = Snapshots(tmp_path / "server.safetensors")
+    assert snapshots.rounds() == [1, 2, 3]
+    assert not snapshots.file(3).samefile(tmp_path / "server.safetensors")
+    snapshots.restore(1)
     same_bytes(one.run().state, whole.state)
 
 
@@ -276,7 +276,7 @@ def test_what_cannot_be_kept_does_not_stop_the_run(
     monkeypatch.setattr("shutil.copyfile", full)
     server = world(tmp_path / "here", 2).run()
     same_bytes(server.state, world(tmp_path / "there", 2).run().state)
-    assert list((tmp_path / "here" / "kept").iterdir()) == []
+    assert list((tmp_path / "here" / "rounds").iterdir()) == []
     said = [message for message in caplog.messages if "is not kept" in message]
     assert said[:2] == [
         f"round {round}: the checkpoint is not kept beside the newest one: No space left on device; "

@@ -88,7 +88,7 @@ class SortedMean:
         """Keeps a copy of ``state`` until all have come; a weight of 0 adds nothing."""
         if weight == 0:
             return
-        self._states.append(_kept({name: state[name].detach() for name in self._reference}, self._spool))
+        self._states.append(_stored({name: state[name].detach() for name in self._reference}, self._spool))
         self._weights.append(weight)
 
     @torch.no_grad()
@@ -101,9 +101,9 @@ class SortedMean:
     def _of(self, name: str, like: Tensor) -> Tensor:
         """One tensor of the result. Of one tensor at a time the values of all sites are in memory."""
         result = torch.empty(like.shape, dtype=like.dtype)
-        parts = [state(name).reshape(-1).split(VALUES) for state in self._states]
-        for values, *sites in zip(result.reshape(-1).split(VALUES), *parts, strict=True):
-            values.copy_(self._middle(torch.stack([part.double() for part in sites])))  # [n, values]
+        chunks = [state(name).reshape(-1).split(VALUES) for state in self._states]
+        for values, *sites in zip(result.reshape(-1).split(VALUES), *chunks, strict=True):
+            values.copy_(self._middle(torch.stack([chunk.double() for chunk in sites])))  # [n, values]
         return result
 
     def _middle(self, values: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def left_out(count: int, trim: float) -> int:
     return min(max(1, math.floor(trim * count + ROUNDING)), (count - 1) // 2)
 
 
-def _kept(state: State, spool: Path | None) -> Callable[[str], Tensor]:
+def _stored(state: State, spool: Path | None) -> Callable[[str], Tensor]:
     """A copy of the tensors, by name: in memory, or beyond ``PARK_BYTES`` in a file of the folder ``spool``."""
     size = sum(t.numel() * t.element_size() for t in state.values())
     if spool is None or size < PARK_BYTES:

@@ -20,10 +20,10 @@ from torch import Tensor
 from fedvlp.core import metric_names
 from fedvlp.core.aggregation import bounded, update_norm
 from fedvlp.core.gate import check
-from fedvlp.core.kept_checkpoints import KeptCheckpoints
 from fedvlp.core.method import Method
 from fedvlp.core.robust_mean import MEAN, Averaging
 from fedvlp.core.server_state import Server
+from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.codec import PLAIN, Wire
@@ -110,7 +110,7 @@ class Federation:
             "nothing. Leave it at mean",
         )
         self.checkpoint = checkpoint
-        self.kept = KeptCheckpoints(checkpoint) if checkpoint else None
+        self.snapshots = Snapshots(checkpoint) if checkpoint else None
         self.report = report
         self._empty = 0
 
@@ -122,8 +122,8 @@ class Federation:
         server, first = self.server, next_phase
         if server.round == 0 and next_phase == 0:
             self.method.start(server)
-        elif next_phase == 0 and self.kept and self.kept.checkpoint.exists() and server.round not in self.kept.rounds():
-            self.kept.keep(server.round)  # it was stopped between writing the checkpoint and keeping it
+        elif next_phase == 0 and self.snapshots and server.round not in self.snapshots.rounds():
+            self.snapshots.store(server.round)  # the run was stopped between writing the checkpoint and storing it
         while server.round < self.rounds.rounds:
             phases = self.method.phases(server.round)
             for index in range(first, len(phases)):
@@ -299,10 +299,10 @@ class Federation:
 
     def _save(self, next_phase: int) -> None:
         server, path = self.server, self.checkpoint
-        if path and self.kept:
-            self.kept.save(lambda: server.save(path, next_phase))
+        if path and self.snapshots:
+            self.snapshots.save(lambda: server.save(path, next_phase))
             if next_phase == 0 and server.phase != EVALUATE:
-                self.kept.keep(server.round)
+                self.snapshots.store(server.round)
 
 
 def _by_site(name: str, tensor: Tensor, sites: int) -> bool:

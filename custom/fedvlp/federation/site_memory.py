@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
-from fedvlp.core.kept_checkpoints import KEPT_ROUNDS
+from fedvlp.core.snapshots import LAST_ROUNDS
 from fedvlp.core.types import State
 
 FORGOTTEN = "forgotten"
@@ -21,7 +21,7 @@ class MemoryGoneError(RuntimeError):
 class SiteMemory:
     """A site's declared memory on disk, one version per task, so that a repeated task starts from the same memory.
 
-    As the server can be put back to the beginning of its last ``KEPT_ROUNDS`` rounds (core/kept_checkpoints.py), so can
+    As the server can be put back to the beginning of its last ``LAST_ROUNDS`` rounds (core/snapshots.py), so can
     a memory that is on disk.
     """
 
@@ -37,7 +37,7 @@ class SiteMemory:
         if not self.reaches(task):
             raise MemoryGoneError(
                 f"this site no longer has its memory from before round {task[0]}: put the run back by at most "
-                f"{KEPT_ROUNDS} rounds, or to round 0"
+                f"{LAST_ROUNDS} rounds, or to round 0"
             )
         known = [key for key in self._versions() if key < task]
         if not known:
@@ -58,7 +58,7 @@ class SiteMemory:
         self.back_to((task[0], task[1] + 1))  # what is later is of a run that was begun again before it
         versions = sorted(self._versions())
         # The rounds that the server can be put back to: a process has no run folder to put back.
-        horizon = task[0] + 1 - (KEPT_ROUNDS if self.folder else 1)
+        horizon = task[0] + 1 - (LAST_ROUNDS if self.folder else 1)
         too_old = [version for version in versions if version[0] < horizon][:-1]
         if too_old and self.folder and not self._forgotten():
             (self.folder / f"{FORGOTTEN}.{too_old[0][0]:05d}-{too_old[0][1]}").touch()

@@ -28,6 +28,6 @@ class ResultsInJob(FLComponent):
             return
         target = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / HOME
         try:
-            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("spool", "kept"))
+            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("spool", "rounds"))
         except OSError as error:  # a full disk: the run is still whole where it was made
             self.log_error(fl_ctx, f"results not copied ({type(error).__name__}); they are in the server's runs folder")

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from fedvlp.core.checkpoint import save_json
-from fedvlp.core.kept_checkpoints import KEPT_ROUNDS, KeptCheckpoints
 from fedvlp.core.server_state import Server
+from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -31,14 +31,16 @@ def rollback(folder: RunFolder, round: int) -> int:
         if saved is None:
             raise RollbackError(f"{folder.path} has no complete phase yet; there is nothing to undo")
         now = saved[0].round
-        kept = KeptCheckpoints(folder.checkpoint)
-        possible = [0, *(known for known in kept.rounds() if known)]
+        snapshots = Snapshots(folder.checkpoint)
+        possible = [0, *(known for known in snapshots.rounds() if known)]
         if round not in possible:
             raise RollbackError(
                 f"{folder.path} is in round {now} and cannot be put back to before round {round}; the last "
-                f"{KEPT_ROUNDS} rounds are kept: choose one of {', '.join(map(str, possible))} (0 is the beginning)"
+                f"{LAST_ROUNDS} rounds are kept: choose one of {', '.join(map(str, possible))} (0 is the beginning)"
             )
-        before = Server.load(kept.file(round), kept.checkpoint)[0].history if round else []  # a damaged one is refused here
+        before = []
+        if round:  # a damaged one is refused here
+            before = Server.load(snapshots.file(round), snapshots.checkpoint)[0].history
         memories = [SiteMemory(path) for path in _memories(folder)]
         for memory in memories:
             if not memory.reaches((round, 0)):
@@ -48,10 +50,10 @@ def rollback(folder: RunFolder, round: int) -> int:
                 )
         _forget_results(folder)  # first: until the checkpoint is replaced, resuming makes them again
         if round:
-            kept.restore(round)
+            snapshots.restore(round)
         else:
             folder.checkpoint.unlink()
-            kept.forget_after(0)
+            snapshots.forget_after(0)
         for memory in memories:
             memory.back_to((round, 0))
         folder.note_all(before)

@@ -13,30 +13,36 @@ from fedvlp.core.checkpoint import CheckpointError, replace_durably
 
 logger = logging.getLogger(__name__)
 
-KEPT_ROUNDS = 5
+LAST_ROUNDS = 5
 """Rounds before whose start a run can be put back: the server and the sites keep what that needs, and no more."""
 
 
-class KeptCheckpoints:
-    """The server at the beginning of its last ``KEPT_ROUNDS`` rounds: ``kept/round-<round>.safetensors``.
+class Snapshots:
+    """The server at the beginning of its last ``LAST_ROUNDS`` rounds: ``rounds/round-<round>.safetensors``.
 
-    They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
-    links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make way
-    for the next checkpoint. The records of the run are in one file for all of them (core/history.py).
+        They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
+    <<<<<<< HEAD:custom/fedvlp/core/kept_checkpoints.py
+        links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make way
+        for the next checkpoint. The records of the run are in one file for all of them (core/history.py).
+    =======
+        links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make
+        room for the next checkpoint.
+    >>>>>>> integrity:custom/fedvlp/core/snapshots.py
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
-        self.folder = checkpoint.parent / "kept"
+        self.folder = checkpoint.parent / "rounds"
 
     def rounds(self) -> list[int]:
         """The rounds at whose beginning the server is kept, in order."""
         return sorted(int(file.stem.partition("-")[2]) for file in self.folder.glob("round-*.safetensors"))
 
     def file(self, round: int) -> Path:
+        """The server at the beginning of ``round``, if it is among ``rounds``."""
         return self.folder / f"round-{round:05d}.safetensors"
 
-    def keep(self, round: int) -> None:
+    def store(self, round: int) -> None:
         """Keeps the checkpoint as it is now, at the beginning of ``round``; those that are too old are removed.
 
         So are later ones, which are of rounds that were undone.
@@ -50,27 +56,26 @@ class KeptCheckpoints:
                 "round %d: the checkpoint is not kept beside the newest one: %s; the run cannot be put back to here",
                 round, error.strerror,
             )  # fmt: skip
-        known = self.rounds()
-        for other in [later for later in known if later > round] + [old for old in known if old <= round][
-            :-KEPT_ROUNDS
-        ]:
-            self._remove(other)
+        self.forget_after(round)
+        for old in self.rounds()[:-LAST_ROUNDS]:
+            self._remove(old)
 
     def save(self, write: Callable[[], None]) -> None:
         """Calls ``write``, which replaces the checkpoint; on a full disk the oldest kept ones are removed for it.
 
         Raises CheckpointError when there is no room even so.
         """
+        others = [round for round in self.rounds() if not self._is_current(round)]
         while True:
             try:
                 write()
                 return
             except CheckpointError as error:
-                oldest = next((round for round in self.rounds() if not self._is_current(round)), None)
-                if not error.full or oldest is None:
+                if not error.full or not others:
                     raise
-                logger.warning("the disk is full: the kept checkpoint of round %d makes room", oldest)
-                self._remove(oldest)
+            oldest = others.pop(0)
+            logger.warning("the disk is full: the kept checkpoint of round %d makes room", oldest)
+            self._remove(oldest)
 
     def restore(self, round: int) -> None:
         """Makes the kept checkpoint of ``round`` the newest one. Raises CheckpointError, nothing being changed."""
