@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlp.core.gate import check, check_tensors
-from fedvlp.core.types import Expected, Update
+from fedvlp.core.gate import check, check_broadcast, check_tensors, one_line
+from fedvlp.core.types import Broadcast, Expected, Update
 
 REFERENCE = {"image_encoder.weight": torch.zeros(2, 3), "text_head.bias": torch.zeros(3), "count": torch.tensor(7)}
 GOOD = Update("a", 3, "train", 10, {"image_encoder.weight": torch.ones(2, 3), "text_head.bias": torch.ones(3),
@@ -87,9 +87,80 @@ def test_refused(name: str) -> None:
 @pytest.mark.parametrize("words", ["Jane Doe, effusion", ("Jane Doe",), {"Jane Doe": 1}, b"Jane Doe", {"Jane Doe"}])
 @pytest.mark.parametrize("field", ["num_samples", "public_id", "modalities", "phase", "round", "scalars", "metrics"])
 def test_words_that_a_site_sends_by_mistake_are_not_repeated(field: str, words: Any) -> None:
-    if field == "metrics" and isinstance(words, dict):
-        return  # the name of a metric is repeated
     assert "Jane" not in str(checked(replace(GOOD, **{field: words})))
+
+
+@pytest.mark.parametrize("name", ["Jane Doe", "Jane\nDoe", "Jane\x1b[31m", "Jane<b>", "J\u00e4ne", "Jane" * 51])
+def test_a_name_that_is_not_plain_is_not_repeated(name: str) -> None:
+    said = [checked(replace(GOOD, state={**GOOD.state, name: torch.ones(1)}))]
+    said += [checked(replace(GOOD, metrics={name: math.nan})), probed(replace(PROBED, scalars={name: 1.0}))]
+    for answer in said:
+        assert answer is not None
+        assert "J" not in answer
+        assert answer.isprintable()
+    assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
+
+
+def test_a_sites_words_are_one_line_of_a_length() -> None:
+    assert one_line("no room: 7\u00b5 \u00e4", 100) == "no room: 7\u00b5 \u00e4"
+    assert one_line("a\n[E]\x1b[31m\ud800\u202e", 100) == "a?[E]?[31m??"
+    assert one_line("x" * 11, 10) == "x" * 10
+
+
+# What a site takes from the server
+
+
+def train(round: int) -> tuple[str, ...]:
+    return ("align", "joint") if round else ("train",)
+
+
+TASK = Broadcast(
+    3, "joint", dict(GOOD.state), {"rows": torch.full((2,), math.nan)}, 2, 0.5, 2.0, 7, 1, 2, {"v": math.nan}
+)
+
+
+def test_a_good_task_is_taken() -> None:
+    assert check_broadcast(TASK, train) is None
+    assert check_broadcast(Broadcast(0, "train", {}), train) is None
+    assert check_broadcast(replace(TASK, round=10**9, phase="evaluate", lr_scale=0, public_id=0), train) is None
+
+
+REFUSED_TASKS: dict[str, tuple[dict[str, Any], str]] = {
+    "a negative round": ({"round": -1}, "round is -1, expected a whole number from 0 to 1000000000"),
+    "a round that is a bool": ({"round": True}, "round is True"),
+    "a fractional round": ({"round": 1.0}, "round is 1.0"),
+    "a round without end": ({"round": 10**9 + 1}, "round is 1000000001"),
+    "a third split": ({"evaluate": 3}, "evaluate is 3"),
+    "a copy in words": ({"copy_base": "Jane"}, "copy_base is a str of 4"),
+    "a negative label": ({"copy_label": -1}, "copy_label is -1"),
+    "a negative public set": ({"public_id": -1}, "public_id is -1"),
+    "a phase of another method": ({"phase": "Jane"}, "the phase is a str of 4, expected one of align, joint, evaluate"),
+    "a phase of another round": ({"phase": "train"}, "the phase is a str of 5, expected one of align, joint, evaluate"),
+    "a phase that is a list": ({"phase": ["joint"]}, "the phase is a list"),
+    "a NaN rate": ({"lr_scale": math.nan}, "lr_scale is nan"),
+    "an infinite rate": ({"lr_scale": math.inf}, "lr_scale is inf"),
+    "a negative factor": ({"loss_scale": -1e-9}, "loss_scale is -1e-09"),
+    "a factor in words": ({"loss_scale": "Jane"}, "loss_scale is a str of 4"),
+    "a list of scalars": ({"scalars": [1.0]}, "scalars is a list"),
+    "1,001 scalars": ({"scalars": {str(i): 1.0 for i in range(1001)}}, "scalars is a dict of 1001"),
+    "a scalar in words": ({"scalars": {"v": "Jane"}}, "scalar 'v' is a str of 4"),
+    "a scalar without a plain name": ({"scalars": {"Jane Doe": 1.0}}, "scalar named by a str of 8 is 1.0"),
+    "tensors as a list": ({"aux": []}, "its tensors are a list"),
+    "a tensor without a plain name": ({"aux": {"Jane Doe": torch.ones(1)}}, "the name of a tensor is a str of 8"),
+    "no tensor": ({"aux": {"w": [1.0]}}, "w is a list, expected a dense tensor"),
+    "a sparse tensor": ({"state": {"w": torch.ones(2, 2).to_sparse()}}, "w is a Tensor, expected a dense tensor"),
+    "a tensor without memory": ({"state": {"w": torch.ones(2, device="meta")}}, "expected a dense tensor"),
+    "a NaN model": ({"state": {"w": torch.tensor([1.0, math.nan])}}, "w has 1 value(s) that are NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_TASKS)
+def test_a_task_of_no_form_is_refused(name: str) -> None:
+    change, said = REFUSED_TASKS[name]
+    problem = check_broadcast(replace(TASK, **change), train)
+    assert problem is not None
+    assert said in problem
+    assert "Jane" not in problem
 
 
 def test_a_long_number_is_cut_to_forty_characters() -> None:
@@ -137,6 +208,9 @@ REFUSED_TENSORS = {
     "float16": torch.ones(2, 3, dtype=torch.float16),
     "int64": torch.ones(2, 3, dtype=torch.int64),
     "a list": [[1.0] * 3] * 2,
+    "sparse": torch.ones(2, 3).to_sparse(),
+    "sparse rows": torch.ones(2, 3).to_sparse_csr(),
+    "without memory": torch.ones(2, 3, device="meta"),
     "None": None,
 }
 

@@ -13,13 +13,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from support.toy import World, clone, same_bytes
+from support.toy import World, clone, same_bytes, small
 
 from fedvlp.core.aggregation import Aggregator, in_site_order, payload
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, Failure, FailureKind, Reply, State, Update, group
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
+from fedvlp.methods import METHODS
 
 Answer = Callable[[str, Broadcast], Reply | None]
 BOOM = Failure(FailureKind.FAILED, "boom")
@@ -736,3 +737,16 @@ def test_a_robust_average_is_refused_where_nothing_is_averaged(averaging: str) -
     with pytest.raises(ValueError, match=f"Alone averages no tensors of the model; rounds.averaging={averaging}"):
         federation(Scripted(), Alone(), averaging=averaging)
     federation(Scripted(), Alone())
+
+
+def test_a_refused_reply_says_nothing_about_what_its_site_has() -> None:
+    """Which sites supply which modality decides about weights: only an update that is used may change it."""
+    world = World(small(METHODS["creamfl"]), rounds=Rounds(rounds=1, evaluate_every=0))
+    federation, _ = world.federation()
+    federation.server.phase = "train"
+    before = dict(federation.server.modalities)
+    public_id = world.client("server").public_id
+    lie = Update("b", 0, "train", -1, modalities=("text",), public_id=public_id)
+    assert federation._problem("b", lie)
+    assert federation.server.modalities == before
+    assert before["b"] == ("image", "text")

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import shutil
 import subprocess
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.workspace import Workspace
 from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
 from nvflare.fuel.common.excepts import ComponentNotAuthorized, ConfigError
 from nvflare.fuel.sec.audit import AuditService
-from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
-from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
-from nvflare.private.fed.utils.fed_utils import authorize_build_component
+from support.hostile_jobs import JOB, POLICIES, Edit, arrived, built, component, executor, in_executor, reachable
 from typer.testing import CliRunner
 
-import fedvlp
 from fedvlp.cli import app as cli
 from fedvlp.core import names
 from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.class_list import needed, write
 from fedvlp.flare.job_check import CONFIGS, JobCheck
-from fedvlp.flare.jobs import COMMITTED, job_files
+from fedvlp.flare.jobs import COMMITTED
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
-
-PROVISIONING = Path(__file__).parents[2] / "provisioning"
-JOB = "0c7d1f2a-0000-4000-8000-000000000001"
-POLICIES = {"client": PROVISIONING / "site", "server": PROVISIONING / "server"}
-Edit = Callable[[dict[str, Any]], None]
 
 
 @pytest.fixture
@@ -51,54 +38,6 @@ def kit(tmp_path: Path) -> Path:
     (tmp_path / "kit" / "startup").mkdir(parents=True)
     (tmp_path / "kit" / "local").mkdir()
     return tmp_path / "kit"
-
-
-def arrived(
-    kit: Path, side: str, preset: str = "fedavg", edit: Edit = lambda config: None,
-    change: Callable[[Experiment], Experiment] = lambda experiment: experiment, **packing: Any,
-) -> Path:  # fmt: skip
-    """The app of a job as FLARE unpacks it in the kit of ``side``, which has the shipped policy."""
-    shutil.copy(POLICIES[side] / "resources.json", kit / "local")
-    app = kit / JOB / "app_here"
-    for path, text in job_files(change(presets.get(preset)), custom=False, **packing).items():
-        if path.startswith("app/"):
-            file = app / path.removeprefix("app/")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text)
-    config = app / "config" / CONFIGS[side]
-    content = json.loads(config.read_text())
-    edit(content)
-    config.write_text(json.dumps(content))
-    (kit / JOB / "meta.json").write_text(json.dumps({"name": preset, "job_id": JOB}))
-    return app
-
-
-def built(kit: Path, side: str, app: Path) -> Any:
-    """What FLARE's job process builds of the job, with FLARE's own authoriser. Raises as that process would."""
-    workspace = Workspace(str(kit), "here", "config")
-    args = Namespace(
-        job_id=JOB, client_name="here", workspace=str(kit), sp_scheme="http", sp_target="localhost:1", set=[]
-    )
-    kind: Any = ClientJsonConfigurator if side == "client" else ServerJsonConfigurator
-    config = kind(workspace, str(app / "config" / CONFIGS[side]), args, str(app))
-    context = FLContext()
-    context.set_prop(FLContextKey.WORKSPACE_OBJECT, workspace, private=True)
-    context.set_prop(FLContextKey.CURRENT_JOB_ID, JOB, private=False, sticky=True)
-    config.set_component_build_authorizer(authorize_build_component, fl_ctx=context, event_handlers=[])
-    config.configure()
-    return config
-
-
-def component(path: str, /, **args: Any) -> Edit:
-    return lambda config: config["components"].append({"id": "x", "path": path, "args": args})
-
-
-def executor(path: str, /, **args: Any) -> Edit:
-    return lambda config: config["executors"][0].update(executor={"path": path, "args": args})
-
-
-def in_executor(**args: Any) -> Edit:
-    return lambda config: config["executors"][0]["executor"]["args"].update(args)
 
 
 def in_list(config: dict[str, Any]) -> None:
@@ -203,17 +142,6 @@ def test_a_hostile_job_is_refused_before_it_starts_with_an_audit_line(
     assert [(line["action"], line["ref"]) for line in lines] == [("job_refused", JOB)]
     assert JOB in lines[0]["msg"]
     assert why in lines[0]["msg"]
-
-
-def reachable() -> Iterator[str]:
-    """Every class, function and other thing that can be called in a module of fedvlp, by the path that finds it."""
-    for module in pkgutil.walk_packages(fedvlp.__path__, "fedvlp."):
-        if module.name.endswith("__main__"):
-            continue
-        found = importlib.import_module(module.name)
-        for name in dir(found):
-            if callable(getattr(found, name, None)) and not name.startswith("__"):
-                yield f"{module.name}.{name}"
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

@@ -1,18 +1,19 @@
 """The gate through which every reply of a site passes before the server uses it: types, lengths, ranges and tensors.
 
 A reply may be wrong in any way, by accident or on purpose. FLARE itself lets NaN through, broadcasts a (1,) tensor into
-(3,) and counts 0 or negative samples as 1.
+(3,) and counts 0 or negative samples as 1. A site has a gate for the server's tasks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import MODALITIES, Expected, Update
+from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Update
 
 LARGEST_METRIC = 1e12
 """A reported loss or recall beyond this is nonsense that would overflow statistics over sites."""
@@ -22,6 +23,12 @@ MOST_METRICS = 1000
 
 LONGEST_NAME = 200
 """Characters of a metric's name."""
+
+MOST_ROUNDS = 10**9
+"""A round's number is below it."""
+
+PLAIN_NAME = re.compile(rf"[\w.:/-]{{1,{LONGEST_NAME}}}", re.ASCII)
+"""A name that an answer may repeat; any other could be a patient's, or forge a line of a log."""
 
 PUBLIC_IDS = 2**53
 """Every id of a public set is smaller, so that it is exact as a float too."""
@@ -80,7 +87,7 @@ def _check_scalars(update: Update, probes: tuple[str, ...]) -> str | None:
         return f"it has {len(scalars) - len(probes)} scalar(s) that the method does not know"
     for name, value in scalars.items():
         if not _is_number(value) or abs(value) > LARGEST_METRIC:
-            return f"scalar {name!r} is {_shown(value)}, expected a number up to {LARGEST_METRIC:g}, or nan"
+            return f"scalar {_named(name)} is {_shown(value)}, expected a number up to {LARGEST_METRIC:g}, or nan"
     return None
 
 
@@ -92,7 +99,7 @@ def _check_metrics(update: Update) -> str | None:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             return f"the name of a metric is {_shown(name)}, expected at most {LONGEST_NAME} printable characters"
         if not _is_number(value) or not abs(value) <= LARGEST_METRIC:
-            return f"metric {name!r} is {_shown(value)}, expected a finite number up to {LARGEST_METRIC:g}"
+            return f"metric {_named(name)} is {_shown(value)}, expected a finite number up to {LARGEST_METRIC:g}"
     return None
 
 
@@ -102,12 +109,14 @@ def check_tensors(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) 
         return f"its tensors are a {type(state).__name__}, expected a dictionary"
     for label, names in (("missing", reference.keys() - state.keys()), ("unexpected", state.keys() - reference.keys())):
         if names:
-            listed = ", ".join(sorted(str(name)[:LONGEST_NAME] for name in names)[:3])
+            listed = ", ".join(sorted(plain(name) for name in names)[:3])
             return f"{len(names)} {label} tensor(s), e.g. {listed}"
     for name, expected in reference.items():
         seen = state[name]  # once: what waits on disk is read, and decoded, whenever it is asked for
         if not isinstance(seen, Tensor):
             return f"{name} is a {type(seen).__name__}, expected a tensor"
+        if seen.layout != expected.layout or seen.device != expected.device:
+            return f"{name} is {seen.layout} on {seen.device}, expected {expected.layout} on {expected.device}"
         if seen.shape != expected.shape or seen.dtype != expected.dtype:
             return f"{name} is {tuple(seen.shape)} {seen.dtype}, expected {tuple(expected.shape)} {expected.dtype}"
         problem = _check_values(name, seen)
@@ -128,8 +137,66 @@ def _check_values(name: str, tensor: Tensor) -> str | None:
     return None
 
 
+def check_broadcast(message: Broadcast, phases: Callable[[int], tuple[str, ...]]) -> str | None:
+    """Why a site must refuse this task of the server, or None; ``phases`` are those of the site's own method.
+
+    Whether its tensors fit the model is for ``Client.load`` to say.
+    """
+    numbers = {
+        "round": (message.round, MOST_ROUNDS), "evaluate": (message.evaluate, 2),
+        "copy_base": (message.copy_base, PUBLIC_IDS), "copy_label": (message.copy_label, PUBLIC_IDS),
+        "public_id": (0 if message.public_id is None else message.public_id, PUBLIC_IDS),
+    }  # fmt: skip
+    for name, (value, most) in numbers.items():
+        if type(value) is not int or not 0 <= value <= most:
+            return f"{name} is {_shown(value)}, expected a whole number from 0 to {most}"
+    if type(message.phase) is not str or message.phase not in (*phases(message.round), EVALUATE):
+        return f"the phase is {_shown(message.phase)}, expected one of {', '.join((*phases(message.round), EVALUATE))}"
+    for name, scale in (("lr_scale", message.lr_scale), ("loss_scale", message.loss_scale)):
+        if not _is_number(scale) or not 0 <= scale <= LARGEST_METRIC:
+            return f"{name} is {_shown(scale)}, expected a number from 0 to {LARGEST_METRIC:g}"
+    return _check_sent_scalars(message.scalars) or _check_sent_tensors(message)
+
+
+def _check_sent_scalars(scalars: object) -> str | None:
+    if not isinstance(scalars, dict) or len(scalars) > MOST_METRICS:
+        return f"scalars is {_shown(scalars)}, expected a dictionary of at most {MOST_METRICS} numbers"
+    for name, value in scalars.items():
+        if plain(name) != name or not _is_number(value):
+            return f"scalar {_named(name)} is {_shown(value)}, expected a plain name and a number"
+    return None
+
+
+def _check_sent_tensors(message: Broadcast) -> str | None:
+    """Names are plain, so that an error may repeat them; values of the model are finite, a method's may be nan."""
+    for tensors in (message.state, message.aux):
+        if not isinstance(tensors, Mapping):
+            return f"its tensors are a {type(tensors).__name__}, expected a dictionary"
+        for name, tensor in tensors.items():
+            if plain(name) != name:
+                return f"the name of a tensor is {_shown(name)}, expected a plain one"
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+                return f"{name} is a {type(tensor).__name__}, expected a dense tensor"
+    return next((why for name, t in message.state.items() if (why := _check_values(name, t))), None)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def plain(name: object) -> str:
+    """A name as an answer may repeat it; of one that is not plain what it is and how long."""
+    return name if isinstance(name, str) and PLAIN_NAME.fullmatch(name) else _shown(name)
+
+
+def _named(name: object) -> str:
+    """The name in quotation marks, if it is plain."""
+    return repr(name) if plain(name) == name else f"named by {plain(name)}"
+
+
+def one_line(text: str, longest: int) -> str:
+    """A site's own words as a log, a record and a page may hold them: cut, and "?" for what cannot be printed."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
 def _shown(value: object) -> str:

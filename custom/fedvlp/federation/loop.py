@@ -262,11 +262,15 @@ class Federation:
 
     def _problem(self, site: str, update: Update) -> str:
         """Why the update must be dropped, or ""."""
+        modalities = dict(self.server.modalities)
         try:
-            return self._refusal(site, update) or ""
+            problem = self._refusal(site, update) or ""
         except Exception as error:  # garbage may be wrong in any way; it costs its site this phase, not the run
             logger.warning("%s: its update could not be checked: %s", site, type(error).__name__)
-            return f"its update could not be checked: {type(error).__name__}"
+            problem = f"its update could not be checked: {type(error).__name__}"
+        if problem:
+            self.server.modalities = modalities  # a refused reply says nothing about its site
+        return problem
 
     def _refusal(self, site: str, update: Update) -> str | None:
         server, method = self.server, self.method

@@ -14,6 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
+from fedvlp.core.gate import one_line
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update, header
 from fedvlp.federation import site
 from fedvlp.flare.tensor_stream import PieceDecomposer, loaded
@@ -98,4 +99,4 @@ def failure(shareable: Shareable) -> Failure | None:
         return Failure(FailureKind.NOT_HELD, text)
     kind, text = shareable.get_header(KIND), shareable.get_header(REASON)
     known = kind in [known.value for known in FailureKind]
-    return Failure(FailureKind(kind) if known else FailureKind.FAILED, str(text or code)[:LONGEST_REASON])
+    return Failure(FailureKind(kind) if known else FailureKind.FAILED, one_line(str(text or code), LONGEST_REASON))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedvlp import __version__
+from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.deploy.envelope import Behind, Watched
 from fedvlp.deploy.site_config import accepts_phi_risk, at_site, envelope_at
@@ -20,7 +21,7 @@ BEHIND = "fedvlp_behind"
 
 
 class RefusedError(ValueError):
-    """The task does not belong to the experiment that this site was given."""
+    """The task does not belong to the experiment that this site was given, or is of no form that its server sends."""
 
 
 class TaskHandler:
@@ -36,9 +37,13 @@ class TaskHandler:
     def answer(self, message: Broadcast, run: dict[str, str], should_stop: Callable[[], bool]) -> Update:
         """The update; ``run`` is what the server says of its run (flare/messages.py).
 
-        Raises EnvelopeError for what this site lets no job do.
+        Raises RefusedError for a task of another experiment or of no form, EnvelopeError for what this site lets no job
+        do.
         """
         refuse_other(self.experiment, run)
+        problem = check_broadcast(message, self.experiment.method.phases)
+        if problem:
+            raise RefusedError(f"the task is none of this experiment: {problem}")
         envelope = envelope_at(Path(self.paths.local).parent)
         if envelope is None:
             return self._prepared(run["folder"]).handle(message, should_stop)
@@ -70,6 +75,6 @@ def refuse_other(experiment: Experiment, run: dict[str, str]) -> None:
     for what, value in mine.items():
         if run.get(what) != value:
             raise RefusedError(
-                f"the server's {what} is {run.get(what)}, this site's is {value}: "
+                f"the server's {what} is {plain(run.get(what))}, this site's is {value}: "
                 "server and site must run the same job and the same fedvlp"
             )
