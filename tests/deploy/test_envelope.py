@@ -193,6 +193,14 @@ def test_a_site_that_names_its_presets_runs_no_other_setting(kit: Path) -> None:
         answered(kit, asked())
 
 
+def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:
+    """Its export drops the limits that need readable updates; another setting of the rounds is another experiment."""
+    envelope, fedavg = Envelope(presets=("fedavg",)), presets.get("fedavg")
+    envelope.admit(replace(fedavg, rounds=fedavg.rounds.of_encrypted()))
+    with pytest.raises(EnvelopeError, match="is none that this site accepted"):
+        envelope.admit(replace(fedavg, rounds=replace(fedavg.rounds, max_share=1.0)))
+
+
 def test_an_engineer_accepts_one_experiment(kit: Path, tmp_path: Path) -> None:
     """By the job folder that the lead sent: its fingerprint is what the server's job must have."""
     limits(kit, least_records=32)

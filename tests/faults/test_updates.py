@@ -395,8 +395,8 @@ def test_row_11_a_long_change_is_shortened(large: bool, tmp_path: Path, caplog: 
     assert not list((tmp_path / "spool").glob("*"))
 
 
-def test_row_11_by_default_it_can_do_no_more_than_three_honest_sites() -> None:
-    assert moved(POISONED).state["w"].tolist() == moved(POISONED, clip_to_median=3).state["w"].tolist()
+def test_row_11_by_default_it_can_do_no_more_than_five_honest_sites() -> None:
+    assert moved(POISONED).state["w"].tolist() == moved(POISONED, clip_to_median=5).state["w"].tolist()
 
 
 @pytest.mark.parametrize("averaging", ["trimmed", "median"])

@@ -210,7 +210,7 @@ def test_uniform_weights_are_refused() -> None:
 def test_what_needs_readable_updates_is_off_by_itself() -> None:
     """Also in a job that was written for plain updates. The sites' settings stay those that the job names."""
     chosen = presets.get("fedavg")
-    assert (chosen.rounds.clip_to_median, chosen.rounds.max_share) == (3.0, 0.5)
+    assert (chosen.rounds.clip_to_median, chosen.rounds.max_share) == (5.0, 0.5)
     controller = EncryptedController(**vars(chosen))
     assert controller._rounds() == replace(chosen.rounds, clip_to_median=0.0, max_share=1.0)
     assert controller.experiment == chosen

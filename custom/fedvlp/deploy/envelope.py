@@ -65,8 +65,7 @@ class Envelope:
         """Raises EnvelopeError unless a job with this experiment may run here."""
         if self.presets or self.accepted:
             named = (
-                any(replace(presets.get(name), data=experiment.data) == experiment for name in self.presets)
-                or fingerprint(experiment) in self.accepted
+                any(_is_preset(experiment, name) for name in self.presets) or fingerprint(experiment) in self.accepted
             )
             if not named:
                 raise EnvelopeError(
@@ -113,6 +112,12 @@ class Envelope:
             f"distinct records, a figure on {self.least_per_figure}; at most {self.processes} processes of "
             f"{self.threads} threads, {self.hours:g} hours a task"
         )
+
+
+def _is_preset(experiment: Experiment, name: str) -> bool:
+    """Whether it is the preset on any data set; also as an encrypted job has it, without limits of the server's."""
+    preset = replace(presets.get(name), data=experiment.data)
+    return experiment in (preset, replace(preset, rounds=preset.rounds.of_encrypted()))
 
 
 def differences(experiment: Experiment) -> list[str]:

@@ -49,7 +49,7 @@ class Rounds:
     max_share: float = 0.5  # of the samples that count; a site with more counts as that; 1 = as it is
     max_missed: int = 2  # a site silent for so many consecutive rounds is benched: left out for now
     probe_every: int = 3  # a benched site is asked again every so many rounds
-    clip_to_median: float = 3.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
+    clip_to_median: float = 5.0  # a change longer than so many times the sites' median is shortened to it; 0 = never
     averaging: str = MEAN  # of updates: mean | trimmed | median (core/robust_mean.py)
     trim: float = 0.2  # trimmed: share of the sites that is left out at each end
     max_empty: int = 10  # the run stops after so many consecutive phases in which no site had a training sample
