@@ -341,14 +341,14 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted(
 
 
 def test_killed_again_and_again_it_still_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after every 15 events until it gets through: enough for one phase, so every start gets further."""
+    """Killed after every 20 events until it gets through: enough for one phase, so every start gets further."""
     method = SMALL["local"]
     expected = world(method).run()
     for _ in range(20):
 
         def killed() -> None:
             one = world(method, tmp_path)
-            events(one, monkeypatch, Fuse(18))
+            events(one, monkeypatch, Fuse(20))
             one.run()
 
         if forked(killed) == 0:
