@@ -23,7 +23,7 @@ from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.deploy.envelope import Envelope
 from fedvlp.federation import codec, loop
-from fedvlp.federation.wire import LABEL, ServerEnd, SiteEnd, own_memory, task_of
+from fedvlp.federation.wire import ServerEnd
 from fedvlp.flare import job_check, messages, task_handler, wire_filters
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
@@ -149,18 +149,12 @@ def _classes_only(self: JobCheck, app: Path) -> None:
             raise job_check.JobRefusedError(f"class {job_check._quoted(path)} is not on this site's list of classes")
 
 
-_send_failure, _decode = messages.send_failure, SiteEnd.decode
+_send_failure = messages.send_failure
 
 
 def _in_full(error: Exception | Failure) -> Any:
     """An error reply with whatever the error says."""
     return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
-
-
-def _any_copy(end: SiteEnd, message: Any) -> Any:
-    """Changes the copy that the site holds, whichever the server means."""
-    memory = own_memory(end._memory, task_of(end._phases, message))
-    return _decode(end, replace(message, copy_base=int(memory[LABEL])) if message.copy_base and memory else message)
 
 
 def _no_paths(monkeypatch: Patch) -> None:
@@ -197,7 +191,7 @@ IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "decoding is guarded": ("8-bit differences", off(ServerEnd, "_incoming", _unguarded_decoding)),
     "codes and scales": ("8-bit differences", off(codec, "_refuse_codes", _any_form)),
     "form of what is decoded": ("half precision", off(codec, "_refuse_form")),
-    "clipping": ("clipped", off(loop, "clipped", lambda updates, *rest: updates)),
+    "clipping": ("clipped", off(loop, "bounded", lambda updates, *rest, **limits: updates)),
 }  # fmt: skip
 
 IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
@@ -209,7 +203,6 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "where the wire's copy lies": ("8-bit differences", _no_paths),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
     "words of other libraries": ("FedAvg", off(messages, "send_failure", _in_full)),
-    "which copy is changed": ("8-bit differences", off(SiteEnd, "decode", _any_copy)),
 }  # fmt: skip
 
 

@@ -202,10 +202,10 @@ class Stage:
         honest, mine = messages.receive_broadcast(self.tasks[1])
         if run != mine:
             raise Breach(f"{attack}: answered to another run")
-        if message.copy_base not in (0, honest.copy_base):
+        if message.copy_base not in (0, honest.copy_base) and not self.setting.wire.plain:
             raise Breach(f"{attack}: changed another copy than the one it holds")
         numbers = [*message.scalars.values(), message.lr_scale, message.loss_scale]
-        if not all(type(number) in (int, float, bool) for number in numbers) or type(message.round) is not int:
+        if not all(isinstance(number, (int, float)) for number in numbers) or type(message.round) is not int:
             raise Breach(f"{attack}: took for a number what is none")
         if WORDS in "".join(message.scalars):
             raise Breach(f"{attack}: took a scalar with a name that is none")

@@ -20,14 +20,9 @@ LAST_ROUNDS = 5
 class Snapshots:
     """The server at the beginning of its last ``LAST_ROUNDS`` rounds: ``rounds/round-<round>.safetensors``.
 
-        They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
-    <<<<<<< HEAD:custom/fedvlp/core/kept_checkpoints.py
-        links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make way
-        for the next checkpoint. The records of the run are in one file for all of them (core/history.py).
-    =======
-        links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make
-        room for the next checkpoint.
-    >>>>>>> integrity:custom/fedvlp/core/snapshots.py
+    They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
+    links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make way
+    for the next checkpoint. The records of the run are in one file for all of them (core/history.py).
     """
 
     def __init__(self, checkpoint: Path) -> None:

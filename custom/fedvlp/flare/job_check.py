@@ -61,6 +61,7 @@ class JobCheck(AppValidator):
         self.side = side
 
     def validate(self, app_folder: str) -> tuple[str, dict[str, Any]]:
+        """FLARE's hook: why the app in ``app_folder`` is refused, or ""; and nothing that FLARE should keep of it."""
         app = Path(app_folder)
         try:
             self._check(app)
