@@ -104,6 +104,7 @@ def test_a_job_brings_its_run_home_however_it_ended(
     home = tmp_path / "server" / "job-1" / HOME
     assert json.loads((home / "run_status.json").read_text())["status"] == outcome
     assert (home / "checkpoints" / "server.safetensors").read_bytes() == flare.run.checkpoint.read_bytes()
-    assert [path.name for path in (home / "checkpoints").iterdir()] == ["server.safetensors"]  # not the earlier ones
+    brought = {path.name for path in (home / "checkpoints").iterdir()}
+    assert brought == {"server.safetensors", "history.jsonl"}  # and none of the earlier rounds
     assert (home / "metrics.csv").exists()
     assert (home / "model" / "model.safetensors").exists() == (outcome == "finished")
