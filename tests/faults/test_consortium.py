@@ -184,7 +184,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
         assert ended(opened, submitted) == "FINISHED:COMPLETED"
     dropped = [record["dropped"] for record in folder.history()]
     assert [sorted(names) for names in dropped[:3]] == [[], ["site-2"], ["site-1"]]
-    assert "ChildLostError: the training process ended" in dropped[1]["site-2"]
+    assert "the training process ended or fell silent" in dropped[1]["site-2"]
     assert folder.model.read_bytes() == without(chosen, {("site-2", 1), ("site-1", 2)}, tmp_path).model.read_bytes()
 
 

@@ -52,7 +52,7 @@ def small(name: str, **settings: object) -> Experiment:
 def test_same_bytes_as_the_engine(
     name: str, threads: int, remembering: int, settings: dict[str, object], tmp_path: Path
 ) -> None:
-    """Model, server memory, the memories of ``remembering`` sites (two versions each), and every metric."""
+    """Model, server memory, the memories of ``remembering`` sites (one version a task), and every metric."""
     experiment = small(name, **settings)
     engine = RunFolder.create(tmp_path / "engine", experiment)
     simulate(experiment, engine)
@@ -63,7 +63,7 @@ def test_same_bytes_as_the_engine(
     assert_same_metrics(flare, engine)
     same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
     memories = sorted((engine.path / "sites").rglob("*.safetensors"))
-    assert len(memories) == 2 * remembering
+    assert len(memories) == 3 * remembering  # two rounds and the evaluation
     for memory in memories:
         assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
 
