@@ -108,16 +108,16 @@ def test_a_failure_is_an_error_reply_in_fedvlps_words_only(
     data: dict[str, Pairs], fl_ctx: FLContext, caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
     data["a"].tick = broken(error)
-    door_of_a = site_executor(FEDAVG)
+    executor = site_executor(FEDAVG)
     with caplog.at_level(logging.ERROR):
-        reply = door_of_a.execute("train", task(data), fl_ctx, Signal())
+        reply = executor.execute("train", task(data), fl_ctx, Signal())
     assert messages.failure(reply) == Failure(FailureKind.FAILED, said)
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert f"train failed: {said}" in caplog.text
     assert "DOE" not in caplog.text
     assert "Jane" not in caplog.text
     data["a"].tick = lambda: None
-    assert messages.failure(door_of_a.execute("train", task(data), fl_ctx, Signal())) is None, (
+    assert messages.failure(executor.execute("train", task(data), fl_ctx, Signal())) is None, (
         "the next task is answered"
     )
 

@@ -273,6 +273,7 @@ class Federation:
         return problem
 
     def _refusal(self, site: str, update: Update) -> str | None:
+        """The rules that an update must pass, in order. Raises anything on garbage."""
         server, method = self.server, self.method
         if server.trainer and update.public_id != server.trainer.client.public_id:
             return "it is about another list of public records: the hash of their ids is not the server's"
@@ -280,11 +281,16 @@ class Federation:
             server.modalities[site] = tuple(name for name in MODALITIES if name in update.modalities)
         phases = method.phases(server.round)
         probed = server.phase in (EVALUATE, phases[0])
-        return check(
-            update, site=site, round=server.round, phase=server.phase, max_samples=self.rounds.max_samples,
+        problem = check(
+            update,
+            site=site,
+            round=server.round,
+            phase=server.phase,
             expected=Expected() if server.phase == EVALUATE else method.expects(server, site),
+            max_samples=self.rounds.max_samples,
             probes=method.probes() if probed else (),
-        ) or self._other_count(site, update.num_samples) or method.objection(server, update)  # fmt: skip
+        )
+        return problem or self._other_count(site, update.num_samples) or method.objection(server, update)
 
     def _other_count(self, site: str, samples: int) -> str | None:
         """Why a count of samples is not that of the site which enrolled, or None; 0 counts nothing and is taken."""

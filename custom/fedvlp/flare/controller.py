@@ -159,9 +159,14 @@ class FederatedController(Controller):
                 cleanup_memory()
 
         self._federation = federation = Federation(
-            self._method(), server, self._rounds(), self._exchange,
-            wire=experiment.wire, checkpoint=folder.checkpoint, report=report,
-        )  # fmt: skip
+            self._method(),
+            server,
+            self._rounds(),
+            self._exchange,
+            wire=experiment.wire,
+            checkpoint=folder.checkpoint,
+            report=report,
+        )
         state = federation.run(next_phase)
         self._finish(folder, state, server.history)
 
@@ -197,16 +202,20 @@ class FederatedController(Controller):
         names = {f"val_r1_{kind}": over_sites(recall("val", 1), kind) for kind in (AVERAGE, WORST)}
         recalls = {short: measured[name] for short, name in names.items() if name in measured}
         self.progress |= {
-            "round": record["round"], "num_rounds": self.experiment.rounds.rounds, "phase": record["phase"],
-            "sites": len(record["sites"]), "dropped": len(record["dropped"]), **recalls,
-        }  # fmt: skip
+            "round": record["round"],
+            "num_rounds": self.experiment.rounds.rounds,
+            "phase": record["phase"],
+            "sites": len(record["sites"]),
+            "dropped": len(record["dropped"]),
+            **recalls,
+        }
         self.progress.pop("loss", None)
         if losses:
             self.progress["loss"] = sum(losses) / len(record["sites"])
         self._by_site = {site: _in_short(metrics) for site, metrics in by_site(record).items()}
         assert self._fl_ctx is not None
-        self.log_info(self._fl_ctx, " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
-                                             for k, v in self.progress.items()))  # fmt: skip
+        said = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.progress.items()]
+        self.log_info(self._fl_ctx, " ".join(said))
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies in site order."""
@@ -255,9 +264,12 @@ class FederatedController(Controller):
                 arrived.put((site, Failure(FailureKind.LOST, f"task ended as {task.completion_status}")))
 
         task = Task(
-            name=message.phase, data=messages.send_broadcast(message, self._run), timeout=self.task_timeout,
-            result_received_cb=received, task_done_cb=done,
-        )  # fmt: skip
+            name=message.phase,
+            data=messages.send_broadcast(message, self._run),
+            timeout=self.task_timeout,
+            result_received_cb=received,
+            task_done_cb=done,
+        )
         task.client_tasks = SentOnce()
         return task
 

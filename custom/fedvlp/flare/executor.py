@@ -1,4 +1,4 @@
-"""A site's doors to FLARE: a task is answered in the job's own process, or in a child that may die without harm.
+"""A site's executors: a task is answered in the job's own process, or in a child that may die without harm.
 
 Both call flare/task_handler.py. No line here knows a method's name.
 """

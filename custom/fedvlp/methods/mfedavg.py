@@ -23,7 +23,8 @@ class MFedAvg(Method):
 
     A tower is averaged, by samples, over the sites that have its modality; what both share (the classifier) over all.
     Where nobody has a modality, its tower stays as it is. With every site paired and no public set this is FedAvg.
-    Differs: a fixed number of local steps at every site, not three epochs; no gradient clipping, no half precision.
+    Differs: a fixed number of local steps at every site, not three epochs; gradient clipping and half precision are
+    settings of ``training``.
     """
 
     uses_public: ClassVar[bool] = True
