@@ -170,7 +170,7 @@ class World:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
             server.modalities = {name: data.modalities for name, data in self.data.items()}
-            server.trainer = ServerTrainer(self.client("server"), self.training)
+            server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate)
         return server
 
     @property

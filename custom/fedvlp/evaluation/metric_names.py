@@ -5,7 +5,8 @@ The names are in metrics.csv, in TensorBoard and in summaries, so they must not 
 - ``<split>/<direction>/r<k>``: Recall@k in percent, in batches; ``<split>/all/...`` over the whole set,
   ``<split>/fold/...`` mean over folds. The direction is ``i2t``, ``t2i`` or ``mean`` (of both).
 - ``<split>/similarity``: mean cosine of the pairs, -1..1.
-- ``<split>/auc/<finding>``, ``<split>/auc/macro``, ``<split>/auc/rare``: area under the ROC curve, 0..1.
+- ``<split>/auc/<finding>``, ``<split>/auc/macro``, ``<split>/auc/rare``: area under the ROC curve, 0..1;
+  ``<split>/auc/macro without image`` or ``text``: the same model with that feature zeroed.
 - ``classifier/image``: share of the classifier's absolute weight on the image, 0..1.
 - ``<name>/average``, ``<name>/worst``, ``<name>/disparity_population_std``: a figure over sites.
 """
@@ -61,6 +62,11 @@ def similarity(split: str) -> str:
 def auc(split: str, finding: str) -> str:
     """Area under the ROC curve on a split, of a finding or of ``MACRO`` or ``RARE``."""
     return f"{split}{_AUC}{finding}"
+
+
+def without(mean: str, modality: str) -> str:
+    """``MACRO`` or ``RARE`` of the same model where the feature of a modality is zero."""
+    return f"{mean} without {modality}"
 
 
 def parse_auc(name: str) -> tuple[str, str] | None:
