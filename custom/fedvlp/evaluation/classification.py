@@ -112,7 +112,7 @@ class Classification:
         """Name -> area on one split."""
         areas = self.areas(client, split)
         figures = means(areas) | areas.by_label
-        if client.data.modalities == MODALITIES:
+        if client.data.modalities_in(split) == MODALITIES:
             for modality in MODALITIES:
                 half = means(self.areas(client, split, modality))
                 figures |= {metric_names.without(name, modality): value for name, value in half.items()}
