@@ -21,6 +21,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,6 @@ COHORTS = {
     "scanner-shift": SyntheticCohort(image_size=36),
     "label-skew": SyntheticCohort(image_size=36, beta=0.1, shared_habits=True, label_code="positive"),
 }
-ROWS = ("averaged", "pooled", "own", "site", "site, running", "layer")
 COLUMNS = ("R@1 mean", "R@1 worst", "R@5 mean", "R@5 worst")
 
 
@@ -85,24 +85,22 @@ def trained(experiment: Experiment, folder: Path) -> tuple[Assembly, State]:
     return Assembly(experiment, run.path), Server.load(run.checkpoint)[0].state
 
 
-def measure(experiment: Experiment, folder: Path) -> dict[str, dict[str, float]]:
-    """Row -> recalls, of three trainings."""
-    found: dict[str, dict[str, float]] = {}
+def measure(experiment: Experiment, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """(row, recalls), of three trainings."""
     assembly, state = trained(experiment, folder)
     sites = assembly.sites()
-    found["averaged"] = recalls(assembly, dict.fromkeys(sites, state))
+    yield "averaged", recalls(assembly, dict.fromkeys(sites, state))
     pooled = estimated(assembly.client("pooled", assembly.data(None)), state)
-    found["pooled"] = recalls(assembly, dict.fromkeys(sites, pooled))
+    yield "pooled", recalls(assembly, dict.fromkeys(sites, pooled))
     own = {site: estimated(assembly.client(site, assembly.data(site)), state) for site in sites}
-    found["own"] = recalls(assembly, own)
+    yield "own", recalls(assembly, own)
     assembly, state = trained(replace(experiment, norm_statistics=norm_statistics.SITE), folder)
+    memories = {site: assembly.site(site).memory.newest() for site in sites}
     for row, model in (("site", norm_statistics.SERVED), ("site, running", "model")):
-        memories = {site: assembly.site(site).memory.newest() for site in sites}
-        found[row] = recalls(assembly, {site: state | norm_statistics.own(m, model) for site, m in memories.items()})
+        yield row, recalls(assembly, {site: state | norm_statistics.own(m, model) for site, m in memories.items()})
     layer = replace(experiment, model=replace(experiment.model, head_norm="layer"))
     assembly, state = trained(layer, folder)
-    found["layer"] = recalls(assembly, dict.fromkeys(sites, state))
-    return found
+    yield "layer", recalls(assembly, dict.fromkeys(sites, state))
 
 
 def cell(values: list[float]) -> str:
@@ -135,10 +133,9 @@ def main() -> None:
         for cohort in options.cohorts:
             for method in options.methods:
                 with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as folder:
-                    rows = measure(experiment_of(method, cohort, seed, options), Path(folder))
-                for row in ROWS:
-                    results.setdefault((cohort, method, row), []).append(rows[row])
-                    say({"cohort": cohort, "method": method, "row": row, "seed": seed, **rows[row]})
+                    for row, figures in measure(experiment_of(method, cohort, seed, options), Path(folder)):
+                        results.setdefault((cohort, method, row), []).append(figures)
+                        say({"cohort": cohort, "method": method, "row": row, "seed": seed, **figures})
     print("\n" + report(results, options) + "\n")
     say({**machine(), "processor_seconds": rounded(time.process_time() - began)})
 

@@ -28,13 +28,23 @@ from torch.nn import functional as F
 
 from fedvlp import load_model
 from fedvlp.core.client import Client
-from fedvlp.core.norm_statistics import INITIAL, OF_SERVER, OWN, PUBLIC_SET, complete, estimate, normalisation, own
+from fedvlp.core.norm_statistics import (
+    INITIAL,
+    OF_SERVER,
+    OWN,
+    PUBLIC_SET,
+    NormalisationError,
+    complete,
+    estimate,
+    normalisation,
+    own,
+)
 from fedvlp.core.privacy import PrivacyError, clip_and_noise
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
-from fedvlp.federation.site import Site
+from fedvlp.federation.site import Site, reason
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
@@ -42,6 +52,7 @@ from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.training.config import Training
+from fedvlp.training.loop import Aborted
 
 KINDS = ("averaged", "site")
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
@@ -128,8 +139,11 @@ def test_a_server_that_sends_it_is_refused_by_the_site() -> None:
     """A site takes nobody else's for its own; and what it received it might send back."""
     one = world(FedAvg(local_steps=1))
     whole = {name: tensor.clone() for name, tensor in Toy(norm=True).state_dict().items()}
-    with pytest.raises(ValueError, match=r"a: the server sent 10 tensors .*, e.g. image_encoder.1.bias"):
+    with pytest.raises(
+        NormalisationError, match=r"a: the server sent 10 tensors .*, e.g. image_encoder.1.bias"
+    ) as error:
         one.site("a").handle(Broadcast(0, "train", whole))
+    assert "Server and site must run the same experiment" in reason(error.value), "which the server is told"
 
 
 def test_what_does_not_travel_needs_no_noise() -> None:
@@ -253,6 +267,24 @@ def test_b3_through_the_site_for_both_kinds(method: Any, terms: dict[str, str], 
         mine = own(site.memory.newest(), "model")
         assert mine.keys() == site_only
         assert differs(mine, names, ["image_head.1.weight"])
+
+
+def test_a_phase_that_was_broken_off_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
+    """At its second step, at a site that has normalisation of its own from an earlier round."""
+    training = replace(ADAMW, checkpoint_steps=1)
+
+    def second_round(folder: Path, stops: int) -> State:
+        one = world(FedAvg(local_steps=4), training=training, folder=folder)
+        state, asked = one.server().state, iter(range(100))
+        one.site("b").handle(Broadcast(0, "train", state))
+        if stops:
+            with pytest.raises(Aborted):
+                one.site("b").handle(Broadcast(1, "train", state), lambda: next(asked) >= stops)
+            assert list((folder / "sites" / "b").glob("unfinished*"))
+        update = one.site("b").handle(Broadcast(1, "train", state))
+        return clone(update.state) | SiteMemory(folder / "sites" / "b").newest()
+
+    same_bytes(second_round(tmp_path / "broken", 2), second_round(tmp_path / "whole", 0))
 
 
 # Estimating

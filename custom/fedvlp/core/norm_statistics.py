@@ -42,6 +42,10 @@ BATCH, BATCHES = 32, 50
 """Records in a batch, and batches at most, on which statistics are estimated: 1,600 records are enough for a mean."""
 
 
+class NormalisationError(ValueError):
+    """The server sent what only a site has."""
+
+
 def normalisation(names: Iterable[str]) -> frozenset[str]:
     """Of the names of a state, those of its batch normalisations: running statistics and affine weights."""
     names = list(names)
@@ -77,14 +81,14 @@ def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State
     """A received model with the normalisation of this client's site; as it is where nothing is missing.
 
     Affine weights are those ``known`` from the last training, or initial ones; statistics are estimated anew. The model
-    is then loaded. A state without any tensor (a method that sends no model) stays empty. Raises ValueError where the
-    sender sent normalisation that stays at the sites.
+    is then loaded. A state without any tensor (a method that sends no model) stays empty. Raises NormalisationError
+    where the sender sent what stays at the sites.
     """
     if not client.site_only or not state:
         return state
     sent = sorted(client.site_only & state.keys())
     if sent:
-        raise ValueError(
+        raise NormalisationError(
             f"{client.name}: the server sent {len(sent)} tensors of batch normalisation, e.g. {sent[0]}; under "
             "norm_statistics=site it has none. Server and site must run the same experiment"
         )
