@@ -135,15 +135,19 @@ def test_the_words_of_an_update_stay_where_the_site_wants_that(decay: float, kit
 
 
 def test_no_figure_of_a_few_records_leaves_the_site(kit: Path) -> None:
-    """The attack of S4: the exact loss of two records as FedDRA's v_i. The server hears that it is unknown here."""
+    """The attack of S4: the exact loss of eight records, which is the fewest, as FedDRA's v_i.
+
+    The server hears that it is unknown here.
+    """
     update, behind = answered(kit, asked("feddra", method__dro_batch=2, method__dro_fraction=1e-9, **LIGHT), "align")
-    assert behind.figures["probe"] == 2
+    assert behind.figures["probe"] == 8
     assert update.scalars.keys() == {"loss"}
     assert math.isnan(update.scalars["loss"])
     assert [name for name in update.metrics if name.startswith("loss/")]
     update, behind = answered(kit, asked("feddra", **LIGHT), "align")
-    assert behind.figures["probe"] == 32
+    assert behind.figures["probe"] == 256, "of 280, the whole batches of 32"
     assert update.scalars["loss"] > 0
+    assert update.metrics["probe/loss_error"] > 0
 
 
 def test_recall_on_a_small_split_stays_at_the_site(kit: Path) -> None:

@@ -62,9 +62,11 @@ def test_two_runs_with_one_seed_give_the_same_bytes_and_another_seed_does_not(na
 
 
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("workers", [2, 5])
-def test_forked_workers_give_the_same_bytes_as_in_turn(tmp_path: Path, name: str, workers: int) -> None:
-    alone, aside = world(SMALL[name], tmp_path / "alone"), world(SMALL[name], tmp_path / "aside")
+@pytest.mark.parametrize(("workers", "statistics"), [(2, "averaged"), (5, "site")])
+def test_forked_workers_give_the_same_bytes_as_in_turn(
+    tmp_path: Path, name: str, workers: int, statistics: str
+) -> None:
+    alone, aside = (world(SMALL[name], tmp_path / kind, norm_statistics=statistics) for kind in ("alone", "aside"))
     expected = alone.run()
     with WorkerPool(aside.site, ("a", "b", "c"), workers) as exchange:
         seen = aside.run(exchange)
@@ -313,27 +315,31 @@ def moments(name: str, count: int, some: int = 4) -> list[int]:
     return sorted({1, count, *random.Random(name).sample(range(1, count + 1), some)})
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("name", "statistics"),
+    [*((name, "averaged") for name in SMALL), *((name, "site") for name in ("feddra", "fedrgb", "car-mfl", "pms-fm"))],
+)
 def test_killed_at_any_moment_and_resumed_is_uninterrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, statistics: str
 ) -> None:
     """SIGKILL before a batch, before a file is synced, before it is renamed: the same bytes, also of site memories."""
-    expected = world(SMALL[name], tmp_path / "whole").run()
+    kind = {"norm_statistics": statistics}
+    expected = world(SMALL[name], tmp_path / "whole", **kind).run()
     with monkeypatch.context() as patch:
         count = Fuse()
-        one = world(SMALL[name], tmp_path / "counted")
+        one = world(SMALL[name], tmp_path / "counted", **kind)
         events(one, patch, count)
         one.run()
     for moment in moments(name, count.count):
         folder = tmp_path / str(moment)
 
         def killed(folder: Path = folder, moment: int = moment) -> None:
-            one = world(SMALL[name], folder)
+            one = world(SMALL[name], folder, **kind)
             events(one, monkeypatch, Fuse(moment))
             one.run()
 
         assert forked(killed) == -signal.SIGKILL
-        resumed = world(SMALL[name], folder).run()
+        resumed = world(SMALL[name], folder, **kind).run()
         same_bytes(resumed.state, expected.state)
         same_bytes(resumed.memory, expected.memory)
         assert facts(resumed) == facts(expected), moment

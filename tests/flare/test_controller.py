@@ -104,13 +104,20 @@ def test_flares_serialiser_changes_no_byte(make: Make, tmp_path: Path) -> None:
     assert_engines_bytes(flare, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["feddra", "local"])
-def test_phases_and_memories_pass_through_flare(make: Make, tmp_path: Path, name: str) -> None:
-    """FedDRA has two phases and a server that remembers, Local sites that do, each on its own disk."""
-    flare = make(experiment=toy_experiment(small(METHODS[name])))
+@pytest.mark.parametrize(("name", "statistics"), [("feddra", "averaged"), ("local", "averaged"), ("feddra", "site")])
+def test_phases_and_memories_pass_through_flare(make: Make, tmp_path: Path, name: str, statistics: str) -> None:
+    """FedDRA has two phases and a server that remembers, Local sites that do, each on its own disk.
+
+    So do sites that keep their batch normalisation, of which the model that is saved has none.
+    """
+    experiment = toy_experiment(small(METHODS[name]))
+    norm = ToyModel(norm=statistics == "site")
+    flare = make(experiment=replace(experiment, model=norm, norm_statistics=statistics))  # type: ignore[arg-type]
     flare.submit()
     assert_engines_bytes(flare, tmp_path)
-    for file in (tmp_path / "plain" / "sites").rglob("*.safetensors"):
+    memories = list((tmp_path / "plain" / "sites").rglob("*.safetensors"))
+    assert bool(memories) == (name == "local" or statistics == "site")
+    for file in memories:
         site = file.parent.name
         theirs = tmp_path / site / "runs" / "toy" / "001" / "sites" / site / file.name
         assert theirs.read_bytes() == file.read_bytes()

@@ -24,6 +24,7 @@ from fedvlp.run.simulate import simulate
 pytestmark = pytest.mark.slow(seconds=50)
 
 EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
+OWN_NORM = {"model.head_norm": "batch", "norm_statistics": "site"}
 SERVER_TRAINS = {"method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}
 
 
@@ -42,7 +43,7 @@ def small(name: str, **settings: object) -> Experiment:
 @pytest.mark.parametrize(
     ("name", "threads", "remembering", "settings"),
     [
-        ("feddra", 1, 2, {"data.sites": 2, **EIGHT_BIT}),  # each end of the wire remembers what the other holds
+        ("feddra", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),  # ends of the wire, and sites
         ("local", 1, 2, {"data.sites": 2}),  # a site's own model
         ("pms-fm", 4, 0, {}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site

@@ -11,9 +11,10 @@ import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
 from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes
+from torch import Tensor, nn
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, Update
+from fedvlp.core.types import Batch, Broadcast, Reply, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.flare.privacy_filters import AllowMetrics
@@ -226,7 +227,10 @@ def test_the_hard_site_gains_over_a_real_run() -> None:
 
 
 def test_the_probe_by_hand() -> None:
-    """All 12 records in batches of 4: the mean of three batch losses of the received model, in eval mode."""
+    """All 12 records in batches of 4: the mean of three batch losses of the received model, in eval mode.
+
+    Its standard error is sqrt(sum_b (v_b - v)^2 / 2 / 3), v_b being the loss of a batch.
+    """
     method = RobustWeights(dro_fraction=1.0, dro_batch=4)
     world = World(method)
     client = world.client("b")
@@ -235,21 +239,24 @@ def test_the_probe_by_hand() -> None:
     real = client.data.batches
     client.data.batches = lambda *a, **k: (seen.append(b["row"]) or b for b in real(*a, **k))  # type: ignore
     with torch.no_grad():
-        loss = method.probe(client, Broadcast(0, "train", {}))["loss"]
+        found = method.probe(client, Broadcast(0, "train", {}))
         losses = [
             client.objective(client.model(b), b)["contrastive"].item()
             for b in (client.data._batch("train", rows) for rows in list(seen))  # type: ignore[attr-defined]
         ]
     assert [len(rows) for rows in seen] == [4, 4, 4]
     assert sorted(torch.cat(seen).tolist()) == list(range(12))
-    assert loss == pytest.approx(sum(losses) / 3)
+    mean = sum(losses) / 3
+    assert found["loss"] == pytest.approx(mean)
+    assert found["loss_error"] == pytest.approx(math.sqrt(sum((v - mean) ** 2 for v in losses) / 6), rel=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("count", "fraction", "rows"), [(4, 0.1, 4), (12, 0.1, 4), (12, 0.7, 8), (100, 0.1, 8), (100, 0.5, 48)]
+    ("count", "fraction", "rows"),
+    [(4, 0.1, 4), (12, 0.1, 12), (15, 0.1, 12), (19, 0.1, 16), (100, 0.1, 16), (100, 0.5, 48), (103, 1.0, 100)],
 )
 def test_the_probe_uses_a_fixed_part_in_whole_batches(count: int, fraction: float, rows: int) -> None:
-    """At least one batch; floor(fraction * count) records; a short last batch is left out."""
+    """floor(fraction * count) records, but of four batches where there are so many; no short last batch."""
     method = RobustWeights(dro_fraction=fraction, dro_batch=4)
     drawn = []
     for round in (0, 5):
@@ -284,7 +291,56 @@ def test_a_site_of_one_probe_batch_sends_its_loss() -> None:
     client = World(method).client("a")
     assert client.data.num_train == 8
     with torch.no_grad():
-        assert method.probe(client, Broadcast(0, "train", {})).keys() == {"loss"}
+        known = method.probe(client, Broadcast(0, "train", {}))
+    assert known["loss"] > 0
+    assert known.keys() == {"loss"}, "one batch says nothing of the spread"
+
+
+def test_by_default_all_records_are_read() -> None:
+    """Spec Z4; a tenth of 100 records was one batch of 8, whose spread is far above that of all."""
+    method = RobustWeights(dro_batch=8)
+    client = World(method, {"a": pairs(0, 100)}).client("a")
+    with torch.no_grad():
+        whole = method.probe(client, Broadcast(0, "train", {}))
+        part = replace(method, dro_fraction=0.1).probe(client, Broadcast(0, "train", {}))
+    assert 0 < whole["loss_error"] < part["loss_error"]
+
+
+class Soft(nn.Module):
+    """Cross entropy against targets that are soft: its least value is ``least``."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.least = least
+
+    def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        assert output.image is not None
+        return {"contrastive": output.image.square().sum() + self.least, "hard": output.image.sum() * 0 + 2.0}
+
+    def entropy(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        return {"contrastive": torch.tensor(self.least)}
+
+
+@pytest.mark.parametrize(("method", "hard"), [(FedDRA(dro_batch=4), 0.0), (FedRGB(dro_batch=4), 2.0)])
+def test_the_entropy_of_a_sites_targets_makes_it_no_harder(method: RobustWeights, hard: float) -> None:
+    """Spec Z4: v_i is CE - H(target). The cross entropy itself is 4 (unit vectors of 4 records) plus the entropy.
+
+    FedRGB counts the contrastive loss twice (L_CL and L_task) and the other terms once.
+    """
+    found = []
+    for least in (0.0, 1.5):
+        world = World(method, objective=lambda least=least: Soft(least))  # type: ignore[misc]
+        with torch.no_grad():
+            found.append(method.probe(world.client("b"), Broadcast(0, "train", {}))["loss"])
+    assert found == pytest.approx([4.0 + hard + 4.0 * (hard > 0)] * 2, rel=1e-6)
+
+
+def test_the_standard_error_is_a_figure_for_people() -> None:
+    """It is in the records of the run where v is, and is no input of the method."""
+    run = World(RobustWeights(**TOY), rounds=Rounds(rounds=2, evaluate_every=0)).run()
+    for record in run.history:
+        assert {site for site, metrics in record["sites"].items() if metrics["probe/loss_error"] > 0} == {"a", "b", "c"}
+    assert RobustWeights().probes() == ("loss",)
 
 
 def test_what_else_is_in_memory_stays_and_the_tensors_of_before_are_not_written_to() -> None:

@@ -60,6 +60,22 @@ def test_two_pairs_by_hand() -> None:
     assert semantic_matching(eye, eye[[0, 0]], similarity, 1.0).item() == pytest.approx(0.6907044, abs=1e-6)
 
 
+def test_its_entropy_is_the_least_that_it_can_be() -> None:
+    """CE - H(target) is 0 where the scores are the log of the targets, and above 0 elsewhere; without labels H = 0."""
+    labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    vectors = finding_vectors(labels)
+    scores = torch.linalg.cholesky((vectors @ vectors.T).double() + 1e-9 * torch.eye(4))  # scores scores^T = S
+    objective = MedCLIP(temperature=1.0)
+    best, other = VLOutput(scores, scores), VLOutput(units(4, 8, 1), units(4, 8, 2))
+    least = objective.entropy(best, {"labels": labels})["contrastive"].item()
+    assert least > 0.5
+    assert objective(best, {"labels": labels})["contrastive"].item() == pytest.approx(least, abs=1e-5)
+    assert objective.entropy(other, {"labels": labels})["contrastive"].item() == least
+    assert objective(other, {"labels": labels})["contrastive"].item() > least + 0.1
+    assert objective.entropy(best, {})["contrastive"].item() == 0
+    assert objective.entropy(VLOutput(image=scores), {"labels": labels}) == {}
+
+
 def test_the_text_side_reads_the_transpose() -> None:
     image, text = units(5, 8, 3), units(5, 8, 4)
     similarity = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

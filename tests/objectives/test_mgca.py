@@ -311,6 +311,24 @@ def test_codes_have_no_gradient() -> None:
     torch.testing.assert_close(image.grad, copy.grad, rtol=0, atol=1e-14)
 
 
+def test_the_entropy_of_the_codes_is_the_least_of_the_prototype_loss() -> None:
+    """By hand: 1/2 of the mean of -sum_k q_k log q_k over the codes of each modality, times the term's weight."""
+    output = output_of()
+    objective = MGCAConfig(prototypes=7, prototype_weight=3.0).build(MODEL.build(0)).double()
+    assert output.image is not None
+    assert output.text is not None
+    prototypes = F.normalize(objective.prototypes, dim=1)
+    by_hand = 0.0
+    for embedding in (output.image, output.text):
+        codes = sinkhorn(embedding.double() @ prototypes.T)
+        by_hand -= float((codes * codes.clamp_min(1e-300).log()).sum(1).mean()) / 2
+    least = objective.entropy(output, BATCH)
+    assert least.keys() == {"prototype"}
+    assert least["prototype"].item() == pytest.approx(3.0 * by_hand, rel=1e-6)
+    assert objective(output, BATCH)["prototype"].item() > least["prototype"].item()
+    assert objective.entropy(replace(output, text=None), BATCH) == {}
+
+
 def test_swapping_the_modalities_changes_nothing() -> None:
     image, text, prototypes = units(5, 6, seed=1), units(5, 6, seed=2), units(7, 6, seed=3)
     one, other = (prototype_loss(*pair, prototypes, MGCAConfig()) for pair in ((image, text), (text, image)))

@@ -87,6 +87,8 @@ def robust() -> list[Record]:
             memory = {"dro_weights": [0.5, 0.125, 0.375], "dro_losses": [4.25, 2.5, 3.0]}
         splits = ("val",) if r else ("val", "test")
         align = {s: {"loss/contrastive": 6.0 - r + i, **recalls(3 + r + i, *splits)} for i, s in enumerate(SITES)}
+        for s, error in (("site-1", 0.25), ("site-2", 0.125)):  # site-10 has one batch, whose spread is not known
+            align[s]["probe/loss_error"] = error
         joint = {s: {"loss/contrastive": 5.0 - r + i, "loss/constraint": 0.25} for i, s in enumerate(SITES)}
         history += [record(r, "align", align, memory=memory), record(r, "joint", joint, memory=memory)]
     last = {s: recalls(6 + 2.0 * i, "val", "test") for i, s in enumerate(SITES)}
@@ -120,7 +122,8 @@ def test_the_figures_of_a_robust_run_are_the_records(page: Page) -> None:
     weights = page.tables["DRO weight w, at the end of the round; dashed line: uniform 0.33333"]
     assert weights == [["round", *SITES], ["0", *["0.3333"] * 3], ["1", "0.5", "0.375", "0.125"]]
     losses = page.tables["Loss v that moves the weights, at the end of the round"]
-    assert losses == [["round", *SITES], ["1", "4.25", "3", "2.5"]]  # round 0 has none
+    columns = ["round", *SITES, "standard error, site-1", "standard error, site-2"]
+    assert losses == [columns, ["1", "4.25", "3", "2.5", "0.25", "0.125"]]  # round 0 has none
     curve = page.tables["R@1 over rounds, val, in batches of 32 (%); dashed line: chance 3.125"]
     assert curve[0] == ["rounds completed", "average", "worst site", *SITES]
     assert curve[1:] == [[*"043345"], [*"154456"], [*"28668", "10"]]

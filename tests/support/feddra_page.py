@@ -109,7 +109,7 @@ STEPS = (
     Step(
         "line 6a",
         "Each site measures the received model on its own training records.",
-        "v<sub>i</sub> = mean L<sub>MI</sub> of (enc, al) on a part of D<sub>i</sub>",
+        "v<sub>i</sub> = mean L<sub>MI</sub> of (enc, al) on D<sub>i</sub>",
         (
             f"{ROBUST}::test_the_probe_by_hand",
             f"{ROBUST}::test_the_probe_uses_a_fixed_part_in_whole_batches",

@@ -145,22 +145,24 @@ def on_clock(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
 class SavedToy(Toy):
     """A toy that can be written, as a DualEncoder can; four weights are enough here, and quick."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__(norm=norm)
         self.image_head = self.text_head = nn.Identity()
         for layer in (*self.image_encoder, *self.text_encoder, self.image_alignment, self.text_alignment):
             layer.register_parameter("bias", None)
 
-    def save(self, folder: Path) -> None:
-        save_tensors(folder / "model.safetensors", self.state_dict())
+    def save(self, folder: Path, statistics: str = "") -> None:
+        save_tensors(folder / "model.safetensors", self.state_dict(), {"statistics": statistics})
 
 
 @dataclass(frozen=True)
 class ToyModel:
     """A configuration in the place of ModelConfig."""
 
+    norm: bool = False  # batch normalisation in the towers
+
     def build(self, seed: int) -> SavedToy:
-        return SavedToy()
+        return SavedToy(self.norm)
 
 
 def toy_experiment(method: Method | None = None, **settings: Any) -> Experiment:
@@ -191,14 +193,15 @@ class ToyAssembly:
 
 def toy_world(experiment: Experiment, data: Mapping[str, Any], folder: Path | None = None) -> World:
     """The federation that the experiment describes, on toys."""
-    return World(experiment.method, data, experiment.training, experiment.rounds, SavedToy, folder=folder,
-                 evaluate=measure, _modules=modules())  # fmt: skip
+    norm: bool = experiment.model.norm  # type: ignore[attr-defined]
+    return World(experiment.method, data, experiment.training, experiment.rounds, lambda: SavedToy(norm), folder=folder,
+                 evaluate=measure, norm_statistics=experiment.norm_statistics, _modules=modules(norm))  # fmt: skip
 
 
 @functools.cache
-def modules() -> tuple[SavedToy, ConVIRT]:
+def modules(norm: bool) -> tuple[SavedToy, ConVIRT]:
     """One pair for all sites and servers of the process: every task loads its state first."""
-    return SavedToy(), ConVIRT()
+    return SavedToy(norm), ConVIRT()
 
 
 def measure(client: Any, splits: tuple[str, ...]) -> dict[str, float]:

@@ -18,7 +18,8 @@ losses moved by up to half of these tolerances and recalls by one query.
 * Lengths of a change of the model: 5e-3. AdamW divides a gradient by its own size, so a weight whose gradient is zero
   but for rounding (the bias of an attention's keys) moves as far as any other, or not at all.
 * Figures that magnify the differences (``MAGNIFYING``): robust weights are exponentials of losses, CreamFL multiplies
-  cosines by up to 128, FedRGB's consistency is the squared distance of two outputs that hardly differ yet.
+  cosines by up to 128, FedRGB's consistency is the squared distance of two outputs that hardly differ yet, the standard
+  error of a site's loss is the spread of batch losses that are almost equal.
 * A mean cosine: 2e-3, a thousandth of its range; it may be 0.
 * Recalls: one query. A recall counts queries; where two candidates score alike to the last bit but one, a rank moves
   by one and the recall by 100 / queries, however small the difference was.
@@ -63,7 +64,10 @@ from fedvlp.run.simulate import simulate
 FOLDER = Path(__file__).parents[1] / "golden"
 RELATIVE = 5e-4  # of a continuous figure
 LENGTH = 5e-3  # of the length of a change
-MAGNIFYING = {"dro_weights": 2e-3, "loss/classification": 2e-3, "loss/intra": 2e-3, "loss/consistency": 1e-2}
+MAGNIFYING = {
+    "dro_weights": 2e-3, "loss/classification": 2e-3, "loss/intra": 2e-3, "loss/consistency": 1e-2,
+    "probe/loss_error": 5e-2,
+}  # fmt: skip
 COSINE = 2e-3  # of a mean cosine, absolute
 ROUNDING = 1e-6  # of a figure: golden files hold seven digits
 SHOWN = 15  # differences in a message

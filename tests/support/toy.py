@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
+from fedvlp.core.norm_statistics import AVERAGED, site_only
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
@@ -150,14 +151,20 @@ class World:
     folder: Path | None = None
     evaluate: Evaluate | None = None
     public: Any = field(default_factory=lambda: pairs(99, 8))  # the public set, of methods that use one
+    norm_statistics: str = AVERAGED
     _modules: Any = None
 
     def modules(self) -> tuple[Any, nn.Module]:
         self._modules = self._modules or (self.model(), self.objective())
         return self._modules
 
+    def site_only(self) -> frozenset[str]:
+        """As ``Assembly.site_only`` does."""
+        return site_only(self.norm_statistics, self.method, named_state(*self.modules()))
+
     def client(self, name: str) -> Client:
-        client = Client(name, self.rounds.seed, *self.modules(), self.data.get(name, self.public), public=self.public)
+        data = self.data.get(name, self.public)
+        client = Client(name, self.rounds.seed, *self.modules(), data, public=self.public, site_only=self.site_only())
         client.initial = lambda: named_state(self.model(), self.objective())
         return client
 
@@ -166,14 +173,16 @@ class World:
         return Site(self.client(name), self.method, self.training, memory, self.evaluate)
 
     def server(self) -> Server:
-        state = {n: t.detach().clone() for n, t in named_state(self.model(), self.objective()).items()}
+        initial, own = named_state(self.model(), self.objective()), self.site_only()
+        state = {n: t.detach().clone() for n, t in initial.items() if n not in own}
         return self.equip(Server(tuple(sorted(self.data)), state))
 
     def equip(self, server: Server) -> Server:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
             server.modalities = {name: data.modalities for name, data in self.data.items()}
-            server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate)
+            memory = lambda: server.memory  # noqa: E731
+            server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate, memory=memory)
         return server
 
     @property

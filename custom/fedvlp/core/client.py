@@ -86,7 +86,8 @@ class Client:
     memory: State = field(default_factory=dict)
     public: Data | None = None
     public_id: int = 0
-    initial: Callable[[], State] | None = None  # the untrained weights, for methods whose sites keep their own model
+    initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
+    site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 
@@ -127,6 +128,16 @@ class Client:
             )
         for name, tensor in mine.items():
             tensor.copy_(state[name])
+
+    def divergences(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The objective's terms, of soft targets without their entropy, which no model can lower (spec Z4).
+
+        An objective with soft targets has ``entropy(output, batch) -> {term: its least value}``.
+        """
+        terms: dict[str, Tensor] = self.objective(output, batch)
+        entropy = getattr(self.objective, "entropy", None)
+        least: dict[str, Tensor] = entropy(output, batch) if entropy is not None else {}
+        return {name: term - least[name] if name in least else term for name, term in terms.items()}
 
     def anchor(self, state: State, own: State | None = None) -> Any:
         """The model with the weights of ``state`` as a target of training: frozen, yet the model's own function.

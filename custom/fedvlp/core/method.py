@@ -52,6 +52,10 @@ class Schedule:
         """Whether the tensor ``name`` travels from the site to the server after ``phase``."""
         return self.trains(name, phase)
 
+    def trainee(self, phase: str) -> str:
+        """Which model ``phase`` trains, where the method has several: a site may keep normalisation for each."""
+        return "model"
+
     def probes(self) -> tuple[str, ...]:
         """Names of what ``probe`` returns; an update without them is refused. None: sites are not probed."""
         return ()
@@ -121,6 +125,7 @@ class SiteHooks(Schedule):
         """What the server must know of the received model on this site's data, by the names of ``probes``.
 
         Called in eval mode, in the first phase of a round and in the last evaluation; nan where it cannot be known.
+        What it returns by other names is for people, as are ``figures``.
         """
         return {}
 

@@ -41,6 +41,8 @@ class Trainer(Protocol):
 
     def measure(self, state: State, splits: int) -> dict[str, float]: ...
 
+    def served(self, state: State) -> State: ...
+
 
 @dataclass
 class Server:

@@ -8,8 +8,8 @@ state the number of steps; ``run/evaluate.py`` takes one round's.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ class Trial:
     trained_on: str  # name of the row
     start: State  # weights before
     client: Client  # whose data train them
+    remembered: State = field(default_factory=dict)  # what its site keeps, e.g. its normalisation
+
+
+Load = Callable[[Client, State, str], None]
+"""Puts a model into a client as a site has it, for its own records."""
+
+
+def load(client: Client, state: State, site: str) -> None:
+    """The model is the same at every site."""
+    client.load(state)
 
 
 @dataclass(frozen=True)
@@ -103,11 +113,13 @@ def cross_table(
     *,
     round: int = 0,
     split: str = "test",
+    load: Load = load,
 ) -> list[Entry]:
     """Re-trains every trial with ``method`` and measures it on the ``split`` of all ``held_out`` (site -> SiteData).
 
     Clients may share their modules; ``round`` seeds the batches. Sites with fewer than 2 records in the split are left
-    out. Raises ValueError for a method that trains no encoder in this round.
+    out. ``load`` makes of a model what a site measures. Raises ValueError for a method that trains no encoder in this
+    round.
     """
     held_out = {site: data for site, data in held_out.items() if data.sizes.get(split, 0) >= 2}
     entries: list[Entry] = []
@@ -115,21 +127,27 @@ def cross_table(
     measured: State | None = None
     for trial in trials:
         if measured is not trial.start:
-            trial.client.load(trial.start)
-            before, measured = _figures(trial.client, held_out, split), trial.start
+            before, measured = _figures(trial.client, trial.start, held_out, split, load), trial.start
         phase = encoder_phase(method, trial.start, round)
-        Site(trial.client, method, training, SiteMemory(None)).handle(Broadcast(round, phase, trial.start))
-        after = _figures(trial.client, held_out, split)
+        memory = SiteMemory(None)
+        if trial.remembered:
+            memory.after((-1, 0), trial.remembered)
+        Site(trial.client, method, training, memory).handle(Broadcast(round, phase, trial.start))
+        trained = {name: tensor.clone() for name, tensor in trial.client.state().items() if name in trial.start}
+        after = _figures(trial.client, trained, held_out, split, load)
         for site in held_out:
             (similarity, recall), (similarity_after, recall_after) = before[site], after[site]
             entries.append(Entry(trial.trained_on, site, similarity, similarity_after, recall, recall_after))
     return entries
 
 
-def _figures(client: Client, held_out: Mapping[str, Any], split: str) -> dict[str, tuple[float, float | None]]:
-    """Site -> mean cosine and in-batch Recall@1 of the client's model."""
+def _figures(
+    client: Client, state: State, held_out: Mapping[str, Any], split: str, load: Load
+) -> dict[str, tuple[float, float | None]]:
+    """Site -> mean cosine and in-batch Recall@1 of a model."""
     figures = {}
     for site, data in held_out.items():
+        load(client, state, site)
         metrics = Retrieval().measure(client.model, data, split)
         figures[site] = metrics[metric_names.similarity(split)], metrics.get(metric_names.recall(split, 1))
     return figures

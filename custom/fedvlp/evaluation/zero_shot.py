@@ -7,7 +7,7 @@ chosen once for each image, without its site; the prompts of a class are an ense
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -31,6 +31,9 @@ Texts = Mapping[str, Sequence[str]]
 
 Embeddings = Mapping[str, Tensor]
 """Embedded prompts [P, d] by class name."""
+
+Load = Callable[[Client, State, str], None]
+"""Puts a model into a client as a site has it."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,15 @@ def choose(probabilities: Tensor, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def zero_shot(
-    protocol: ZeroShot, client: Client, states: Mapping[str, State], data: Mapping[str, Any], label_names: Sequence[str]
-) -> tuple[list[Result], list[Choices]]:
+    protocol: ZeroShot, client: Client, states: Mapping[str, State], data: Mapping[str, Any],
+    label_names: Sequence[str], load: Load | None = None,
+) -> tuple[list[Result], list[Choices]]:  # fmt: skip
     """Measures every model of ``states`` on the test split of every site's ``data`` (site -> SiteData).
 
     ``states`` has the model "global" and may have the sites' own, in the order of the selector's sites. With both a
     selector and sites' models, the model "selected" is the one that it chooses for each image. ``label_names`` are the
-    data's. Raises ValueError for a class without prompts, or that is no label.
+    data's. ``load`` makes of a model what a site has, where sites differ in that. Raises ValueError for a class without
+    prompts, or that is no label.
     """
     data = {site: records for site, records in data.items() if records.sizes.get(TEST, 0)}
     sentences = [  # of each seed, by class
@@ -152,10 +157,15 @@ def zero_shot(
     scores: dict[str, dict[str, Tensor]] = {site: {} for site in data}  # [seeds, N, C] by site and model
     chosen: dict[str, Tensor] = {}  # [seeds, N] by site: index in ``own``, -1 is the global model
     for name, state in states.items():
-        client.load(state)
-        client.model.eval()
-        texts = [class_texts(client, one) for one in sentences]
+        texts: list[tuple[Embeddings, Embeddings, Tensor]] = []
         for site, records in data.items():
+            if load is not None:
+                load(client, state, site)
+            elif not texts:
+                client.load(state)
+            client.model.eval()
+            if load is not None or not texts:
+                texts = [class_texts(client, one) for one in sentences]
             image = _images(client, records, protocol.batch_size)
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()

@@ -140,7 +140,8 @@ class Federation:
             self._phase(0)
             self._save(0)
             self.report(server.history[-1])
-        return self.method.finish(server)
+        state = self.method.finish(server)
+        return server.trainer.served(state) if server.trainer else state
 
     def _phase(self, index: int) -> None:
         """One phase: broadcast, collect, aggregate, record. If it ends early, state and memory are as before."""

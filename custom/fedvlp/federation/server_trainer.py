@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedvlp.core import metric_names
+from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 
 OPTIMIZER = "optimizer/"
 
+SERVER = "server"
+"""The model whose normalisation the server keeps in its memory, where the sites keep theirs."""
+
 
 @dataclass
 class ServerTrainer:
-    """``client`` is named "server" and its data are the public set. Every call starts from the state it is given."""
+    """``client`` is named "server" and its data are the public set. Every call starts from the state it is given.
+
+    Where sites keep their normalisation, so does the server for its own training; ``memory()`` is the server's.
+    """
 
     client: Client
     training: Training
     evaluate: Evaluate | None = None
+    memory: Callable[[], State] = dict
     should_stop: Callable[[], bool] = lambda: False
 
     def stop_when(self, asked: Callable[[], bool]) -> None:
@@ -53,13 +60,25 @@ class ServerTrainer:
         """The client with ``state`` loaded, in eval mode; random numbers are seeded by ``purpose``, then restored."""
         with self.threads(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed(self.client.seed, self.client.name, *purpose))
-            self.client.load(state)
+            self.client.load(self._complete(state) if self.client.site_only else state)
             self.client.model.eval()
             self.client.objective.eval()
             try:
                 yield self.client
             finally:
                 self.client.release()
+
+    def _complete(self, state: Mapping[str, Tensor]) -> State:
+        """The model with the server's own normalisation: its statistics are estimated on the public set."""
+        own = norm_statistics.own(self.memory(), SERVER)
+        return norm_statistics.complete(self.client, self.client.here(dict(state)), self.client.here(own))
+
+    def served(self, state: State) -> State:
+        """The trained model as it is saved: with the public set's statistics where the sites keep theirs."""
+        if not self.client.site_only:
+            return state
+        with self.session(state, "serve") as client:
+            return {name: tensor.cpu().clone() for name, tensor in client.state().items()}
 
     def train(
         self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0
@@ -83,10 +102,13 @@ class ServerTrainer:
         The mean loss terms go to ``server.metrics`` as ``loss/<term>``.
         """
         here = self.client.here
-        message = Broadcast(server.round, phase, here(server.state), here(aux or {}), lr_scale=lr_scale)
         with self.session(server.state, server.round, phase) as client:
+            own = {name: tensor.clone() for name, tensor in client.state().items() if name in client.site_only}
+            message = Broadcast(server.round, phase, here(server.state | own), here(aux or {}), lr_scale=lr_scale)
             terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
+            stays = {name: state.pop(name) for name in sorted(client.site_only)}
+            server.memory |= norm_statistics.remembered(stays, SERVER)
         server.metrics |= {metric_names.loss(f"{phase}/{name}"): value for name, value in terms.items()}
         return state
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from fedvlp.core import metric_names
+from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
@@ -74,7 +74,10 @@ class Site:
         index = phases.index(message.phase) if message.phase in phases else len(phases)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed(client.seed, client.name, message.round, index))
-            client.memory = client.here(self.memory.before((message.round, index)))
+            remembered = client.here(self.memory.before((message.round, index)))
+            client.memory, own = norm_statistics.split(remembered)
+            mine = norm_statistics.own(own, method.trainee(message.phase))
+            message = replace(message, state=norm_statistics.complete(client, message.state, mine))
             unfinished = self._unfinished(message)
             method.receive(client, message)
             first = index == 0 or message.phase == EVALUATE
@@ -87,8 +90,11 @@ class Site:
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
                 client.release()
-            if client.memory and distributed.rank() == 0:
-                self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in client.memory.items()})
+            own |= self._staying(message, state)
+            state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
+            remembered = client.memory | own
+            if remembered and distributed.rank() == 0:
+                self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in remembered.items()})
             if unfinished:
                 unfinished.remove()
         metrics["seconds"] = time.perf_counter() - began
@@ -96,6 +102,14 @@ class Site:
             client.name, message.round, message.phase, client.data.num_train, state,
             scalars=scalars, metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
         )  # fmt: skip
+
+    def _staying(self, message: Broadcast, uploaded: State) -> State:
+        """The normalisation that stays here: what would be uploaded; after the last evaluation, what was measured."""
+        evaluated = message.phase == EVALUATE
+        model = norm_statistics.SERVED if evaluated else self.method.trainee(message.phase)
+        source = message.state if evaluated else uploaded
+        stays = {name: source[name] for name in sorted(self.client.site_only & source.keys())}
+        return norm_statistics.remembered(stays, model)
 
     def _unfinished(self, message: Broadcast) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
@@ -119,8 +133,11 @@ class Site:
         client.model.eval()
         client.objective.eval()
         with torch.no_grad():
-            scalars = method.probe(client, message) if method.probes() else {}
-            metrics = {metric_names.probe(name): value for name, value in method.figures(client, message).items()}
+            probed = method.probe(client, message) if method.probes() else {}
+            scalars = {name: value for name, value in probed.items() if name in method.probes()}
+            figures = {name: value for name, value in probed.items() if name not in scalars}
+            figures |= method.figures(client, message)
+            metrics = {metric_names.probe(name): value for name, value in figures.items()}
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])
         return scalars, metrics

@@ -25,8 +25,11 @@ from fedvlp.methods.math.dro import dro_weights, step_multiplier
 WEIGHTS, LOSSES = "dro_weights", "dro_losses"
 """In the server's memory: w and the last known v, float64 [N] each."""
 
-HARDNESS = "loss"
-"""The scalar of an update that holds v_i."""
+HARDNESS, ERROR = "loss", "loss_error"
+"""The scalar of an update that holds v_i; and a figure for people, the standard error of v_i over its batches."""
+
+LEAST_BATCHES = 4
+"""The probe reads at least so many batches where a site has them: one has a standard deviation of 0.3 nats."""
 
 ACTIONS = ("lr", "loss", "aggregate")
 
@@ -47,7 +50,7 @@ class RobustWeights(Method):
     projection: str = "euclid"  # euclid (released code) | kl
     dro_apply: str = "lr"  # what N*w_i scales: lr (eta w_i in the paper), loss (released code: a no-op under AdamW),
     #                        aggregate (the server's mean)
-    dro_fraction: float = 0.1  # share of a site's training records on which v_i is measured
+    dro_fraction: float = 1.0  # share of a site's training records on which v_i is measured (released code: 0.1)
     dro_batch: int = 32  # the same at every site: the contrastive loss contains log B
     loss_cap: float = 100.0  # a larger reported v_i counts as this
 
@@ -100,22 +103,26 @@ class RobustWeights(Method):
         server.memory |= {WEIGHTS: torch.from_numpy(weights), LOSSES: known}
 
     def probe(self, client: Client, message: Broadcast) -> dict[str, float]:
-        """v_i: mean hardness of the received model on a fixed ``dro_fraction`` of the training records (spec 3.6).
+        """v_i: mean hardness of the received model over batches of the training records, and its standard error.
 
-        nan at a site with fewer records than one batch of ``dro_batch``.
+        The records are a fixed ``dro_fraction``, of at least ``LEAST_BATCHES`` batches (spec 3.6, Z4). v_i is nan at a
+        site with fewer records than one batch of ``dro_batch``; a single batch has no standard error.
         """
         count = client.data.num_train
-        wanted = max(self.dro_batch, math.floor(self.dro_fraction * count))
         if count < self.dro_batch:
             return {HARDNESS: math.nan}
+        wanted = max(LEAST_BATCHES * self.dro_batch, math.floor(self.dro_fraction * count))
         generator = torch.Generator().manual_seed(seed(client.seed, client.name, "dro"))
         rows = torch.randperm(count, generator=generator)[:wanted]
         batches = client.data.batches("train", self.dro_batch, drop_last=True, rows=rows)
-        losses = [self.hardness(client.objective(client.model(batch), batch)) for batch in batches]
-        return {HARDNESS: float(torch.stack(losses).mean())}  # line 6a
+        losses = torch.stack([self.hardness(client.divergences(client.model(batch), batch)) for batch in batches])
+        measured = {HARDNESS: float(losses.mean())}  # line 6a
+        if len(losses) > 1:
+            measured[ERROR] = float(losses.std()) / math.sqrt(len(losses))
+        return measured
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
-        """v_i of one batch from the objective's terms: the contrastive loss."""
+        """v_i of one batch from the objective's terms (``Client.divergences``): the contrastive loss."""
         return terms["contrastive"]  # line 6a
 
 

@@ -39,6 +39,9 @@ class SoftPull(Method):
     def trains(self, name: str, phase: str) -> bool:
         return not name.startswith(EXTRA)
 
+    def trainee(self, phase: str) -> str:
+        return "personal" if phase == "personal" else "model"
+
     def start(self, server: Server) -> None:
         for site in server.sites:
             own = {name: t.clone() for name, t in server.state.items() if self.shares(name, "personal")}

@@ -211,16 +211,17 @@ class DualEncoder(nn.Module):
         """Unit vectors [B, d] of the modalities in ``batch``, with tokens and mask."""
         return self.project(self.encode(batch))
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, statistics: str = "") -> None:
         """Writes model.safetensors, config.json and, for a transformers tower, tokenizer/; each file is replaced whole.
 
         The folder is complete: a tower that came from a local folder or the hub is described, not referred to.
+        ``statistics`` says of which records the running statistics of batch normalisation are.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
         try:
-            self._write(draft)
+            self._write(draft, statistics)
             for path in sorted(p for p in draft.rglob("*") if p.is_file()):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
@@ -233,7 +234,7 @@ class DualEncoder(nn.Module):
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, folder: Path, statistics: str) -> None:
         from safetensors.torch import save_file
 
         own = not isinstance(self.tokenizer, HashTokenizer)
@@ -245,6 +246,7 @@ class DualEncoder(nn.Module):
             "image_architecture": image,
             "text_architecture": text,
             "tokenizer": "transformers" if own else "hash",
+            **({"statistics": statistics} if statistics else {}),
         }
         if own:
             self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]

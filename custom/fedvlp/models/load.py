@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
+from torch import Tensor
+
+from fedvlp.core import norm_statistics
+from fedvlp.core.checkpoint import load_tensors
+from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.multimodal import MultimodalClassifier
 
 
-def load_model(folder: str | Path) -> DualEncoder:
+def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | None = None) -> DualEncoder:
     """The model of a finished run, on the CPU, in evaluation mode: a DualEncoder or a MultimodalClassifier.
 
-    ``folder`` is that of a run, or one that ``DualEncoder.save`` wrote. Raises ValueError where it holds no model.
+    ``folder`` is that of a run, or one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch
+    normalisation, where each site keeps its own (``norm_statistics=site``): what a site keeps (its name in a simulated
+    run, or the folder ``sites/<site>`` of the run at that site), or batches of records to estimate them on, at least 2
+    records each. Raises ValueError where the folder holds no model, and where it has no statistics and none are given.
     """
-    folder = Path(folder)
+    run = folder = Path(folder)
     if (folder / "model").is_dir():
         folder = folder / "model"
     try:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        settings = saved["model"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{folder} holds no trained model; give the folder of a run that has finished") from None
     kind = MultimodalClassifier if "labels" in settings else DualEncoder
-    return kind.from_pretrained(folder)
+    model = kind.from_pretrained(folder)
+    if isinstance(statistics, (str, Path)):
+        inside = run / "sites" / statistics
+        model.load_state_dict(model.state_dict() | _of_site(inside if inside.is_dir() else Path(statistics)))
+    elif statistics is not None:
+        norm_statistics.set_statistics(norm_statistics.normalising(model), model, statistics)
+    elif saved.get("statistics") == norm_statistics.INITIAL:
+        raise ValueError(
+            f"{folder}: each site of this run keeps the statistics of its batch normalisation, and the model has none; "
+            "give statistics=, a site's name or folder, or batches of your records to estimate them on"
+        )
+    return model
+
+
+def _of_site(folder: Path) -> dict[str, Tensor]:
+    """The normalisation that a site keeps for the trained model. Raises ValueError where it keeps none."""
+    files = sorted(folder.glob("[0-9]*-[0-9]*.safetensors"))
+    tensors = norm_statistics.own(load_tensors(files[-1])[0], norm_statistics.SERVED) if files else {}
+    if not tensors:
+        raise ValueError(
+            f"{folder} holds no normalisation of a trained model; the run must have ended with an evaluation there, "
+            "with norm_statistics=site"
+        )
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(OBJECTIVE)}

@@ -79,6 +79,14 @@ class MedCLIP(nn.Module):
         scale = self.logit_scale.clamp(0.0, LARGEST_SCALE).exp()
         return {"contrastive": semantic_matching(output.image, output.text, self._targets(output.image, batch), scale)}
 
+    @torch.no_grad()
+    def entropy(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The least value of ``contrastive`` on this batch: the mean entropy of both sides' targets, in nats."""
+        if output.image is None or output.text is None or not len(output.image):
+            return {}
+        similarity = self._targets(output.image, batch)  # symmetric: both sides have the same targets
+        return {"contrastive": torch.special.entr(similarity.softmax(dim=1)).sum(dim=1).mean()}
+
     def _targets(self, image: Tensor, batch: Batch) -> Tensor:
         """S [B, B] from the labels; without labels the log of the identity, whose softmax is the identity."""
         if "labels" not in batch:

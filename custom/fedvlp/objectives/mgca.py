@@ -81,6 +81,16 @@ def prototype_loss(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCA
     return total
 
 
+@torch.no_grad()
+def code_entropy(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCAConfig) -> Tensor:
+    """The least value of ``prototype_loss`` with these codes: 1/2 of the mean entropies of q^img and q^txt, in nats."""
+    total = image.new_zeros(())
+    for embedding in (image, text):
+        codes = sinkhorn(embedding @ prototypes.T, config.epsilon, config.iterations)
+        total = total + torch.special.entr(codes).sum(dim=1).mean() / 2
+    return total
+
+
 class MGCA(nn.Module):
     """Terms ``contrastive`` (studies), ``local`` (words and regions) and ``prototype`` (clusters), in nats.
 
@@ -118,6 +128,15 @@ class MGCA(nn.Module):
             prototypes = torch.where(moving, prototypes, prototypes.detach())
             terms["prototype"] = config.prototype_weight * prototype_loss(image, text, prototypes, config)
         return terms
+
+    def entropy(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+        """The least value of ``prototype``, whose targets are soft."""
+        if output.image is None or output.text is None:
+            return {}
+        with torch.autocast(output.image.device.type, enabled=False):
+            prototypes = F.normalize(self.prototypes.to(output.image.dtype))
+            least = code_entropy(output.image, output.text, prototypes, self.config)
+        return {"prototype": self.config.prototype_weight * least}
 
     def local(self, output: VLOutput, index: Tensor) -> Tensor:
         """L_word + L_patch, a scalar; ``index`` [B, T] is the word of each token (``word_index``)."""

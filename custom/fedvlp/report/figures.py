@@ -37,14 +37,25 @@ def look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % 6], "marker": MARKERS[index % 7], "ls": DASHES[index // 6 % 4], "lw": 1.0}
 
 
-def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] | None = None) -> str:
-    """Curves over rounds, with an optional dashed level (name, value), as HTML; "" where no value is finite."""
+def lines(
+    title: str,
+    curves: Sequence[Curve],
+    x: str,
+    level: tuple[str, float] | None = None,
+    errors: Mapping[str, Points] | None = None,
+) -> str:
+    """Curves over rounds, with an optional dashed level (name, value), as HTML; "" where no value is finite.
+
+    ``errors`` (a curve's name -> points) are drawn as bars of plus and minus one of them, where they are finite.
+    """
     curves = [(name, {k: v for k, v in points.items() if math.isfinite(v)}, style) for name, points, style in curves]
     curves = [curve for curve in curves if curve[1]]
     if not curves:
         return ""
     figure, axes = _axes(title, 2.4, below=0.5 + 0.18 * math.ceil((len(curves) + bool(level)) / 4))
     handles = [axes.plot(*zip(*sorted(points.items()), strict=True), **style)[0] for _, points, style in curves]
+    spread = {name: _spread(axes, points, (errors or {}).get(name, {}), style) for name, points, style in curves}
+    spread = {name: points for name, points in spread.items() if points}
     if max(len(points) for _, points, _ in curves) > 12:
         for handle in handles:
             handle.set_markersize(2)
@@ -52,10 +63,21 @@ def lines(title: str, curves: Sequence[Curve], x: str, level: tuple[str, float] 
     if level:
         handles.append(axes.axhline(level[1], color="black", ls=(0, (3, 2)), lw=1.1))
         names.append(f"{level[0]} {level[1]:.5g}")
-    axes.set_xlabel(x)
+    axes.set_xlabel(f"{x}; bars: one standard error" if spread else x)
     _whole(axes, {k for _, points, _ in curves for k in points})
     figure.legend(handles, names, loc="lower center", ncols=4, fontsize=8)
-    return _figure(figure, _described(title, level), x, {name: points for name, points, _ in curves})
+    columns = {name: points for name, points, _ in curves}
+    columns |= {f"standard error, {name}": points for name, points in spread.items()}
+    return _figure(figure, _described(title, level), x, columns)
+
+
+def _spread(axes: Any, points: Points, errors: Points, style: Mapping[str, Any]) -> Points:
+    """Draws the error bars of one curve, and returns those there were."""
+    drawn = {k: error for k, error in errors.items() if k in points and math.isfinite(error)}
+    if drawn:
+        heights = [points[k] for k in drawn]
+        axes.errorbar(list(drawn), heights, list(drawn.values()), fmt="none", ecolor=style["color"], capsize=2, lw=0.8)
+    return drawn
 
 
 def stack(title: str, segments: Mapping[str, Points]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedvlp.core.norm_statistics import AVERAGED
 from fedvlp.report import html
 from fedvlp.report.html import ABSENT, text
 from fedvlp.report.run import Run
@@ -32,9 +33,19 @@ def section(run: Run) -> str:
         "hyper-parameters": ", ".join(f"{k} = {html.shown(v)}" for k, v in method.get("args", {}).items()) or ABSENT,
         "objective": html.kind(run.setting("objective")),
         "model": f"image tower {image}, text tower {words}, {size} dimensions",
+        "normalisation": _normalisation(run),
         "data": html.kind(run.setting("data")),
         "sites": ", ".join(site for site in run.sites if site in last["members"]) or "not known yet",
         "seed": run.setting("rounds.seed"),
         "fingerprint": run.environment.get("fingerprint", "not recorded"),
     }
     return out + html.pairs(facts)
+
+
+def _normalisation(run: Run) -> str:
+    """How the model normalises, and whose statistics its figures and its file are of."""
+    heads = run.setting("model.head_norm") or ABSENT
+    averaged = run.config.get("args", {}).get("norm_statistics", AVERAGED) == AVERAGED
+    whose = "averaged over the sites" if averaged else "each site's own, estimated on its training records"
+    saved = f"; in the model's file: {run.statistics}" if run.statistics else ""
+    return f"heads: {heads}; batch statistics, if any: {whose}{saved}"

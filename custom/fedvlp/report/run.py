@@ -30,6 +30,7 @@ class Run:
     samples: dict[str, int]  # site -> training records
     memory: State  # the server's
     saved: str  # time of the last checkpoint, UTC
+    statistics: str  # of which records the running statistics of the saved model are
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
@@ -44,11 +45,18 @@ class Run:
             for name in [name for name, value in metrics.items() if is_recall(name) and not 0 <= value <= 100]:
                 del metrics[name]
                 refused += 1
-        config, environment, status = (
+        config, environment, status, model = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-            for path in (folder.config, folder.path / "environment.json", folder.path / "run_status.json")
-        )
-        return Run(folder, config, environment, status, server.history, server.samples, server.memory, saved, refused)
+            for path in (
+                folder.config, folder.path / "environment.json", folder.path / "run_status.json",
+                folder.model.parent / "config.json",
+            )
+        )  # fmt: skip
+        statistics = model.get("statistics", "")
+        return Run(
+            folder, config, environment, status, server.history, server.samples, server.memory, saved, statistics,
+            refused,
+        )  # fmt: skip
 
     def setting(self, key: str) -> Any:
         """A setting such as ``rounds.seed``, or None."""

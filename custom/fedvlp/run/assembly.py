@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client, OnDevice, named_state
 from fedvlp.core.server_state import Server
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
@@ -117,8 +118,14 @@ class Assembly:
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server for ``sites`` with the initial weights, before round 0."""
-        state = named_state(*self.modules())
-        return self.equip(Server(sites, {name: tensor.detach().cpu().clone() for name, tensor in state.items()}))
+        state, site_only = named_state(*self.modules()), self.site_only()
+        own = {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name not in site_only}
+        return self.equip(Server(sites, own))
+
+    def site_only(self, site: str | None = None) -> frozenset[str]:
+        """Names of the tensors of a site's model (None: the server's) that stay at the sites."""
+        experiment, names = self.experiment, named_state(*self.modules(site))
+        return norm_statistics.site_only(experiment.norm_statistics, experiment.method, names)
 
     def equip(self, server: Server) -> Server:
         """Adds to a server, new or restored, what the method needs of the public set, and returns it.
@@ -132,8 +139,9 @@ class Assembly:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training
         server.trainer = ServerTrainer(
-            self.client("server", self.public(None)), training, evaluation(self.config(), public=True)
-        )
+            self.client("server", self.public(None)), training, evaluation(self.config(), public=True),
+            memory=lambda: server.memory,
+        )  # fmt: skip
         return server
 
     @property
@@ -172,7 +180,7 @@ class Assembly:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
-        client = Client(name, seed, model, objective, data)
+        client = Client(name, seed, model, objective, data, site_only=self.site_only(site))
         client.initial = lambda: named_state(*self._build(self.config(site)))
         if self.has_public:
             client.public, client.public_id = self.public(site), public_id(self.cohort)
@@ -275,7 +283,10 @@ def evaluation(model: ModelConfig, public: bool = False) -> Evaluate:
 
 
 class EverySite:
-    """Evaluates a pooled model on the held-out records of every site; names are made by ``run.metrics.about``."""
+    """Evaluates a pooled model on the held-out records of every site; names are made by ``run.metrics.about``.
+
+    Where sites keep their normalisation, the statistics are estimated at each of them, since none has trained.
+    """
 
     def __init__(self, assembly: Assembly) -> None:
         self._data = {site: assembly.data(site) for site in assembly.data_sites()}
@@ -285,7 +296,12 @@ class EverySite:
         """Name -> figure of the client's model on ``splits`` of every site."""
         of_site = replace(client)
         metrics: dict[str, float] = {}
+        pooled = {name: tensor.clone() for name, tensor in client.state().items() if name in client.site_only}
         for site, data in self._data.items():
             of_site.data = data
+            if client.site_only:
+                norm_statistics.estimate(of_site)
             metrics |= {about(site, name): value for name, value in self._evaluate(of_site, splits).items()}
+        for name, tensor in pooled.items():
+            client.state()[name].copy_(tensor)
         return metrics

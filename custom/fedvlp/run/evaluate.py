@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedvlp.core import norm_statistics
+from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.evaluation import distortion, metric_names
@@ -33,7 +35,29 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
     if starts:
         union = assembly.client(POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
-    return [distortion.Trial(site, state, assembly.client(site, data)) for site, data in _paired(assembly).items()]
+    return [
+        distortion.Trial(site, state, assembly.client(site, data), _remembered(assembly, site))
+        for site, data in _paired(assembly).items()
+    ]
+
+
+def _remembered(assembly: Assembly, site: str) -> State:
+    """The normalisation that a site of the run keeps; nothing at a site that never trained."""
+    if not assembly.site_only(site) or site not in assembly.sites():
+        return {}
+    return norm_statistics.split(assembly.site(site).memory.newest())[1]
+
+
+def _loader(assembly: Assembly) -> distortion.Load:
+    """Puts a model into a client as each site has it: where sites keep their normalisation, with the site's own."""
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    known = {site: norm_statistics.own(_remembered(assembly, site), "model") for site in data}
+
+    def load(client: Client, state: State, site: str) -> None:
+        at_site = replace(client, name=site, data=data[site])
+        client.load(norm_statistics.complete(at_site, client.here(state), client.here(known[site])))
+
+    return load if assembly.site_only() else distortion.load
 
 
 def _paired(assembly: Assembly) -> dict[str, Any]:
@@ -73,7 +97,8 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
     assembly = Assembly(experiment, folder.path)
     trials = _trials(assembly, folder, state)
-    entries = distortion.cross_table(trials, _paired(assembly), method, experiment.training, round=server.round)
+    entries = distortion.cross_table(trials, _paired(assembly), method, experiment.training, round=server.round,
+                                     load=_loader(assembly))  # fmt: skip
     how = "its own local training" if choices.own else "plain pre-training"
     title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
     return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
@@ -145,7 +170,8 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     data = {site: records for site, records in data.items() if "image" in records.modalities}
-    results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names)
+    load = _loader(assembly) if assembly.site_only() else None
+    results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
     return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
 

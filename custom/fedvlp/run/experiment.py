@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from fedvlp.core.method import Method
+from fedvlp.core.norm_statistics import AVERAGED, CHOICES
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -80,10 +81,13 @@ class Experiment:
     site_models: tuple[tuple[str, ModelConfig], ...] = ()  # (site, its model) where that differs from ``model``
     server_training: Training | None = None  # of the server's model on the public set; None: ``training``
     wire: Wire = field(default_factory=Wire)  # how models and updates travel
+    norm_statistics: str = AVERAGED  # of batch normalisation: averaged, or each site's own (core/norm_statistics.py)
     extra: Extra | None = None  # becomes ``objective.extra``; its tensors are named "objective.extra.<path>"
 
     def __post_init__(self) -> None:
         require_name("the name of an experiment", self.name)
+        seen = self.norm_statistics
+        require(seen in CHOICES, f"norm_statistics is {seen!r}; choose {' or '.join(CHOICES)}")
         # FLARE's component builder does not build what is in a list
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
         for name in ("method", "objective", "extra"):

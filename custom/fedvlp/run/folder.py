@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import CheckpointError, save_bytes, save_json, save_tensors, save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
@@ -197,14 +198,30 @@ class RunFolder:
             raise CheckpointError(f"cannot write {self.table.name} in {self.path}: {error.strerror}") from error
 
     def finish(self, experiment: Experiment, state: State, history: list[Record]) -> None:
-        """Writes the trained model so that ``DualEncoder.from_pretrained`` reads it, and the summary."""
+        """Writes the trained model so that ``DualEncoder.from_pretrained`` reads it, and the summary.
+
+        Its config.json says of which records its running statistics are. Where sites keep theirs and the server has no
+        public set, ``state`` is without: the model then has the initial ones, and ``load_model`` asks for others.
+        """
         model = experiment.model.build(experiment.rounds.seed)
-        model.load_state_dict({n: t for n, t in state.items() if not n.startswith(OBJECTIVE)})
+        initial = {name: t for name, t in model.state_dict().items() if name not in state}
+        trained = {n: t for n, t in state.items() if not n.startswith(OBJECTIVE)}
+        site_only = norm_statistics.site_only(experiment.norm_statistics, experiment.method, {**state, **initial})
+        model.load_state_dict(trained | {name: t for name, t in initial.items() if name in site_only})
         rest = {n: t for n, t in state.items() if n.startswith(OBJECTIVE)}
         if rest:
             save_tensors(self.path / "model" / "objective.safetensors", rest)
         save_json(self.path / "summary.json", summary(history))
-        model.save(self.path / "model")
+        model.save(self.path / "model", _statistics(model.state_dict(), site_only & initial.keys(), site_only))
+
+
+def _statistics(names: Iterable[str], initial: frozenset[str], site_only: frozenset[str]) -> str:
+    """Of which records the running statistics of a saved model are; "" where it has none."""
+    if not norm_statistics.normalisation(names):
+        return ""
+    if initial:
+        return norm_statistics.INITIAL
+    return norm_statistics.PUBLIC_SET if site_only else norm_statistics.OF_SERVER
 
 
 COLUMNS = ("round", "phase", "site", "metric", "value")

@@ -40,7 +40,7 @@ from fedvlp.run.config import choose
 from fedvlp.run.experiment import Experiment, Extra, Partition
 from fedvlp.training.config import Training
 
-TINY = ModelConfig(head_hidden=256)
+TINY = ModelConfig(head_hidden=256, head_norm="layer")  # unlike scanners have no batch statistics in common (spec Z3)
 PAPER = ModelConfig(
     image_tower="vit_base_patch16_224", text_tower="bert-base-cased", text_layers=6, max_tokens=112,
     image_size=224, head_hidden=2048, pretrained=True,
@@ -111,7 +111,7 @@ CAR_MFL_PAPER = Experiment(  # spec 8.4; 144 steps are three epochs of 2,300 stu
 )  # fmt: skip
 
 
-PARTY = replace(TINY, image_size=32, max_tokens=32)
+PARTY = replace(TINY, image_size=32, max_tokens=32, head_norm="batch")  # no party's weights are averaged
 SMALL = replace(PARTY, text_tower="gru", head_hidden=128, alignment=False)  # another architecture than the server's
 
 
@@ -174,6 +174,9 @@ REAMFL = {
 }
 """The steps from plain averaging to CreamFL (spec 6.5), each a setting of it."""
 
+TENTH: dict[str, Any] = {"dro_fraction": 0.1}
+"""Of a hospital's records for v_i, as in the released code: all of them would cost ViT-B/16 as much as training."""
+
 PRESETS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
@@ -199,8 +202,8 @@ PRESETS: dict[str, Experiment] = {
         _heterogeneous("fedsm", FedSM(local_steps=30, selector_lr=5e-3), IMAGE_SELECTOR),
         _heterogeneous("fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20), DistillerConfig()),
         PMS_FM_PAPER,
-        _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1)),
-        _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, alpha=1.0, beta=2.0, gamma=1.0, rho=1.0)),
+        _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),
+        _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),
     )
 }

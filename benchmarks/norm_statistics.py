@@ -1,0 +1,144 @@
+"""What batch normalisation's statistics are worth: averaged, each site's own, estimated on all records, or none.
+
+    python benchmarks/norm_statistics.py [--seeds 3] [--rounds 4] [--studies 4000] [--cohorts scanner-shift label-skew]
+
+FedAvg and FedDRA on two cohorts: unlike scanners and reporting habits, or one scanner and unlike findings (Dirichlet,
+beta 0.1). A seed draws cohort, initial weights and batches anew and is the same for every row. Rows of one training:
+
+- ``averaged``, and of the same weights ``pooled``: statistics estimated on the training records of all sites together,
+  and ``own``: on those of the site that is measured;
+- ``site``: affine weights, too, are each site's own, and of the same weights ``site, running``: with the running
+  statistics of the site's last training in the place of estimated ones, as FedBN has it;
+- ``layer``: layer normalisation, which has no statistics.
+
+Recall is of the test split, in batches of 32, mean of both directions, in percent: mean over sites and the worst site;
+mean and standard deviation over seeds. Films have 32 pixels and reports 32 tokens, so that a run takes half a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import machine, rounded, say, table
+
+from fedvlp.core import norm_statistics
+from fedvlp.core.client import Client
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import State
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+
+COHORTS = {
+    "scanner-shift": SyntheticCohort(image_size=36),
+    "label-skew": SyntheticCohort(image_size=36, beta=0.1, shared_habits=True, label_code="positive"),
+}
+COLUMNS = ("R@1 mean", "R@1 worst", "R@5 mean", "R@5 worst")
+
+
+def experiment_of(method: str, cohort: str, seed: int, options: argparse.Namespace) -> Experiment:
+    """The preset on small films, of one seed; measured at the end alone."""
+    preset = presets.get(method)
+    model = replace(preset.model, image_size=32, max_tokens=32, head_norm="batch")
+    rounds = replace(preset.rounds, rounds=options.rounds, evaluate_every=options.rounds, seed=seed)
+    data = replace(COHORTS[cohort], size=options.studies, seed=seed)
+    return replace(preset, model=model, data=data, rounds=rounds)
+
+
+def recalls(assembly: Assembly, states: dict[str, State]) -> dict[str, float]:
+    """Recall of each site's model (site -> whole state) on its own test records."""
+    by_site = []
+    for site, state in states.items():
+        client = assembly.client(site, assembly.data(site))
+        client.load(state)
+        by_site.append(Retrieval().measure(client.model.eval(), client.data, "test"))
+    found: dict[str, float] = {}
+    for k in (1, 5):
+        values = [figures[metric_names.recall("test", k)] for figures in by_site]
+        found |= {f"R@{k} mean": rounded(statistics.fmean(values)), f"R@{k} worst": rounded(min(values))}
+    return found
+
+
+def estimated(client: Client, state: State) -> State:
+    """The state with statistics of the client's training records."""
+    client.load(state)
+    norm_statistics.estimate(client)
+    return {name: tensor.clone() for name, tensor in client.state().items()}
+
+
+def trained(experiment: Experiment, folder: Path) -> tuple[Assembly, State]:
+    """Trains, and returns the global model."""
+    run = RunFolder.create(folder, experiment)
+    simulate(experiment, run)
+    return Assembly(experiment, run.path), Server.load(run.checkpoint)[0].state
+
+
+def measure(experiment: Experiment, folder: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """(row, recalls), of three trainings."""
+    assembly, state = trained(experiment, folder)
+    sites = assembly.sites()
+    yield "averaged", recalls(assembly, dict.fromkeys(sites, state))
+    pooled = estimated(assembly.client("pooled", assembly.data(None)), state)
+    yield "pooled", recalls(assembly, dict.fromkeys(sites, pooled))
+    own = {site: estimated(assembly.client(site, assembly.data(site)), state) for site in sites}
+    yield "own", recalls(assembly, own)
+    assembly, state = trained(replace(experiment, norm_statistics=norm_statistics.SITE), folder)
+    memories = {site: assembly.site(site).memory.newest() for site in sites}
+    for row, model in (("site", norm_statistics.SERVED), ("site, running", "model")):
+        yield row, recalls(assembly, {site: state | norm_statistics.own(m, model) for site, m in memories.items()})
+    layer = replace(experiment, model=replace(experiment.model, head_norm="layer"))
+    assembly, state = trained(layer, folder)
+    yield "layer", recalls(assembly, dict.fromkeys(sites, state))
+
+
+def cell(values: list[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
+
+
+def report(results: dict[tuple[str, str, str], list[dict[str, float]]], options: argparse.Namespace) -> str:
+    """The Markdown table."""
+    rows = [[*key, *(cell([run[column] for run in runs]) for column in COLUMNS)] for key, runs in results.items()]
+    said = f"{options.seeds} seeds, {options.rounds} rounds, {options.studies} studies at 5 sites"
+    return f"Test recall in batches of 32, percent; {said}.\n\n" + table(["cohort", "method", "row", *COLUMNS], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--studies", type=int, default=4000, help="of all sites; a fifth or so is the test split")
+    parser.add_argument("--cohorts", nargs="+", choices=COHORTS, default=list(COHORTS))
+    parser.add_argument("--methods", nargs="+", default=["fedavg", "feddra"])
+    parser.add_argument("--quick", action="store_true", help="one seed, one round, few studies: does everything run?")
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.rounds, options.studies = 1, 1, 1500
+    say({**machine(), **vars(options)})
+    results: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    began: Any = time.process_time()
+    for seed in range(options.seeds):
+        for cohort in options.cohorts:
+            for method in options.methods:
+                with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as folder:
+                    for row, figures in measure(experiment_of(method, cohort, seed, options), Path(folder)):
+                        results.setdefault((cohort, method, row), []).append(figures)
+                        say({"cohort": cohort, "method": method, "row": row, "seed": seed, **figures})
+    print("\n" + report(results, options) + "\n")
+    say({**machine(), "processor_seconds": rounded(time.process_time() - began)})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Batch normalisation under federation: averaged like all weights, or each site's own (FedBN).
+
+FedBN (Li et al., 2021, https://arxiv.org/abs/2102.07623): running statistics, and affine weights if any, never leave a
+site. The server then has none of these tensors: they are not in its state, its checkpoints and its messages, and the
+gate refuses an update that holds one. A site completes every model that it receives: with its own affine weights, and
+with statistics that it estimates anew on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
+Differs from FedBN: there a site's running statistics are those of its last training, of other weights than the
+received mean; ``benchmarks/norm_statistics.py`` measures what that costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from fedvlp.core.seeds import seed
+from fedvlp.core.types import Batch, State, is_statistic
+
+if TYPE_CHECKING:
+    from fedvlp.core.client import Client, Data
+    from fedvlp.core.method import Schedule
+
+AVERAGED, SITE = "averaged", "site"
+CHOICES = (AVERAGED, SITE)
+
+OWN = "norm/"
+"""In a memory, ``norm/<model>/<name>``: the normalisation that its site keeps, of each model that the method trains."""
+
+SERVED = "served"
+"""The model of the last evaluation, in ``norm/served/<name>``: what the site uses the trained model with."""
+
+OF_SERVER = "the server's: the mean over the sites where their weights are averaged, else of its own training"
+PUBLIC_SET = "estimated on the public set: each site keeps its own"
+INITIAL = "initial, of no records: each site keeps its own"
+"""What the folder of a saved model says of its running statistics."""
+
+BATCH, BATCHES = 32, 50
+"""Records in a batch, and batches at most, on which statistics are estimated: 1,600 records are enough for a mean."""
+
+
+class NormalisationError(ValueError):
+    """The server sent what only a site has."""
+
+
+def normalisation(names: Iterable[str]) -> frozenset[str]:
+    """Of the names of a state, those of its batch normalisations: running statistics and affine weights."""
+    names = list(names)
+    layers = {name.rpartition(".")[0] for name in names if is_statistic(name)}
+    return frozenset(name for name in names if name.rpartition(".")[0] in layers)
+
+
+def site_only(choice: str, method: Schedule, names: Iterable[str]) -> frozenset[str]:
+    """Of the names of a model those that stay at the sites: none where averaged, or where no weights travel anyway."""
+    names = list(names)
+    travels = any(method.shares(name, phase) for name in names for phase in method.phases(0))
+    return normalisation(names) if choice == SITE and travels else frozenset()
+
+
+def split(memory: State) -> tuple[State, State]:
+    """The method's part of a site's memory, and the normalisation that the site keeps."""
+    mine = {name: tensor for name, tensor in memory.items() if not name.startswith(OWN)}
+    return mine, {name: tensor for name, tensor in memory.items() if name.startswith(OWN)}
+
+
+def own(memory: Mapping[str, Tensor], model: str) -> State:
+    """What a memory holds of the normalisation of ``model`` (``Schedule.trainee``)."""
+    prefix = f"{OWN}{model}/"
+    return {name.removeprefix(prefix): t for name, t in memory.items() if name.startswith(prefix)}
+
+
+def remembered(tensors: Mapping[str, Tensor], model: str) -> State:
+    """The tensors by their names in a memory."""
+    return {f"{OWN}{model}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State:
+    """A received model with the normalisation of this client's site; as it is where nothing is missing.
+
+    Affine weights are those ``known`` from the last training, or initial ones; statistics are estimated anew. The model
+    is then loaded. A state without any tensor (a method that sends no model) stays empty. Raises NormalisationError
+    where the sender sent what stays at the sites.
+    """
+    if not client.site_only or not state:
+        return state
+    sent = sorted(client.site_only & state.keys())
+    if sent:
+        raise NormalisationError(
+            f"{client.name}: the server sent {len(sent)} tensors of batch normalisation, e.g. {sent[0]}; under "
+            "norm_statistics=site it has none. Server and site must run the same experiment"
+        )
+    first = known if client.site_only <= known.keys() else _initial(client) | dict(known)
+    whole = {**state, **{name: first[name] for name in client.site_only}}
+    client.load(whole)
+    estimate(client)
+    mine = client.state()
+    return {**state, **{name: mine[name].clone() for name in sorted(client.site_only)}}
+
+
+def _initial(client: Client) -> State:
+    assert client.initial is not None
+    return client.here(client.initial())
+
+
+def estimate(client: Client) -> None:
+    """Sets the running statistics of the client's model to the means over batches of its training records.
+
+    A layer that these do not reach (the site lacks its modality) reads the public set, if there is one; else it keeps
+    what it has. Leaves model and objective in eval mode, so dropout is off.
+    """
+    modules = (client.model, client.objective)
+    layers = [layer for module in modules for layer in normalising(module)]
+    of_objective = bool(normalising(client.objective))
+
+    def run(batch: Batch) -> None:
+        output = client.model(batch)
+        if of_objective:
+            client.objective(output, batch)
+
+    for module in modules:
+        module.eval()
+    for data in (client.data, client.public):
+        if data is not None and layers:
+            layers = set_statistics(layers, run, _batches(client, data))
+
+
+def normalising(module: nn.Module) -> list[BatchNorm]:
+    """The batch normalisations of a module."""
+    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+
+
+@torch.no_grad()
+def set_statistics(
+    layers: list[BatchNorm], run: Callable[[Batch], object], batches: Iterable[Batch]
+) -> list[BatchNorm]:
+    """Sets the running statistics of ``layers`` to their means over the batches that ``run`` sends through them.
+
+    Returns the layers that no batch reached, their statistics untouched. All are left in eval mode.
+    """
+    before = [(layer, layer.momentum, [b.clone() for b in layer.buffers()]) for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over the batches
+        layer.train()
+    for batch in batches:
+        run(batch)
+    missed = []
+    for layer, momentum, buffers in before:
+        layer.momentum = momentum
+        layer.eval()
+        assert layer.num_batches_tracked is not None
+        if not int(layer.num_batches_tracked):
+            missed.append(layer)
+            for buffer, old in zip(layer.buffers(), buffers, strict=True):
+                buffer.copy_(old)
+    return missed
+
+
+def _batches(client: Client, data: Data) -> Iterator[Batch]:
+    """A fixed part of the training records; a batch of one has no variance."""
+    count = data.num_train
+    if count < 2:
+        return iter(())
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, "statistics"))
+    rows = torch.randperm(count, generator=generator)[: BATCH * BATCHES]
+    return data.batches("train", BATCH, drop_last=len(rows) >= BATCH, rows=rows)
