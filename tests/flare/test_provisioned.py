@@ -20,13 +20,13 @@ import pytest
 import torch
 from support.hospitals import ADMIN, LEAD, MEMBER, SITES, Hospitals, joined, opened, run, submitted
 from support.provisioned import processes, until
+from support.short_jobs import committed
 
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.server_state import Server
 from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.jobs import COMMITTED, write_job
 from fedvlp.flare.privacy_budget import epsilon
-from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
@@ -47,27 +47,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
 
 
 # Honest jobs
-
-
-SHORT: dict[str, Any] = {
-    "data.sites": 3, "data.size": 600, "data.beta": 1000.0, "partition.sites": 3, "extra.sites": 3, "rounds.rounds": 1,
-    "training.batch_size": 64, "method.local_steps": 1, "method.align_steps": 1, "method.aligner_steps": 1,
-    "method.local_epochs": 1, "method.server_steps": 1, "method.distil_steps": 1,
-}  # fmt: skip
-"""The least work of a round: 64 records behind every update."""
-
-FEWER_SITES = {"creamfl": {"partition.image_only": 1}, "car-mfl": {"partition.image_only": 2}}
-"""Of three sites one has pairs, and for CreamFL one has images and one has reports."""
-
-
-def committed(name: str, **settings: Any) -> Experiment:
-    """The preset of a committed job at three sites, with as little to do as the sites' limits allow."""
-    experiment = presets.get(name)
-    for key, value in {**SHORT, **FEWER_SITES.get(name, {}), **settings}.items():
-        group, _, field = key.partition(".")
-        if hasattr(getattr(experiment, group), field):
-            experiment = override(experiment, key, str(value))
-    return experiment
 
 
 def small() -> Experiment:
@@ -255,13 +234,13 @@ def test_every_committed_preset_runs_with_the_shipped_policy(here: Hospitals) ->
 @pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
 def test_under_noise_presets_without_exact_figures_run_and_others_are_refused(here: Hospitals) -> None:
     here.adopt("privacy-dp.json")
-    layered = {name: committed(name, **{"model.head_norm": "layer"}) for name in ("fedprox", "local", "feddra")}
+    layered = {name: committed(name, model__head_norm="layer") for name in ("fedprox", "local", "car-mfl", "feddra")}
     refused = write_job(layered.pop("feddra"), here.folder / "refused", custom=False)
     with_noise = ended_well(here, layered)
     for name, folder in with_noise.items():
         told = {figure for record in folder.history() for site in SITES for figure in record["sites"][site]}
         assert told <= {"privacy/epsilon", "seconds"}, "no figure without noise"
-        assert ("privacy/epsilon" in told) == (name == "fedprox"), "Local sends nothing"
+        assert ("privacy/epsilon" in told) == (name != "local"), "Local sends nothing"
     _, meta = submitted(here, {"refused": refused})["refused"]
     assert meta["status"] != COMPLETED
     outcome = status_of(here.newest("feddra"))
@@ -275,7 +254,7 @@ def test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget(here: Hospi
     """The budget has room for two more releases, the job has three rounds: the third is refused, the run can go on."""
     ledgers = [here.kits / site / "privacy" / "ledger.json" for site in SITES]
     (before,) = {len(json.loads(ledger.read_text())) for ledger in ledgers}
-    chosen = committed("fedavg", **{"model.head_norm": "layer", "rounds.rounds": 3})
+    chosen = committed("fedavg", model__head_norm="layer", rounds__rounds=3)
     allowed = epsilon({NOISE: before + 2}, DELTA)
     here.adopt("privacy-dp.json", epsilon=allowed + 1e-6)
     job = write_job(chosen, here.folder / "budget", custom=False)
@@ -307,7 +286,7 @@ def test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget(here: Hospi
 def test_encrypted_sites_keep_the_plain_model_and_the_server_has_none(here: Hospitals, tmp_path: Path) -> None:
     """FedAvg and FedProx; no other method can be exported with --encrypted (tests/flare/test_encryption.py)."""
     here.adopt("privacy-he.json")
-    chosen = {name: committed(name, **{"rounds.rounds": 2}) for name in ("fedavg", "fedprox")}
+    chosen = {name: committed(name, rounds__rounds=2) for name in ("fedavg", "fedprox")}
     for name, folder in ended_well(here, chosen, encrypted=True).items():
         engine = RunFolder.create(tmp_path / "engine", chosen[name])
         simulate(chosen[name], engine)

@@ -76,7 +76,10 @@ def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor
     if tensor.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(f"{name} is {tensor.dtype}; noise protects float32 and float64 alone")
     if name not in received or received[name].shape != tensor.shape or received[name].dtype != tensor.dtype:
-        raise PrivacyError(f"{name} was not received in this shape and type, so there is no difference to clip")
+        raise PrivacyError(
+            f"{name} was not received in this shape and type, so there is no difference to clip; take a method that "
+            "sends tensors of the model alone, e.g. FedAvg"
+        )
 
 
 def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterable[str]) -> None:
