@@ -109,13 +109,6 @@ def test_a_member_may_not_submit(here: Hospitals) -> None:
         session.close()
 
 
-def test_a_site_refuses_a_job_with_custom_code(here: Hospitals) -> None:
-    _, meta = submitted(here, {"byoc": exported(here, "byoc", custom=True)})["byoc"]
-    detail = " ".join(meta["job_deploy_detail"])
-    for site in SITES:
-        assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
-
-
 def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any]], None]) -> Path:
     """An honest job, one of whose configurations is changed."""
     job = exported(here, name)
@@ -128,6 +121,7 @@ def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any
 
 CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
 MOVES = "fedvlp.core.checkpoint.replace_durably"
+SAVES = "fedvlp.core.checkpoint.save_text"
 
 
 def off_the_list(here: Hospitals) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -151,16 +145,38 @@ def with_part(attack: str, part: dict[str, Any]) -> Callable[[dict[str, Any]], N
     return edit
 
 
-def test_a_site_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
-    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
-    attacks = list(off_the_list(here))
+def a_file_at_the_server(here: Hospitals) -> Callable[[dict[str, Any]], None]:
+    args = {"path": str(here.folder / "canary"), "text": "x"}
+    return lambda config: config["components"].insert(0, {"id": "x", "path": SAVES, "args": args})
+
+
+@pytest.fixture(scope="module")
+def refused(here: Hospitals) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What became of hostile jobs, with the policies as shipped: the id of each, and how it ended."""
     jobs = {
         name: hostile(here, name, "client", with_part(name, {"path": path, "args": args}))
-        for name, path, args in attacks
+        for name, path, args in off_the_list(here)
     }
-    ended = submitted(here, jobs)
-    for name, path, _ in attacks:
-        job_id, meta = ended[name]
+    jobs["file at the server"] = hostile(here, "server", "server", a_file_at_the_server(here))
+    few = override(small(), "training.batch_size", "2")
+    jobs["two records"] = write_job(few, here.folder / "few", sites=SITES, custom=False, child=True)
+    jobs["own code"] = exported(here, "byoc", custom=True)
+    return submitted(here, jobs)
+
+
+def test_a_site_refuses_a_job_with_custom_code(refused: dict[str, tuple[str, dict[str, Any]]]) -> None:
+    _, meta = refused["own code"]
+    detail = " ".join(meta["job_deploy_detail"])
+    for site in SITES:
+        assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
+
+
+def test_a_site_refuses_a_class_that_is_not_on_its_list(
+    here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]
+) -> None:
+    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
+    for name, path, _ in off_the_list(here):
+        job_id, meta = refused[name]
         assert meta["status"] != COMPLETED
         detail = " ".join(meta["job_deploy_detail"])
         for site in SITES:
@@ -174,25 +190,23 @@ def test_a_site_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None
     assert (here.kits / "site-1" / "startup" / "client.key").exists()
 
 
-def test_a_site_sends_no_update_of_two_records_and_the_server_builds_no_other_class(here: Hospitals) -> None:
-    """With the policies as shipped; the training child and the filters of a site are real."""
-    few = override(small(), "training.batch_size", "2")
-    canary = here.folder / "canary"
-    part = {"id": "x", "path": "fedvlp.core.checkpoint.save_text", "args": {"path": str(canary), "text": "x"}}
-    ended = submitted(here, {
-        "few": write_job(few, here.folder / "few", sites=SITES, custom=False, child=True),
-        "server": hostile(here, "server", "server", lambda config: config["components"].insert(0, part)),
-    })  # fmt: skip
-    assert ended["few"][1]["status"] != COMPLETED
+def test_a_site_sends_no_update_of_two_records(here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]) -> None:
+    """The training child and the filters of a site are real."""
+    assert refused["two records"][1]["status"] != COMPLETED
     newest = here.newest("fedavg")
     assert "EnvelopeError: the update rests on 2 distinct records" in status_of(newest)["reason"]
     assert newest.history() == []
-    job_id, meta = ended["server"]
+
+
+def test_the_server_refuses_a_class_that_is_not_on_its_list(
+    here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]
+) -> None:
+    job_id, meta = refused["file at the server"]
     assert meta["status"] != COMPLETED
-    assert "class 'fedvlp.core.checkpoint.save_text' is not on this site's list" in " ".join(meta["job_deploy_detail"])
+    assert f"class {SAVES!r} is not on this site's list" in " ".join(meta["job_deploy_detail"])
     log = (here.kits / "localhost" / "audit.log").read_text().splitlines()
     assert any(job_id in line and "job_refused" in line and LEAD in line for line in log)
-    assert not canary.exists()
+    assert not (here.folder / "canary").exists()
 
 
 # The presets of the committed jobs, under each policy
@@ -235,13 +249,13 @@ def test_every_committed_preset_runs_with_the_shipped_policy(here: Hospitals) ->
 def test_under_noise_presets_without_exact_figures_run_and_others_are_refused(here: Hospitals) -> None:
     here.adopt("privacy-dp.json")
     layered = {name: committed(name, model__head_norm="layer") for name in ("fedprox", "local", "car-mfl", "feddra")}
-    refused = write_job(layered.pop("feddra"), here.folder / "refused", custom=False)
+    exact = write_job(layered.pop("feddra"), here.folder / "exact", custom=False)
     with_noise = ended_well(here, layered)
     for name, folder in with_noise.items():
         told = {figure for record in folder.history() for site in SITES for figure in record["sites"][site]}
         assert told <= {"privacy/epsilon", "seconds"}, "no figure without noise"
         assert ("privacy/epsilon" in told) == (name != "local"), "Local sends nothing"
-    _, meta = submitted(here, {"refused": refused})["refused"]
+    _, meta = submitted(here, {"exact": exact})["exact"]
     assert meta["status"] != COMPLETED
     outcome = status_of(here.newest("feddra"))
     assert outcome["status"] == "stopped"
