@@ -125,12 +125,15 @@ SAVES = "fedvlp.core.checkpoint.save_text"
 
 
 def off_the_list(here: Hospitals) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Attack, class, and arguments that would do harm: write the canary, or move a key."""
+    """Attack, class, and arguments that did harm to an early version: write the canary, or move a key.
+
+    The file that the key is moved to has a name that FLARE can take for the path of a class.
+    """
     canary, key = str(here.folder / "canary"), str(here.kits / "site-1" / "startup" / "client.key")
     program = {"execution_mode": "external_process", "command": ["touch", canary], "launch_once": True}
     yield "program", CLIENT_API, program
     yield "script", CLIENT_API, {"execution_mode": "in_process", "task_script_path": canary}
-    yield "function", MOVES, {"temporary": key, "path": canary}
+    yield "function", MOVES, {"temporary": key, "path": "fedvlp.moved"}
 
 
 def with_part(attack: str, part: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
