@@ -41,8 +41,11 @@ def filters_of(policy: str) -> list[Any]:
     return made
 
 
-def sent(experiment: Experiment, policy: str, kit: Path) -> str:
-    """What leaves site-1 in the first phase of the run: "" for an update, else why there is none."""
+def sent(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> str:
+    """What leaves site-1 in the first phase of the run: "" for an update, else why there is none.
+
+    ``evaluate``: how many held-out splits are measured.
+    """
     (kit / "startup").mkdir(parents=True)
     (kit / "startup" / "fed_client.json").write_text("{}")
     handler = TaskHandler(experiment, SitePaths("site-1", str(kit / "runs"), str(kit / "local")))
@@ -51,7 +54,7 @@ def sent(experiment: Experiment, policy: str, kit: Path) -> str:
     method.start(server)
     server.phase = method.phases(0)[0]
     method.prepare(server)
-    message = method.broadcast(server, "site-1")
+    message = replace(method.broadcast(server, "site-1"), evaluate=evaluate)
     if server.trainer:
         message = replace(message, public_id=server.trainer.client.public_id)
     run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
@@ -76,6 +79,12 @@ def said(preset: str) -> tuple[str, str]:
     row = next(line for line in text.splitlines() if re.match(rf"\| [^|]*`{preset}`[^|]* \| runs \|", line))
     cells = [cell.strip() for cell in row.split("|")]
     return cells[3], cells[4]
+
+
+@pytest.mark.parametrize("preset", COMMITTED)
+def test_the_shipped_policy_lets_every_figure_of_a_preset_go(preset: str, tmp_path: Path) -> None:
+    """One that is not on its list would cost the update: a classifier's weight on the image did."""
+    assert sent(committed(preset, **LIGHT), "privacy.json", tmp_path / "kit", evaluate=2) == ""
 
 
 @pytest.mark.parametrize("preset", COMMITTED)

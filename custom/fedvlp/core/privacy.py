@@ -111,7 +111,10 @@ def allowed_metrics(metrics: Mapping[str, object], patterns: Iterable[str], drop
     for index, (name, value) in enumerate(metrics.items()):
         known = isinstance(name, str) and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not known and not drop:  # neither name nor value is repeated: both may be text of the data
-            raise PrivacyError(f"metric {index + 1} of {len(metrics)} is not on this site's list of names")
+            raise PrivacyError(
+                f"metric {index + 1} of {len(metrics)} is not on this site's list of names; its engineer adds the name "
+                "to AllowMetrics in local/privacy.json, or sets drop there"
+            )
         if known:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise PrivacyError(f"metric {name!r} is no finite number")
