@@ -58,6 +58,7 @@ SMALL = {
     "method.local_steps": 3, "method.align_steps": 2, "method.aligner_steps": 2, "rounds.quorum": 2,
 }  # fmt: skip
 KILLS = 3
+HEADER = ("run", "killed after: phases complete", "model", "site memories")
 VICTIMS = ("server", "site", "child")
 CHILD = "fedvlp.flare.child"
 PATIENCE = 600.0  # seconds that a provisioned run may take, kills included
@@ -191,33 +192,40 @@ def main() -> None:
     if options.quick:
         options.runs, options.simulator, options.provisioned = 3, 0, 0
     say({**machine(), **vars(options)})
-    draw, rows = random.Random(options.seed), []
+    rows = []
     with tempfile.TemporaryDirectory() as place:
-        whole = {name: reference(small(name), Path(place) / "whole") for name in METHODS}
-        for index in range(options.runs):
-            name = METHODS[index % len(METHODS)]
-            folder = RunFolder.create(Path(place) / f"engine-{index}", small(name))
-            noted = disturbed(engine(small(name), folder), folder, draw, whole[name][1], KILLS)
-            rows.append(row(f"engine, {name}", folder, whole[name][0], noted))
-        for index in range(options.simulator):
-            home = Path(place) / f"simulator-{index}"
-            write_job(small("feddra"), home / "job")
-            folder = RunFolder(home / "runs" / "feddra" / "001")
-            noted = disturbed(simulator(home), folder, draw, 30.0, 1)
-            rows.append(row("simulator, feddra", folder, whole["feddra"][0], noted))
-        if options.provisioned:
-            rows += in_a_provisioned_system(Path(place) / "system", options.provisioned, draw, whole)
-    print(table(["run", "killed after: phases complete", "model", "site memories"], rows) + "\n")
+        for cells in lines(Path(place), options):
+            say(dict(zip(HEADER, cells, strict=True)))  # now, as all of it takes long
+            rows.append(cells)
+    print(table(HEADER, rows) + "\n")
     say(machine())
     say({"killed": Counter(kind(cells[0], kill) for cells in rows for kill in cells[1].split("; ") if ":" in kill)})
     sys.exit(any("differ" in cell or "did not end" in cell for cells in rows for cell in cells))
 
 
+def lines(place: Path, options: argparse.Namespace) -> Iterator[list[str]]:
+    """The lines of the table, each as soon as its run has ended."""
+    draw = random.Random(options.seed)
+    whole = {name: reference(small(name), place / "whole") for name in METHODS}
+    for index in range(options.runs):
+        name = METHODS[index % len(METHODS)]
+        folder = RunFolder.create(place / f"engine-{index}", small(name))
+        noted = disturbed(engine(small(name), folder), folder, draw, whole[name][1], KILLS)
+        yield row(f"engine, {name}", folder, whole[name][0], noted)
+    for index in range(options.simulator):
+        home = place / f"simulator-{index}"
+        write_job(small("feddra"), home / "job")
+        folder = RunFolder(home / "runs" / "feddra" / "001")
+        noted = disturbed(simulator(home), folder, draw, 30.0, 1)
+        yield row("simulator, feddra", folder, whole["feddra"][0], noted)
+    if options.provisioned:
+        yield from in_a_provisioned_system(place / "system", options.provisioned, draw, whole)
+
+
 def in_a_provisioned_system(
     place: Path, runs: int, draw: random.Random, whole: dict[str, tuple[RunFolder, float]]
-) -> list[list[str]]:
+) -> Iterator[list[str]]:
     """Jobs one after another; the first one is not disturbed and says how long that takes."""
-    rows = []
     with Consortium(place) as here:
         until(lambda: connected(here), "both sites are connected")
         system, seconds = Provisioned(here, draw), 0.0
@@ -225,10 +233,8 @@ def in_a_provisioned_system(
             name, began = METHODS[index % len(METHODS)], time.perf_counter()
             folder, noted = system.run(name, KILLS if index else 0, seconds)
             seconds = seconds or time.perf_counter() - began
-            rows.append(row(f"provisioned, {name}", folder, whole[name][0], noted, here))
-            say(dict(zip(("run", "kills", "model", "memories"), rows[-1], strict=True)))
+            yield row(f"provisioned, {name}", folder, whole[name][0], noted, here)
             until(lambda: connected(here), "all are back")
-    return rows
 
 
 def kind(run: str, kill: str) -> str:
