@@ -170,13 +170,21 @@ def functions(path: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PROSE + DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
     for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
         file, _, test = name.partition("::")
         if re.fullmatch(r"(?:custom|tests|jobs|provisioning|benchmarks|poc|docs)/[\w./-]*", file):
             assert (ROOT / file).exists(), f"{path.name} names {file}"
             assert not test or test in functions(file), f"{file} has no {test}"
+
+
+def test_every_cell_of_what_a_party_can_learn_names_a_test() -> None:
+    page = (ROOT / "provisioning" / "PRIVACY.md").read_text(encoding="utf-8")
+    table = page.partition("| who | can learn | cannot |\n")[2].partition("\n\n")[0]
+    cells = [cell for line in table.splitlines()[1:] for cell in line.split("|")[2:4]]
+    assert len(cells) >= 8
+    assert all("::test_" in cell for cell in cells)
 
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))

@@ -194,6 +194,10 @@ def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, pro
     assert found(kit)["certificate"].found == "issued to northgate; this kit is st-anna's"
     shutil.copy(provisioned[1] / "st-anna" / "startup" / "client.crt", certificate)
     assert failed(kit) == ["certificate"], "another root's"
+    for name in ("client.crt", "rootCA.pem"):
+        (kit / "startup" / name).unlink()
+        assert failed(kit) == ["certificate"], "a file that is gone is a failing line too"
+        assert "cannot be used" in found(kit)["server reached"].found
 
 
 @pytest.mark.parametrize(("days", "ok"), [(0, True), (340, None), (400, False), (-2, False)])

@@ -66,7 +66,7 @@ HOSTILE: dict[str, tuple[str, Edit]] = {
     ),
     "a class of the standard library": ("client", component("subprocess.Popen", args=["touch", "CANARY"])),
     "a function of fedvlp that moves files": (
-        "client", component("fedvlp.core.checkpoint.replace_durably", temporary="SECRET", path="CANARY")
+        "client", component("fedvlp.core.checkpoint.replace_durably", temporary="SECRET", path="fedvlp.moved")
     ),
     "a function of fedvlp that writes files": (
         "client", component(SAVE, path="CANARY", text="x")

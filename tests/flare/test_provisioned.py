@@ -1,141 +1,57 @@
-"""provisioning/ as hospitals use it, on loopback: project.yml, the site policies, a lead, a member; start to shutdown.
+"""A provisioned system of three hospitals: what an honest lead gets done under each policy, a hostile one does not.
 
-One start of the system serves all tests, in their order; the last one shuts it down.
+One start of the system serves all tests, in their order; the last one shuts it down. The sites begin with the policies
+as they are shipped; the policies for noise and for encryption are copied over later, as PRIVACY.md says.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import re
-import shutil
-import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
-from support.provisioned import BIN, Consortium, free_port, processes, until
+import torch
+from support.hospitals import ADMIN, LEAD, MEMBER, SITES, Hospitals, joined, opened, run, submitted
+from support.provisioned import processes, until
+from support.short_jobs import committed
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.data.synthetic.files import write
+from fedvlp.core.checkpoint import load_tensors
+from fedvlp.core.server_state import Server
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare.jobs import write_job
-from fedvlp.run import presets
+from fedvlp.flare.jobs import COMMITTED, write_job
+from fedvlp.flare.privacy_budget import epsilon
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
-pytestmark = pytest.mark.slow(seconds=165)
+pytestmark = pytest.mark.slow(seconds=300)
 
-PROVISIONING = Path(__file__).parents[2] / "provisioning"
-SITES = ("northgate", "st-anna")
-LEAD, MEMBER, ADMIN = (f"{user}@consortium.example" for user in ("lead", "member", "admin"))
-
-
-class Hospitals(Consortium):
-    """Two of the five hospitals with a table of films each; only names, ports and folders are moved to this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, SITES)
-        self.port = free_port()
-        self.preflight: subprocess.CompletedProcess[str]
-        self.kits = folder / "ws" / "fedvlp" / "prod_00"
-
-    def __enter__(self) -> Hospitals:
-        self.folder.mkdir(parents=True)
-        self.provision("ws", SITES)
-        self._server_policies()
-        for seed, site in enumerate(SITES):
-            self._site_policies(site)
-            write(SyntheticCohort(sites=1, size=240, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
-        self.start("localhost")
-        until(self._listening, "the server listens")
-        # before the site runs: the check joins with the site's kit, and a site that has joined would be put out
-        self.preflight = run(self, "nvflare", "preflight-check", "-p", str(self.kits / "st-anna"))
-        for site in SITES:
-            self.start(site)
-        return self
-
-    def _listening(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-    def provision(self, workspace: str, sites: tuple[str, ...]) -> None:
-        project = yaml.safe_load((PROVISIONING / "project.yml").read_text())
-        server = project["participants"][0]
-        server["name"] = "localhost"  # FLARE binds a server of that name to loopback
-        server["fed_learn_port"] = server["admin_port"] = self.port
-        project["participants"] = [
-            entry for entry in project["participants"] if entry["type"] != "client" or entry["name"] in sites
-        ]
-        file = self.folder / f"{workspace}.yml"
-        file.write_text(yaml.safe_dump(project))
-        command = [BIN / "nvflare", "provision", "-p", file, "-w", workspace, "--force", "-s"]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=120)
-
-    def _server_policies(self) -> None:
-        """Of the server only resources.json: it lets custom code pass, so that the sites' refusal is what is seen."""
-        text = (PROVISIONING / "server" / "resources.json").read_text()
-        assert "/var/lib/fedvlp" in text
-        target = self.kits / "localhost" / "local" / "resources.json"
-        target.write_text(text.replace("/var/lib/fedvlp", str(self.folder / "store")))
-
-    def _site_policies(self, site: str) -> None:
-        """provisioning/site into local/, for a machine without a GPU."""
-        local = self.kits / site / "local"
-        for file in (PROVISIONING / "site").iterdir():
-            shutil.copy(file, local)
-        resources = json.loads((local / "resources.json").read_text())
-        resources["components"][0]["args"] |= {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
-        (local / "resources.json").write_text(json.dumps(resources))
+COMPLETED = "FINISHED:COMPLETED"
+NOISE, DELTA = 8.0, 1e-5  # of the shipped privacy-dp.json
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
     with Hospitals(tmp_path_factory.mktemp("hospitals") / "consortium") as hospitals:
-        until(lambda: joined(hospitals) == set(SITES), "both sites have joined")
+        until(lambda: joined(hospitals) == set(SITES), "all sites have joined")
         yield hospitals
 
 
-def opened(here: Hospitals, user: str = ADMIN) -> Session:
-    return new_secure_session(user, str(here.kits / user), timeout=20)
-
-
-def joined(here: Hospitals) -> set[str]:
-    """Names of the sites that the server knows."""
-    try:
-        session = opened(here)
-    except Exception:  # the server is not up yet
-        return set()
-    try:
-        return {client.name for client in session.get_system_info().client_info}
-    finally:
-        session.close()
-
-
-def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command as in provisioning/LEAD.md, in the name of ``user``."""
-    kit = ["--startup-kit", str(here.kits / user)] if user else []
-    own = {"HOME": str(here.folder), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    return subprocess.run(
-        [BIN / command[0], *command[1:], *kit], cwd=here.folder, env={**os.environ, **own, **environment},
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+# Honest jobs
 
 
 def small() -> Experiment:
     """FedAvg of one round over the data set that each site calls "pretrain"."""
-    experiment = presets.get("fedavg")
-    settings = {"rounds.rounds": 1, "method.local_steps": 4, "training.batch_size": 16}  # 64 records
-    for key, value in settings.items():
-        experiment = override(experiment, key, str(value))
-    return replace(experiment, data=NamedData("pretrain"))
+    return replace(committed("fedavg"), data=NamedData("pretrain"))
 
 
 def exported(here: Hospitals, name: str, **packing: Any) -> Path:
@@ -143,29 +59,17 @@ def exported(here: Hospitals, name: str, **packing: Any) -> Path:
     return write_job(small(), here.folder / name, sites=SITES, **{"custom": False, "child": True, **packing})
 
 
-def submitted(here: Hospitals, job: Path) -> tuple[str, dict[str, Any]]:
-    """The lead's job: its id and how it ended."""
-    session = opened(here, LEAD)
-    try:
-        job_id = session.submit_job(str(job))
-        _, meta = session.monitor_job_and_return_job_meta(job_id, 120, 1)
-        assert meta is not None, "the job did not end"
-        return job_id, meta
-    finally:
-        session.close()
-
-
 def test_preflight_and_doctor_find_the_site_ready(here: Hospitals) -> None:
     done = here.preflight
     assert done.returncode == 0, done.stdout + done.stderr
     assert "PASSED" in done.stdout
     assert "FAILED" not in done.stdout
-    done = run(here, "fedvlp", "doctor", "--site", str(here.kits / "st-anna"), NVFLARE_SECURE_LOGGING="true")
+    done = run(here, "fedvlp", "doctor", "--site", str(here.kits / "site-1"), NVFLARE_SECURE_LOGGING="true")
     assert done.returncode == 0, done.stdout + done.stderr
     for line in (
-        "ok    site: st-anna", "ok    jobs with their own code: refused", "ok    secure logging: on",
+        "ok    site: site-1", "ok    jobs with their own code: refused", "ok    secure logging: on",
         "ok    envelope: jobs may run any experiment; an update rests on at least 64 distinct records",
-        "ok    data set pretrain: rows 240, used 8", "ok    certificate: issued to st-anna",
+        "ok    data set pretrain: rows 240, used 8", "ok    certificate: issued to site-1",
         "ok    server is the consortium's: localhost, TLSv1.3", "ok    clock:",
     ):  # fmt: skip
         assert line in done.stdout, done.stdout
@@ -185,10 +89,10 @@ def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> 
     assert json.loads((folder.path / "run_status.json").read_text())["status"] == "finished"
     for record in folder.history():
         assert sorted(record["sites"]) == sorted(SITES), "every site answered in every phase, filters and all"
-    assert "loss/contrastive" in folder.history()[0]["sites"]["st-anna"]
-    assert any("val/mean/r1" in record["sites"]["st-anna"] for record in folder.history())
+    assert "loss/contrastive" in folder.history()[0]["sites"]["site-1"]
+    assert any("val/mean/r1" in record["sites"]["site-1"] for record in folder.history())
     assert folder.model.exists()
-    assert {"st-anna", "northgate"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
+    assert {"site-1", "site-2"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
     done = run(here, "fedvlp", "report", str(folder.path))
     assert done.returncode == 0, done.stderr
     assert re.search(r"fedavg .*\d", done.stdout)
@@ -205,13 +109,6 @@ def test_a_member_may_not_submit(here: Hospitals) -> None:
         session.close()
 
 
-def test_a_site_refuses_a_job_with_custom_code(here: Hospitals) -> None:
-    _, meta = submitted(here, exported(here, "byoc", custom=True))
-    detail = " ".join(meta["job_deploy_detail"])
-    for site in SITES:
-        assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
-
-
 def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any]], None]) -> Path:
     """An honest job, one of whose configurations is changed."""
     job = exported(here, name)
@@ -224,63 +121,203 @@ def hostile(here: Hospitals, name: str, side: str, edit: Callable[[dict[str, Any
 
 CLIENT_API = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
 MOVES = "fedvlp.core.checkpoint.replace_durably"
+SAVES = "fedvlp.core.checkpoint.save_text"
 
 
-@pytest.mark.parametrize("attack", ["a program", "a script", "a function"])
-def test_a_site_refuses_a_class_that_is_not_on_its_list(attack: str, here: Hospitals) -> None:
-    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
-    canary, key = here.folder / "canary", here.kits / "st-anna" / "startup" / "client.key"
-    paths = {"a program": CLIENT_API, "a script": CLIENT_API, "a function": MOVES}
-    settings = {
-        "a program": {"execution_mode": "external_process", "command": ["touch", str(canary)], "launch_once": True},
-        "a script": {"execution_mode": "in_process", "task_script_path": str(canary)},
-        "a function": {"temporary": str(key), "path": str(canary)},
-    }
-    part = {"path": paths[attack], "args": settings[attack]}
+def off_the_list(here: Hospitals) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Attack, class, and arguments that did harm to an early version: write the canary, or move a key.
+
+    The file that the key is moved to has a name that FLARE can take for the path of a class.
+    """
+    canary, key = str(here.folder / "canary"), str(here.kits / "site-1" / "startup" / "client.key")
+    program = {"execution_mode": "external_process", "command": ["touch", canary], "launch_once": True}
+    yield "program", CLIENT_API, program
+    yield "script", CLIENT_API, {"execution_mode": "in_process", "task_script_path": canary}
+    yield "function", MOVES, {"temporary": key, "path": "fedvlp.moved"}
+
+
+def with_part(attack: str, part: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """The part in the place of the executor; a function as one more component."""
 
     def edit(config: dict[str, Any]) -> None:
-        if attack == "a function":
+        if attack == "function":
             config["components"].insert(0, {"id": "x", **part})
         else:
             config["executors"][0]["executor"] = part
 
-    job_id, meta = submitted(here, hostile(here, attack.replace(" ", "-"), "client", edit))
-    assert meta["status"] != "FINISHED:COMPLETED"
+    return edit
+
+
+def a_file_at_the_server(here: Hospitals) -> Callable[[dict[str, Any]], None]:
+    args = {"path": str(here.folder / "canary"), "text": "x"}
+    return lambda config: config["components"].insert(0, {"id": "x", "path": SAVES, "args": args})
+
+
+@pytest.fixture(scope="module")
+def refused(here: Hospitals) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What became of hostile jobs, with the policies as shipped: the id of each, and how it ended."""
+    jobs = {
+        name: hostile(here, name, "client", with_part(name, {"path": path, "args": args}))
+        for name, path, args in off_the_list(here)
+    }
+    jobs["file at the server"] = hostile(here, "server", "server", a_file_at_the_server(here))
+    few = override(small(), "training.batch_size", "2")
+    jobs["two records"] = write_job(few, here.folder / "few", sites=SITES, custom=False, child=True)
+    jobs["own code"] = exported(here, "byoc", custom=True)
+    return submitted(here, jobs)
+
+
+def test_a_site_refuses_a_job_with_custom_code(refused: dict[str, tuple[str, dict[str, Any]]]) -> None:
+    _, meta = refused["own code"]
     detail = " ".join(meta["job_deploy_detail"])
     for site in SITES:
-        assert f"{site}: NVFLARE_ERROR: class {paths[attack]!r} is not on this site's list of classes" in detail
-        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
-        refusal = next(line for line in lines if "job_refused" in line)
-        assert f"[U:{LEAD}]" in refusal
-        assert paths[attack] in refusal
-        assert not (here.kits / site / job_id).exists(), "no process of it began"
-    assert not canary.exists()
-    assert key.exists()
+        assert f"{site}: NVFLARE_ERROR: BYOC not permitted" in detail, meta
 
 
-def test_a_site_sends_no_update_of_two_records(here: Hospitals) -> None:
-    """With the policies as shipped; the training child and the filters of a site are real."""
-    experiment = replace(small(), method=replace(presets.get("fedavg").method, local_steps=1))
-    job = write_job(
-        override(experiment, "training.batch_size", "2"), here.folder / "few", sites=SITES, custom=False, child=True
-    )
-    _, meta = submitted(here, job)
-    assert meta["status"] != "FINISHED:COMPLETED"
-    newest = RunFolder(max((here.kits / "localhost" / "runs" / "fedavg").iterdir()))
-    status = json.loads((newest.path / "run_status.json").read_text())
-    assert "EnvelopeError: the update rests on 2 distinct records" in status["reason"]
+def test_a_site_refuses_a_class_that_is_not_on_its_list(
+    here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]
+) -> None:
+    """Without a process of the job, and with a line in its audit log: who sent it, which job, which class."""
+    for name, path, _ in off_the_list(here):
+        job_id, meta = refused[name]
+        assert meta["status"] != COMPLETED
+        detail = " ".join(meta["job_deploy_detail"])
+        for site in SITES:
+            assert f"{site}: NVFLARE_ERROR: class {path!r} is not on this site's list of classes" in detail
+            lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
+            refusal = next(line for line in lines if "job_refused" in line)
+            assert f"[U:{LEAD}]" in refusal
+            assert path in refusal
+            assert not (here.kits / site / job_id).exists(), "no process of it began"
+    assert not (here.folder / "canary").exists()
+    assert (here.kits / "site-1" / "startup" / "client.key").exists()
+
+
+def test_a_site_sends_no_update_of_two_records(here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]) -> None:
+    """The training child and the filters of a site are real."""
+    assert refused["two records"][1]["status"] != COMPLETED
+    newest = here.newest("fedavg")
+    assert "EnvelopeError: the update rests on 2 distinct records" in status_of(newest)["reason"]
     assert newest.history() == []
 
 
-def test_the_server_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> None:
-    canary = here.folder / "canary"
-    part = {"id": "x", "path": "fedvlp.core.checkpoint.save_text", "args": {"path": str(canary), "text": "x"}}
-    job_id, meta = submitted(here, hostile(here, "server", "server", lambda c: c["components"].insert(0, part)))
-    assert meta["status"] != "FINISHED:COMPLETED"
-    assert "class 'fedvlp.core.checkpoint.save_text' is not on this site's list" in " ".join(meta["job_deploy_detail"])
+def test_the_server_refuses_a_class_that_is_not_on_its_list(
+    here: Hospitals, refused: dict[str, tuple[str, dict[str, Any]]]
+) -> None:
+    job_id, meta = refused["file at the server"]
+    assert meta["status"] != COMPLETED
+    assert f"class {SAVES!r} is not on this site's list" in " ".join(meta["job_deploy_detail"])
     log = (here.kits / "localhost" / "audit.log").read_text().splitlines()
     assert any(job_id in line and "job_refused" in line and LEAD in line for line in log)
-    assert not canary.exists()
+    assert not (here.folder / "canary").exists()
+
+
+# The presets of the committed jobs, under each policy
+
+
+def status_of(folder: RunFolder) -> dict[str, Any]:
+    """What the run itself says of its end."""
+    status: dict[str, Any] = json.loads((folder.path / "run_status.json").read_text())
+    return status
+
+
+def ended_well(here: Hospitals, experiments: Mapping[str, Experiment], **packing: Any) -> dict[str, RunFolder]:
+    """The runs of jobs that ended as they should: every site answered in every phase."""
+    jobs = {
+        name: write_job(experiment, here.folder / f"honest-{name}", custom=False, **packing)
+        for name, experiment in experiments.items()
+    }
+    folders = {}
+    for name, (_, meta) in submitted(here, jobs).items():
+        folder = folders[name] = here.newest(name)
+        assert meta["status"] == COMPLETED, (name, status_of(folder))
+        assert status_of(folder)["status"] == "finished"
+        for record in folder.history():
+            assert record["dropped"] == {}, name
+            assert sorted(record["sites"]) == list(SITES), name
+    return folders
+
+
+def test_every_committed_preset_runs_with_the_shipped_policy(here: Hospitals) -> None:
+    """FedAvg's job was the lead's, above."""
+    folders = ended_well(here, {name: committed(name) for name in COMMITTED if name != "fedavg"})
+    for name, folder in folders.items():
+        assert folder.model.exists(), name
+        figures = folder.history()[0]["sites"]["site-1"]
+        assert any(figure.startswith("loss/") for figure in figures), name
+        assert all(float(f"{value:.3g}") == value for value in figures.values()), "three digits leave"
+
+
+@pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
+def test_under_noise_presets_without_exact_figures_run_and_others_are_refused(here: Hospitals) -> None:
+    here.adopt("privacy-dp.json")
+    layered = {name: committed(name, model__head_norm="layer") for name in ("fedprox", "local", "car-mfl", "feddra")}
+    exact = write_job(layered.pop("feddra"), here.folder / "exact", custom=False)
+    with_noise = ended_well(here, layered)
+    for name, folder in with_noise.items():
+        told = {figure for record in folder.history() for site in SITES for figure in record["sites"][site]}
+        assert told <= {"privacy/epsilon", "seconds"}, "no figure without noise"
+        assert ("privacy/epsilon" in told) == (name != "local"), "Local sends nothing"
+    _, meta = submitted(here, {"exact": exact})["exact"]
+    assert meta["status"] != COMPLETED
+    outcome = status_of(here.newest("feddra"))
+    assert outcome["status"] == "stopped"
+    assert "PrivacyError: the method sends exact figures of this site's records (loss)" in outcome["reason"]
+    assert here.newest("feddra").history() == []
+
+
+@pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
+def test_every_site_adds_noise_tells_epsilon_and_stops_at_its_budget(here: Hospitals, tmp_path: Path) -> None:
+    """The budget has room for two more releases, the job has three rounds: the third is refused, the run can go on."""
+    ledgers = [here.kits / site / "privacy" / "ledger.json" for site in SITES]
+    (before,) = {len(json.loads(ledger.read_text())) for ledger in ledgers}
+    chosen = committed("fedavg", model__head_norm="layer", rounds__rounds=3)
+    allowed = epsilon({NOISE: before + 2}, DELTA)
+    here.adopt("privacy-dp.json", epsilon=allowed + 1e-6)
+    job = write_job(chosen, here.folder / "budget", custom=False)
+    _, meta = submitted(here, {"budget": job})["budget"]
+    assert meta["status"] != COMPLETED
+    folder = here.newest("fedavg")
+    history = folder.history()
+    assert len(history) == 2
+    for count, record in enumerate(history, start=before + 1):
+        for site in SITES:
+            assert record["sites"][site].keys() <= {"privacy/epsilon", "seconds"}, "no figure without noise"
+            assert record["sites"][site]["privacy/epsilon"] == pytest.approx(epsilon({NOISE: count}, DELTA), rel=1e-9)
+    for ledger in ledgers:
+        booked = [(entry["data"], entry["noise_multiplier"]) for entry in json.loads(ledger.read_text())]
+        assert booked == [("pretrain", NOISE)] * (before + 2)
+    outcome = status_of(folder)
+    assert outcome["status"] == "stopped"
+    assert "budget" in outcome["reason"]
+
+    plain = Assembly(chosen).server(SITES).state
+    server, _ = Server.load(folder.checkpoint)
+    moved = torch.cat([(server.state[name] - plain[name]).reshape(-1) for name in plain])
+    counts = list(server.samples.values())
+    expected = NOISE * math.sqrt(2 * sum(count**2 for count in counts)) / sum(counts)  # two rounds, weights n_k/n
+    assert float(moved.std()) == pytest.approx(expected, rel=0.01), "of the mean of three sites' noise"
+
+
+@pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'")
+def test_encrypted_sites_keep_the_plain_model_and_the_server_has_none(here: Hospitals, tmp_path: Path) -> None:
+    """FedAvg and FedProx; no other method can be exported with --encrypted (tests/flare/test_encryption.py)."""
+    here.adopt("privacy-he.json")
+    chosen = {name: committed(name, rounds__rounds=2) for name in ("fedavg", "fedprox")}
+    for name, folder in ended_well(here, chosen, encrypted=True).items():
+        engine = RunFolder.create(tmp_path / "engine", chosen[name])
+        simulate(chosen[name], engine)
+        plain, _ = load_tensors(engine.model)
+        for site in SITES:
+            own = here.runs(site) / name / folder.path.name / "sites" / site / "trained.safetensors"
+            mean, _ = load_tensors(own)
+            assert mean.keys() == plain.keys()
+            for tensor_name, tensor in plain.items():
+                torch.testing.assert_close(mean[tensor_name], tensor, rtol=0, atol=1e-4)
+        assert not folder.model.exists()
+
+
+# Who is turned away, and the end
 
 
 def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:

@@ -28,12 +28,15 @@ from nvflare.private.fed.utils.fed_utils import authorize_build_component
 
 import fedvlp
 from fedvlp.core import names
+from fedvlp.core.validate import NAME
 from fedvlp.deploy.envelope import Envelope, EnvelopeError
+from fedvlp.deploy.site_config import TOWER, at_site, with_own_towers
 from fedvlp.flare.class_list import needed
 from fedvlp.flare.job_check import CONFIGS, JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
 from support.hostile import WORDS, Breach, any_number, anything, refuse_words, shown
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
@@ -224,6 +227,33 @@ def _extreme(random: Random, config: dict[str, Any]) -> str:
     return ", ".join(said)[:150]
 
 
+PATHS = (
+    "SECRET", "/etc/passwd", "/etc", "../../startup", "~/x", "C:\\x", "..", "a/../../b", "models/../../startup", WORDS,
+    "x" * 5000, "", "\x00", "file:///etc/passwd", "{v}", "local",
+)  # fmt: skip
+"""What a name may not be: mostly ways to another place of the site's disk."""
+
+
+def _text(random: Random, config: dict[str, Any]) -> str:
+    """One of the job's names, of runs, towers or data sets, becomes a path."""
+    honest = config["executors"][0]["executor"] if "executors" in config else config["workflows"][0]
+    value, args = random.choice(PATHS), honest["args"]
+    tower = random.choice(("image_tower", "text_tower"))
+    choices: dict[str, Callable[[], Any]] = {
+        "name": lambda: args.update(name=value),
+        "tower": lambda: args["model"]["args"].update({tower: value}),
+        "tower of a site": lambda: args.update(site_models=[["site-1", _with_tower(args["model"], tower, value)]]),
+        "data set": lambda: args.update(data={"path": "fedvlp.deploy.NamedData", "args": {"name": value}}),
+    }
+    where = random.choice(list(choices))
+    choices[where]()
+    return f"{where} {shown(value)}"
+
+
+def _with_tower(model: dict[str, Any], tower: str, value: str) -> dict[str, Any]:
+    return {**model, "args": {**model["args"], tower: value}}
+
+
 @dataclass(frozen=True)
 class Attack:
     """A job of the lead; ``file`` lies beside the configurations, the edited one of which is ``config``."""
@@ -234,6 +264,7 @@ class Attack:
     config: dict[str, Any]
     file: tuple[str, str] | None = None
     extreme: bool = False
+    text: bool = False  # one of its names is none
     callable: bool = False  # it names something that could be called
 
 
@@ -243,7 +274,7 @@ def attacks(seed: int, count: int) -> Iterator[Attack]:
     for number in range(count):
         side, preset = random.choice(("client", "client", "server")), random.choice(sorted(COMMITTED))
         config = json.loads(_files(preset)[f"app/config/{CONFIGS[side]}"])
-        kind = ("part", "part", "part", "file", "extreme")[number % 5]
+        kind = ("part", "part", "part", "file", "extreme", "text")[number % 6]
         file, callable_ = None, False
         if kind == "part":
             said, part, callable_ = _part(random, side)
@@ -251,9 +282,12 @@ def attacks(seed: int, count: int) -> Iterator[Attack]:
         elif kind == "file":
             file = random.choice(FILES)
             said = f"file {file[0]}"
-        else:
+        elif kind == "extreme":
             said = _extreme(random, config)
-        yield Attack(f"{number}: {side} {preset}: {said}", side, preset, config, file, kind == "extreme", callable_)
+        else:
+            said = _text(random, config)
+        name = f"{number}: {side} {preset}: {said}"
+        yield Attack(name, side, preset, config, file, kind == "extreme", kind == "text", callable_)
 
 
 def refused_on_arrival(app: Path, attack: Attack) -> str:
@@ -286,7 +320,7 @@ def judge(attack: Attack, kit: Path) -> str:
         (app / attack.file[0]).parent.mkdir(parents=True, exist_ok=True)
         (app / attack.file[0]).write_text(attack.file[1])
     why = refused_on_arrival(app, attack)
-    if not attack.extreme and not why:
+    if not (attack.extreme or attack.text) and not why:
         raise Breach(f"{attack.name}: not refused when it arrived")
     outcome = "refused"
     if attack.file is None:
@@ -304,9 +338,11 @@ def _by_flare(attack: Attack, kit: Path, app: Path) -> str:
         return "refused"
     if attack.callable:
         raise Breach(f"{attack.name}: built by FLARE's loader")
-    if not attack.extreme:  # FLARE takes it for a plain value, and calls nothing
+    if not (attack.extreme or attack.text):  # FLARE takes it for a plain value, and calls nothing
         return "refused"
     runs = config.executors[0].executor if attack.side == "client" else config.workflows[0].controller
+    if attack.text:
+        return _by_name(attack, kit, runs.experiment)
     usual = presets.get(attack.preset)
     if runs.experiment != replace(usual, data=runs.experiment.data):  # a site's envelope leaves the data to the site
         try:
@@ -315,4 +351,29 @@ def _by_flare(attack: Attack, kit: Path, app: Path) -> str:
             refuse_words(attack.name, str(error))
             return "refused"
         raise Breach(f"{attack.name}: admitted by a site that takes the committed presets alone")
+    return "harmless"
+
+
+def _by_name(attack: Attack, kit: Path, experiment: Experiment) -> str:
+    """What the site, or the server, makes of a job whose names are paths, when it looks for what they name."""
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    shutil.copy(PROVISIONING / "site" / "fedvlp.json", kit / "local")
+    try:
+        if attack.side == "client":
+            experiment = at_site(experiment, "site-1", kit / "local")
+        else:
+            experiment = with_own_towers(experiment, kit)
+            RunFolder.create(kit / "runs", experiment)
+    except ValueError as error:
+        refuse_words(attack.name, str(error))
+        return "refused"
+    except Exception as error:
+        raise Breach(f"{attack.name}: nobody looked at it before {type(error).__name__}") from error
+    models = (experiment.model, *(model for _, model in experiment.site_models))
+    for tower in {tower for model in models for tower in (model.image_tower, model.text_tower)}:
+        if not TOWER.fullmatch(tower) or Path(tower).exists():
+            raise Breach(f"{attack.name}: would open {tower!r}")
+    made = [entry for entry in kit.parent.rglob("config.json") if not entry.is_relative_to(kit / "runs")]
+    if made or not NAME.fullmatch(experiment.name):
+        raise Breach(f"{attack.name}: a run may lie outside of the folder of runs")
     return "harmless"

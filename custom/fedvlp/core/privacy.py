@@ -76,7 +76,10 @@ def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor
     if tensor.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(f"{name} is {tensor.dtype}; noise protects float32 and float64 alone")
     if name not in received or received[name].shape != tensor.shape or received[name].dtype != tensor.dtype:
-        raise PrivacyError(f"{name} was not received in this shape and type, so there is no difference to clip")
+        raise PrivacyError(
+            f"{name} was not received in this shape and type, so there is no difference to clip; take a method that "
+            "sends tensors of the model alone, e.g. FedAvg"
+        )
 
 
 def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterable[str]) -> None:
@@ -108,7 +111,10 @@ def allowed_metrics(metrics: Mapping[str, object], patterns: Iterable[str], drop
     for index, (name, value) in enumerate(metrics.items()):
         known = isinstance(name, str) and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not known and not drop:  # neither name nor value is repeated: both may be text of the data
-            raise PrivacyError(f"metric {index + 1} of {len(metrics)} is not on this site's list of names")
+            raise PrivacyError(
+                f"metric {index + 1} of {len(metrics)} is not on this site's list of names; its engineer adds the name "
+                "to AllowMetrics in local/privacy.json, or sets drop there"
+            )
         if known:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise PrivacyError(f"metric {name!r} is no finite number")

@@ -192,9 +192,13 @@ def _server(startup: Path, client: dict[str, Any]) -> Iterator[Check]:
     server = client["servers"][0]
     address, _, port = server["service"]["target"].rpartition(":")
     where = f"{address}:{port}"
-    context = ssl.create_default_context(cafile=str(startup / client["client"]["ssl_root_cert"]))
     try:
+        context = ssl.create_default_context(cafile=str(startup / client["client"]["ssl_root_cert"]))
         context.load_cert_chain(startup / client["client"]["ssl_cert"], startup / client["client"]["ssl_private_key"])
+    except OSError:  # the line about the certificate says what is wrong
+        yield Check("server reached", None, f"not tried: {where} wants the kit's certificate, which cannot be used")
+        return
+    try:
         with socket.create_connection((address, int(port)), timeout=TIMEOUT_S) as plain:
             yield Check("server reached", True, where)
             with context.wrap_socket(plain, server_hostname=server["identity"]) as secured:

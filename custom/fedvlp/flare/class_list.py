@@ -21,7 +21,7 @@ from fedvlp.objectives import OBJECTIVES
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 
-PACKINGS: tuple[dict[str, bool], ...] = ({}, {"child": True}, {"encrypted": True})
+PACKINGS: tuple[dict[str, bool], ...] = ({}, {"child": True})
 ENCODED = Wire(up="float16")  # any other than plain: the job then brings the filters of the wire
 
 
@@ -33,14 +33,19 @@ def needed(side: str) -> tuple[str, ...]:
     out, since its address can be any folder of the server: who runs the server adds it to the list on purpose.
     """
     classes: set[str] = set()
-    for experiment in _exported():
-        for packing in PACKINGS:
-            files = job_files(experiment, sites=("site",), **packing)  # type: ignore[arg-type]
-            classes |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
+    for experiment, packing in _exported():
+        files = job_files(experiment, sites=("site",), **packing)  # type: ignore[arg-type]
+        classes |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
     return tuple(sorted(classes))
 
 
-def _exported() -> Iterator[Experiment]:
+def _exported() -> Iterator[tuple[Experiment, dict[str, bool]]]:
+    """Every experiment with every way of packing it, and an encrypted job."""
+    yield from ((experiment, packing) for experiment in _experiments() for packing in PACKINGS)
+    yield presets.get("fedavg"), {"encrypted": True}
+
+
+def _experiments() -> Iterator[Experiment]:
     """Every preset, and one of them with every option that changes the classes of a job."""
     yield from presets.PRESETS.values()
     usual = presets.get("fedavg")

@@ -49,11 +49,15 @@ def job_files(
 
     ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
     ``timeouts``: other than FLARE's own.
-    ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
+    ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md). Raises ValueError for a method whose
+    updates cannot be averaged as ciphertexts.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     """
     if encrypted:
+        from fedvlp.flare.encryption import refuse_unencryptable
+
+        refuse_unencryptable(experiment.method)
         experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
     sites = sorted(sites) or Assembly(experiment).sites()
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
