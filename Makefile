@@ -75,7 +75,7 @@ release: $(VENV)/ready
 	cp -r pyproject.toml README.md LICENSE build/source && cp -r custom/fedvlp build/source/custom
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-315532800} $(PIP) wheel --no-deps --no-index --no-build-isolation -w $(RELEASE) ./build/source
 	cp provisioning/requirements.txt $(RELEASE)
-	$(BIN)/python -W ignore -m cyclonedx_py requirements --pyproject pyproject.toml --output-reproducible -o $(RELEASE)/sbom.json provisioning/requirements.txt
+	$(BIN)/python -W ignore -m cyclonedx_py requirements $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o $(RELEASE)/sbom.json provisioning/requirements.txt
 	cd $(RELEASE) && sha256sum *.whl requirements.txt sbom.json >SHA256SUMS
 	rm -rf build/source
 
@@ -83,7 +83,7 @@ release: $(VENV)/ready
 ENVIRONMENT ?= $(VENV)
 sbom: $(VENV)/ready
 	mkdir -p build
-	$(BIN)/python -W ignore -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
+	$(BIN)/python -W ignore -m cyclonedx_py environment $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
 
 bench: $(VENV)/ready
 	for program in orchestration aggregation ablation baselines dro_weights retrieval neighbours distortion training pipeline creamfl public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done

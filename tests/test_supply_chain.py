@@ -189,7 +189,7 @@ def make(folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow(seconds=40)
+@pytest.mark.slow(seconds=15)
 def test_a_release_is_the_code_its_lock_and_a_list_of_both(checkout: Path) -> None:
     make(checkout, "release")
     release = checkout / "build" / "release"
@@ -204,14 +204,14 @@ def test_a_release_is_the_code_its_lock_and_a_list_of_both(checkout: Path) -> No
     }
     assert components == {(pin.name, pin.version): set(pin.hashes) for pin in lock.pins(lock.SITE)}
     first = {path.name: path.read_bytes() for path in release.iterdir()}
-    make(checkout, "release")
+    make(checkout, "release", "VALIDATE=--no-validate")
     again = {path.name: path.read_bytes() for path in release.iterdir()}
     assert first == again, "whoever has the code can make the same bytes"
 
 
-@pytest.mark.slow(seconds=30)
+@pytest.mark.slow(seconds=5)
 def test_the_list_of_an_environment_names_what_is_installed_in_it(checkout: Path) -> None:
-    make(checkout, "sbom")
+    make(checkout, "sbom", "VALIDATE=--no-validate")
     listed = json.loads((checkout / "build" / "sbom.json").read_text())
     assert listed["bomFormat"] == "CycloneDX"
     components = {canonicalize_name(part["name"]): part for part in listed["components"]}
