@@ -6,11 +6,16 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-all docs golden mutants lint bench clean
+.PHONY: demo poc test test-all docs golden mutants lint bench lock release sbom clean
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# Nothing is installed whose SHA-256 is not in the lock: first what a site needs (wheels alone; with them setuptools, by
+# which the rest is built), then the tools of development, then fedvlp itself, of which pip fetches nothing.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+$(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) install --require-hashes --only-binary :all: -r provisioning/requirements.txt
+	$(PIP) install --require-hashes --no-build-isolation -r constraints.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $@
 
 # The main job as it is in FLARE's simulator, five sites side by side (-t 5), then its result and a report.
@@ -52,6 +57,34 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Resolves pyproject.toml and writes both locks anew: provisioning/requirements.txt, what a site or a server installs
+# (wheels alone), and constraints.txt, that and the tools of development. Versions stay where they still fit; UPGRADE=1
+# takes the newest. INDEX is the one index that is asked.
+INDEX ?= https://pypi.org/simple
+COMPILE = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 --generate-hashes --no-annotate \
+	--default-index $(INDEX) --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) pyproject.toml
+lock: $(VENV)/ready
+	$(COMPILE) --extra dicom --extra privacy --extra he --no-build -o provisioning/requirements.txt
+	$(COMPILE) --extra dev -c provisioning/requirements.txt -o constraints.txt
+
+# What the consortium gives to its members, and provisioning signs (fedvlp.flare.SignedSoftware): the wheel, the lock of
+# what it needs, a list of all that (CycloneDX), and their SHA-256. Built beside the tree, of its files alone.
+RELEASE ?= build/release
+release: $(VENV)/ready
+	rm -rf $(RELEASE) build/source && mkdir -p $(RELEASE) build/source/custom
+	cp -r pyproject.toml README.md LICENSE build/source && cp -r custom/fedvlp build/source/custom
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-315532800} $(PIP) wheel --no-deps --no-index --no-build-isolation -w $(RELEASE) ./build/source
+	cp provisioning/requirements.txt $(RELEASE)
+	$(BIN)/python -W ignore -m cyclonedx_py requirements $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o $(RELEASE)/sbom.json provisioning/requirements.txt
+	cd $(RELEASE) && sha256sum *.whl requirements.txt sbom.json >SHA256SUMS
+	rm -rf build/source
+
+# The list (CycloneDX) of what is installed in an environment, with licences; that of a site: ENVIRONMENT=/opt/fedvlp
+ENVIRONMENT ?= $(VENV)
+sbom: $(VENV)/ready
+	mkdir -p build
+	$(BIN)/python -W ignore -m cyclonedx_py environment $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
 
 bench: $(VENV)/ready
 	for program in orchestration aggregation ablation baselines dro_weights retrieval neighbours distortion training pipeline creamfl public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done

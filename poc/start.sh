@@ -4,6 +4,7 @@
 set -euo pipefail
 poc="$(cd "$(dirname "$0")" && pwd)"
 source "$poc/env.sh"
+umask 077 # keys, records and the model are this user's alone
 rm -rf "$POC_FOLDER"
 mkdir -p "$HOME"
 sed "s/8002/$POC_PORT/g" "$poc/project.yml" >"$POC_FOLDER/project.yml"

@@ -97,20 +97,3 @@ def test_the_consortium_has_five_hospitals_and_all_roles() -> None:
     roles = {p["role"] for p in people if p["type"] == "admin"}
     assert roles == {"project_admin", "lead", "member", "org_admin"}
     assert {p["org"] for p in people if p.get("role") == "org_admin"} == hospitals, "each hospital administers itself"
-
-
-def test_the_container_files_name_what_is_there() -> None:
-    copied = [line.split()[1:-1] for line in (PROVISIONING / "docker" / "Dockerfile").read_text().splitlines()
-              if line.startswith("COPY ")]  # fmt: skip
-    assert copied
-    kept = (PROVISIONING / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
-    for file in (name for names in copied for name in names):
-        assert (ROOT / file).exists(), file
-        assert f"!{file}" in kept, file
-    for name in ("site", "server"):
-        service = yaml.safe_load((PROVISIONING / "docker" / f"{name}.yml").read_text())["services"][name]
-        assert (PROVISIONING / "docker" / service["env_file"]).exists()
-        assert (PROVISIONING / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).exists()
-        assert ("ports" in service) == (name == "server"), "a site listens nowhere"
-        assert service["init"], "as process 1 FLARE would not hear that it is to stop"
-        assert service["restart"] == "on-failure", "what the console shuts down stays down"

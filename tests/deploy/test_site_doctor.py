@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
 import subprocess
 import sys
+import textwrap
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from support import release
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.deploy import site_doctor
+from fedvlp.deploy import site_doctor, software
 from fedvlp.deploy.machine import Check
 from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
@@ -37,22 +43,31 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     folder = tmp_path_factory.mktemp("kits")
     text = (POLICIES / "project.yml").read_text().replace("fl.consortium.example", "localhost")
     (folder / "project.yml").write_text(text)
+    release.written(folder / "build" / "release")
     for name in ("ours", "theirs"):
         command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", name, "--force", "-s"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, umask=0o077)  # as LEAD.md
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, umask=0o022)
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
 @pytest.fixture
-def kit(provisioned: Kits, tmp_path: Path) -> Path:
-    """The kit of st-anna as its engineer leaves it, on a machine without a GPU."""
+def bare(provisioned: Kits, tmp_path: Path) -> Path:
+    """The kit of st-anna with the shipped policies, on a machine without a GPU, before there are data sets."""
     kit = tmp_path / "st-anna"
     shutil.copytree(provisioned[0] / "st-anna", kit)
     for file in (POLICIES / "site").iterdir():
         shutil.copy(file, kit / "local")
     change(kit / "local" / "resources.json", lambda c: c["components"][0]["args"].update(num_of_gpus=0))
-    write(SyntheticCohort(sites=1, size=40, image_size=72), kit / "data" / "cxr")
+    change(kit / "local" / "fedvlp.json", lambda c: c.update(data={}))
     return kit
+
+
+@pytest.fixture
+def kit(bare: Path) -> Path:
+    """The same as its engineer leaves it."""
+    shutil.copy(POLICIES / "site" / "fedvlp.json", bare / "local")
+    write(SyntheticCohort(sites=1, size=40, image_size=72), bare / "data" / "cxr")
+    return bare
 
 
 def change(file: Path, edit: Any) -> None:
@@ -169,8 +184,8 @@ def test_without_policies_flares_defaults_are_judged(kit: Path) -> None:
     assert {"class allow-list", "jobs with their own code"} <= set(failed(kit))
 
 
-def test_no_key_is_ever_readable_for_others_as_the_lead_provisions(provisioned: Kits) -> None:
-    """Root, server, sites and people, from the moment that they are written: LEAD.md says `umask 077` before."""
+def test_no_key_is_ever_readable_for_others(provisioned: Kits) -> None:
+    """Root, server, sites and people, from the moment that they are written, whatever the shell's umask: here 022."""
     keys = [
         file
         for file in provisioned[0].parents[1].rglob("*")
@@ -180,14 +195,13 @@ def test_no_key_is_ever_readable_for_others_as_the_lead_provisions(provisioned: 
     for file in keys:
         if file.is_file():
             assert file.stat().st_mode & 0o077 == 0, file.name
-    assert "$ umask 077\n$ nvflare provision" in (POLICIES / "LEAD.md").read_text()
 
 
 def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, provisioned: Kits) -> None:
     key, certificate = kit / "startup" / "client.key", kit / "startup" / "client.crt"
     os.chmod(key, 0o644)
     assert failed(kit) == ["private key"]
-    assert "chmod 600" in found(kit)["private key"].found
+    assert "(chmod 600 startup/client.key)" in found(kit)["private key"].found
     os.chmod(key, 0o600)
     shutil.copy(provisioned[0] / "northgate" / "startup" / "client.crt", certificate)
     assert failed(kit) == ["certificate"], "another hospital's"
@@ -198,6 +212,122 @@ def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, pro
         (kit / "startup" / name).unlink()
         assert failed(kit) == ["certificate"], "a file that is gone is a failing line too"
         assert "cannot be used" in found(kit)["server reached"].found
+
+
+@pytest.mark.parametrize("name", ["startup/client_context.tenseal", "local/own.pem", "local/own.key"])
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
+def test_no_other_key_of_the_kit_is_open(name: str, mode: int, bare: Path) -> None:
+    """The shared key of encryption, and whatever begins as a private key does or is called one."""
+    (bare / name).write_bytes((bare / "startup" / "client.key").read_bytes() if name.endswith(".pem") else b"key")
+    os.chmod(bare / name, 0o600)
+    assert failed(bare) == []
+    os.chmod(bare / name, mode)
+    assert failed(bare) == ["private key"]
+    assert f"chmod 600 {name}" in found(bare)["private key"].found
+
+
+def test_the_software_of_the_kit_is_the_consortiums_and_is_what_runs(bare: Path) -> None:
+    checks = found(bare)
+    assert checks["software of the kit"].found == "2 files, signed by the consortium's root"
+    assert checks["fedvlp is the kit's"].ok
+    assert checks["packages installed"].ok is not False
+    shutil.rmtree(bare / "software")
+    assert failed(bare) == []
+    assert found(bare)["software of the kit"].ok is None
+
+
+def test_another_fedvlp_than_the_kits_fails(bare: Path, provisioned: Kits, tmp_path: Path) -> None:
+    """A wheel of the consortium in which one module differs, one is new, and one is missing."""
+    folder = tmp_path / "other"
+    release.written(folder)
+    wheel = software.wheel_of(folder)
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    files["fedvlp/core/seeds.py"] += b"\n"
+    files["fedvlp/more.py"] = files.pop("fedvlp/py.typed")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    release.summed(folder)
+    root = json.loads((provisioned[0].parents[0] / "state" / "cert.json").read_text())["root_pri_key"]
+    signed = software.signature((folder / software.SUMS).read_bytes(), load_pem_private_key(root.encode(), None))
+    (folder / software.SIGNATURE).write_bytes(signed)
+    shutil.rmtree(bare / "software")
+    shutil.copytree(folder, bare / "software")
+    assert failed(bare) == ["fedvlp is the kit's"]
+    said = found(bare)["fedvlp is the kit's"].found
+    assert said.startswith("fedvlp/core/seeds.py, fedvlp/more.py, fedvlp/py.typed: not fedvlp-")
+
+
+def test_another_version_of_a_package_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "version", lambda name: "0.0" if name == "torch" else real(name))
+    real = version
+    check = found(bare)["packages installed"]
+    assert check.ok is None, "a hospital may need another build"
+    assert "torch 0.0 (" in check.found
+
+
+def altered_wheel(software_folder: Path) -> None:
+    wheel = software.wheel_of(software_folder)
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+
+
+def altered_wheel_and_sums(software_folder: Path) -> None:
+    altered_wheel(software_folder)
+    release.summed(software_folder)
+
+
+TAMPERED = {
+    "wheel": altered_wheel,
+    "wheel and sums": altered_wheel_and_sums,
+    "lock": lambda folder: (folder / software.LOCK).write_text("torch==1.0\n"),
+    "a file beside": lambda folder: (folder / "setup.py").write_text(""),
+    "wheel gone": lambda folder: software.wheel_of(folder).unlink(),
+    "sums gone": lambda folder: (folder / software.SUMS).unlink(),
+    "signature gone": lambda folder: (folder / software.SIGNATURE).unlink(),
+    "signature of nothing": lambda folder: (folder / software.SIGNATURE).write_bytes(b""),
+    "a path in the sums": lambda folder: (folder / software.SUMS).write_text(f"{'0' * 64}  ../startup/client.key\n"),
+}
+
+
+@pytest.mark.parametrize("what", [*TAMPERED, "another root's"])
+def test_software_that_the_consortium_did_not_sign_fails(what: str, bare: Path, provisioned: Kits) -> None:
+    if what == "another root's":
+        shutil.rmtree(bare / "software")
+        shutil.copytree(provisioned[1] / "st-anna" / "software", bare / "software")
+    else:
+        TAMPERED[what](bare / "software")
+    assert failed(bare) == ["software of the kit"]
+    assert "fedvlp is the kit's" not in found(bare), "nothing is compared with what nobody signed"
+
+
+def guide() -> str:
+    """The commands of the site's guide that check the software, before any of it is installed."""
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", (POLICIES / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    (checks,) = [block for block in blocks if "openssl" in block]
+    return textwrap.dedent(checks)
+
+
+@pytest.mark.parametrize("what", ["nothing", *TAMPERED, "another root's"])
+def test_the_guides_own_commands_find_what_was_altered(what: str, bare: Path, provisioned: Kits) -> None:
+    """With openssl and sha256sum alone. A file that nobody summed is installed by nobody: the doctor names it."""
+    if what == "another root's":
+        shutil.rmtree(bare / "software")
+        shutil.copytree(provisioned[1] / "st-anna" / "software", bare / "software")
+    elif what != "nothing":
+        TAMPERED[what](bare / "software")
+    done = subprocess.run(["bash", "-c", guide()], cwd=bare.parent, capture_output=True, text=True, check=False)
+    assert ("Verified OK" in done.stdout and done.returncode == 0) == (what in ("nothing", "a file beside")), done
+
+
+def test_without_a_release_nothing_is_provisioned(tmp_path: Path) -> None:
+    """FLARE's provisioning says that it failed and leaves no kits."""
+    shutil.copy(POLICIES / "project.yml", tmp_path)
+    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "there is no readable SHA256SUMS; `make release` writes it" in done.stdout + done.stderr
+    assert not list(tmp_path.glob("kits/fedvlp/prod_*/*"))
 
 
 @pytest.mark.parametrize(("days", "ok"), [(0, True), (340, None), (400, False), (-2, False)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from functools import cache
@@ -17,13 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import toy
+from support import lock, toy
 from torch.utils import backend_registration
 
 from fedvlp.methods import METHODS
 
 PROGRAM = Path(toy.__file__).parent / "pretend_device.py"
-CONSTRAINTS = PROGRAM.parents[2] / "constraints.txt"
 CLOSE, ADAM = (
     5e-4,
     0.02,
@@ -59,7 +57,7 @@ def require_a_pretended_device() -> None:
     """It needs a private part of torch: missing from the pinned version, that is a failure; from another, a skip."""
     if hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         return
-    (pinned,) = re.findall(r"^torch==(\S+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = lock.pinned("torch")
     assert torch.__version__.partition("+")[0] != pinned, "the pinned torch can no longer pretend a device in Python"
     pytest.skip(f"torch {torch.__version__} cannot pretend a device in Python; {pinned} can")
 
@@ -86,7 +84,7 @@ def test_a_torch_without_the_private_part_fails_if_it_is_the_pinned_one(monkeypa
     monkeypatch.setattr(torch, "__version__", "0.1")
     with pytest.raises(pytest.skip.Exception):
         require_a_pretended_device()
-    (pinned,) = re.findall(r"^torch==(\S+)$", CONSTRAINTS.read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = lock.pinned("torch")
     monkeypatch.setattr(torch, "__version__", f"{pinned}+cpu")
     with pytest.raises(AssertionError, match="can no longer pretend"):
         require_a_pretended_device()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 
@@ -29,6 +30,8 @@ JOB_CHECK = {"path": "fedvlp.flare.JobCheck", "args": {"side": "client"}}
 EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
 CLOCK_S = 60
+KEYS = (".key", ".pfx", ".p12")  # how files of private keys end
+HE_KEY = "client_context.tenseal"  # the key of homomorphic encryption that the sites share
 SAMPLE = 8  # images decoded of each data set
 TIMEOUT_S = 10
 
@@ -48,7 +51,8 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
     yield from _data(kit / "local")
     free = shutil.disk_usage(kit).free / 1e9
     yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
-    yield _private_key(kit / "startup" / client["client"]["ssl_private_key"])
+    yield _private_keys(kit, client["client"]["ssl_private_key"])
+    yield from _software(kit, client["client"]["ssl_root_cert"])
     yield from _certificate(kit / "startup", client["client"], name)
     yield from _server(kit / "startup", client)
 
@@ -155,13 +159,57 @@ def _data(local: Path) -> Iterator[Check]:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
 
 
-def _private_key(file: Path) -> Check:
-    if not file.exists():
-        return Check("private key", False, f"no {file.name} in startup/")
-    mode = file.stat().st_mode & 0o777
-    return Check(
-        "private key", not mode & 0o077, f"{file.name} has mode {mode:03o}" + " (chmod 600)" * bool(mode & 0o077)
-    )
+def _private_keys(kit: Path, own: str) -> Check:
+    """Whether the site's key is there, and nobody else may read or write it or any other key of the kit."""
+    if not (kit / "startup" / own).exists():
+        return Check("private key", False, f"no {own} in startup/")
+    keys = [path for folder in ("startup", "local") for path in sorted((kit / folder).rglob("*")) if _is_key(path)]
+    modes = {path.relative_to(kit).as_posix(): path.stat().st_mode & 0o777 for path in keys}
+    open_ones = [name for name, mode in modes.items() if mode & 0o077]
+    said = ", ".join(f"{name} has mode {mode:03o}" for name, mode in modes.items())
+    return Check("private key", not open_ones, said + (f" (chmod 600 {' '.join(open_ones)})" if open_ones else ""))
+
+
+def _is_key(path: Path) -> bool:
+    """By its name, or because it begins as a private key in PEM does."""
+    if not path.is_file():
+        return False
+    if path.suffix in KEYS or path.name == HE_KEY:
+        return True
+    with path.open("rb") as file:
+        return b"PRIVATE KEY-----" in file.readline(100)
+
+
+def _software(kit: Path, root: str) -> Iterator[Check]:
+    """Whether the kit's wheel is the consortium's, and what is installed here is that wheel and the lock beside it."""
+    from cryptography import x509
+
+    folder = kit / software.FOLDER
+    if not folder.is_dir():
+        yield Check("software of the kit", None, "none in software/; compare the wheel's SHA-256 with the lead's")
+        return
+    try:
+        software.check_signature(folder, x509.load_pem_x509_certificate((kit / "startup" / root).read_bytes()))
+        names = software.checked_sums(folder)
+    except (OSError, ValueError) as error:
+        said = str(error) if isinstance(error, software.SoftwareError) else _kind(error)
+        yield Check("software of the kit", False, said)
+        return
+    yield Check("software of the kit", True, f"{len(names)} files, signed by the consortium's root")
+    wheel = software.wheel_of(folder)
+    differing = software.differing(wheel)
+    if differing:
+        said = f"{_few(differing)}: not {wheel.name}'s; pip install --no-deps --no-index --force-reinstall {wheel.name}"
+    yield Check("fedvlp is the kit's", not differing, said if differing else f"yes, {wheel.name}")
+    if software.LOCK in names:
+        others = software.other_versions(folder / software.LOCK)
+        said = f"{_few(others)}: other versions than the kit's lock" if others else "as the kit's lock says"
+        yield Check("packages installed", not others or None, said)
+
+
+def _few(names: list[str]) -> str:
+    """At most five of them, and how many there are beside."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[Check]:

@@ -1,0 +1,152 @@
+"""The containers of a hospital: what they may do, and that a site's reaches the server's port and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import site_network
+
+DOCKER = Path(__file__).parents[2] / "provisioning" / "docker"
+ROOT = DOCKER.parents[1]
+PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text(encoding="utf-8"))
+(SERVER,) = [person for person in PROJECT["participants"] if person["type"] == "server"]
+
+
+def site() -> dict[str, Any]:
+    """provisioning/docker/site.yml of a hospital of the consortium."""
+    return site_network.interpolated(DOCKER / "site.yml", SERVER=SERVER["name"], KIT="/srv/kit", DATA="/srv/data")
+
+
+SERVICES = {
+    f"{name}.yml: {service}": what
+    for name in ("site", "server")
+    for service, what in yaml.safe_load((DOCKER / f"{name}.yml").read_text(encoding="utf-8"))["services"].items()
+}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_container_has_rights_or_writes_into_its_image(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert "cap_add" not in service
+    assert not service.get("privileged")
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["init"], "as process 1 FLARE would not hear that it is to stop"
+    assert service.keys().isdisjoint({"network_mode", "pid", "ipc", "userns_mode", "devices", "user"})
+
+
+def test_nothing_listens_but_the_server() -> None:
+    assert {name for name, service in SERVICES.items() if "ports" in service or "expose" in service} == {
+        "server.yml: server"
+    }
+
+
+def test_a_site_writes_to_its_kit_alone_and_never_to_the_data() -> None:
+    modes = {volume.split(":")[1]: volume.split(":")[2:] for volume in site()["services"]["site"]["volumes"]}
+    assert modes == {"/kit": [], "/data": ["ro"]}
+    assert "volumes" not in site()["services"]["gate"], "the gate needs no file of anybody"
+
+
+def test_a_sites_only_way_out_is_the_gate() -> None:
+    """By the file; the test below shows what such networks do."""
+    compose = site()
+    assert compose["services"]["site"]["networks"] == ["site"]
+    assert compose["networks"]["site"]["internal"] is True
+    opened = {name for name, network in compose["networks"].items() if not (network or {}).get("internal")}
+    assert opened == {"outside"}
+    assert set(compose["services"]["gate"]["networks"]) == {"site", "outside"}
+    assert compose["services"]["site"]["dns"] == ["127.0.0.1"], "names could carry data out"
+    port = SERVER["fed_learn_port"]
+    assert port == SERVER["admin_port"], "one gate is enough"
+    listens, connects = compose["services"]["gate"]["command"]
+    assert re.match(rf"TCP4-LISTEN:{port},", listens)
+    assert re.match(rf"TCP4:{re.escape(SERVER['name'])}:{port}(,|$)", connects)
+
+
+SAME: Callable[[Any], None] = lambda compose: None  # noqa: E731
+OPENED: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "as it is": (SAME, set()),
+    "a network with a route": (
+        lambda compose: compose["networks"]["site"].pop("internal"),
+        {
+            "the server's port, past the gate", "another port of the server", "another machine", "a name server",
+            "a service of the host", "a service of the host, on its other network",
+        },
+    ),
+    "the host has an address in it": (
+        lambda compose: compose["networks"]["site"].pop("driver_opts"), {"a service of the host"},
+    ),
+    "the gate passes packets on": (
+        lambda compose: compose["services"]["gate"]["sysctls"].pop("net.ipv4.ip_forward"),
+        {"another machine, with the gate as router"},
+    ),
+}  # fmt: skip
+"""What is changed in the file: what the site then reaches beside the server's port."""
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_a_process_at_a_site_reaches_the_servers_port_and_nothing_else(name: str) -> None:
+    """In network namespaces of this machine that are built as the file says, with its gate; each guard is missed."""
+    if reason := site_network.lacking():
+        pytest.skip(reason)
+    edit, beside = OPENED[name]
+    compose = site()
+    edit(compose)
+    found = site_network.answers(compose)
+    assert {what for what, answered in found.items() if answered} == {"the server's port, by its name"} | beside
+    assert len(found) == 9
+
+
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def instructions(word: str) -> list[str]:
+    """What follows an instruction of the Dockerfile, for each of its kind."""
+    return re.findall(rf"^{word} +(.*)$", DOCKERFILE, re.MULTILINE)
+
+
+def test_the_base_is_taken_by_its_digest_alone() -> None:
+    """``image@`` with nothing behind is no reference to anything: the build ends, whatever the tag."""
+    assert instructions("FROM")
+    for base in instructions("FROM"):
+        assert re.fullmatch(r"\$\{BASE\}@\$\{DIGEST\} AS \w+", base)
+    (default,) = [words for words in instructions("ARG") if words.startswith("DIGEST")]
+    assert re.fullmatch(r"DIGEST(=sha256:[0-9a-f]{64})?", default)
+
+
+def test_the_image_asks_one_index_and_takes_what_the_lock_names() -> None:
+    installs = [words for words in instructions("RUN") if "pip install" in words]
+    assert len(installs) == 2
+    assert "extra-index-url" not in DOCKERFILE
+    fetched, own = installs
+    assert fetched.count("--index-url") == 1
+    for words in ("--require-hashes", "--only-binary :all:", "-r requirements.txt", "PIP_CONFIG_FILE=/dev/null"):
+        assert words in fetched
+    for words in ("--no-index", "--no-deps", "--no-build-isolation"):
+        assert words in own, "fedvlp itself is built with what the lock brought, and nothing is fetched"
+    assert not instructions("ADD")
+
+
+def test_the_container_files_name_what_is_there() -> None:
+    copied = [line.split()[:-1] for line in instructions("COPY")]
+    assert copied
+    allowed = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
+    for file in (name for names in copied for name in names):
+        assert (ROOT / file).exists(), file
+        assert f"!{file}" in allowed, file
+    stages = {base.split()[-1] for base in instructions("FROM")}
+    for service in SERVICES.values():
+        build = service["build"]
+        assert (DOCKER / build["context"] / build["dockerfile"]).exists()
+        assert build["args"].keys() == {"DIGEST"}
+        assert build.get("target", "fedvlp") in stages
+        if "env_file" in service:
+            assert (DOCKER / service["env_file"]).exists()
+    for name in ("site.yml: site", "server.yml: server"):
+        assert SERVICES[name]["restart"] == "on-failure", "what the console shuts down stays down"

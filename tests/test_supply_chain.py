@@ -1,0 +1,222 @@
+"""What is installed: nothing without a SHA-256, from one index, within ranges; and the release that sites are given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support import lock
+
+from fedvlp.deploy import software
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+PYTHONS = ("3.10", "3.11", "3.12")
+AT_SITES = ("dicom", "privacy", "he")  # extras of which a site's policies may need any
+LOCKS = {lock.SITE: AT_SITES, lock.EVERYTHING: ("dev",)}
+
+
+def ranges(extras: tuple[str, ...]) -> list[Requirement]:
+    """What pyproject.toml asks for with these extras."""
+    found = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    for text in (text for extra in extras for text in EXTRAS[extra]):
+        required = Requirement(text)
+        found += ranges(tuple(sorted(required.extras))) if required.name == "fedvlp" else [required]
+    return found
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
+def test_every_file_that_may_be_installed_has_a_hash(file: Path) -> None:
+    """``lock.pins`` refuses a line that is anything else than an exact version: an address, an option, a range."""
+    pins = lock.pins(file)
+    assert len(pins) > 100
+    assert [pin.name for pin in pins if not pin.hashes] == []
+
+
+def needed(requirement: Requirement, seen: set[tuple[str, str]]) -> Iterator[str]:
+    """The name of what is installed here for a requirement, and of all that it needs in turn."""
+    name = canonicalize_name(requirement.name)
+    for extra in ("", *requirement.extras):
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        try:
+            asks = distribution(name).requires or []
+        except PackageNotFoundError:  # an extra that this environment lacks
+            continue
+        yield name
+        for inner in map(Requirement, asks):
+            if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                yield from needed(inner, seen)
+
+
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
+def test_all_that_is_installed_is_in_the_lock(file: Path) -> None:
+    """Followed through the metadata of what is installed here, which no list of ours made."""
+    seen: set[tuple[str, str]] = set()
+    names = {name for requirement in ranges(LOCKS[file]) for name in needed(requirement, seen)}
+    assert len(names) > 80
+    assert names <= {pin.name for pin in lock.pins(file)}
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("file", LOCKS, ids=lambda file: file.name)
+def test_the_lock_keeps_to_the_ranges(file: Path, python: str) -> None:
+    """On Linux, x86-64. Run `make lock` after a change of pyproject.toml."""
+    where = {
+        "python_version": python, "python_full_version": f"{python}.9", "sys_platform": "linux",
+        "platform_machine": "x86_64",
+    }  # fmt: skip
+    applying: dict[str, list[str]] = {}
+    for pin in lock.pins(file):
+        if pin.applies(**where):
+            applying.setdefault(pin.name, []).append(pin.version)
+    assert {name: versions for name, versions in applying.items() if len(versions) != 1} == {}
+    for requirement in ranges(LOCKS[file]) + [Requirement(text) for text in PROJECT["build-system"]["requires"]]:
+        (version,) = applying[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+
+
+def test_every_range_ends_somewhere() -> None:
+    """The next major version of a package is tried here before it is anywhere."""
+    texts = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
+    texts += [text for extra in EXTRAS.values() for text in extra]
+    operators = {
+        text: {specifier.operator for specifier in Requirement(text).specifier}
+        for text in texts
+        if Requirement(text).name != "fedvlp"
+    }
+    assert [text for text, used in operators.items() if used.isdisjoint({"<", "~=", "=="})] == []
+
+
+def test_a_site_runs_what_was_tested() -> None:
+    """Each pin of a site's lock is one of the lock that the tests run with, with the same files."""
+    tested = {(pin.name, pin.version): pin.hashes for pin in lock.pins(lock.EVERYTHING)}
+    for pin in lock.pins(lock.SITE):
+        assert tested[pin.name, pin.version] == pin.hashes
+
+
+def installs() -> list[list[str]]:
+    """The commands of pip by which `make` makes an environment, after ``python -m pip``."""
+    command = ["make", "--dry-run", "--always-make", "VENV=no-such", "no-such/ready"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [shlex.split(line.partition(" -m pip ")[2]) for line in done.stdout.splitlines() if " -m pip " in line]
+
+
+def test_make_installs_nothing_without_a_hash() -> None:
+    *fetched, own = installs()
+    assert [words[-1] for words in fetched] == ["provisioning/requirements.txt", "constraints.txt"]
+    assert all("--require-hashes" in words for words in fetched)
+    assert {"--no-deps", "--no-build-isolation", "."} <= set(own), "pip fetches nothing for it, setuptools neither"
+    assert "--only-binary" in fetched[0]
+    assert "--no-build-isolation" in fetched[1], "what is no wheel is built with the setuptools of the lock"
+    assert not [word for words in (*fetched, own) for word in words if "index" in word or "find-links" in word]
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_an_altered_file_is_not_installed(altered: bool, tmp_path: Path) -> None:
+    """The first command of `make`, with a lock of one package that lies in a folder here."""
+    wheels, target = tmp_path / "wheels", tmp_path / "target"
+    wheels.mkdir()
+    wheel = wheels / "tiny-1-py3-none-any.whl"
+    files = {
+        "tiny.py": "A = 1\n",
+        "tiny-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1\n",
+        "tiny-1.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "tiny-1.dist-info/RECORD": "tiny.py,,\ntiny-1.dist-info/RECORD,,\n",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / "provisioning").mkdir()
+    (tmp_path / "provisioning" / "requirements.txt").write_text(f"tiny==1 \\\n    --hash=sha256:{digest}\n")
+    if altered:
+        with zipfile.ZipFile(wheel, "a") as archive:
+            archive.writestr("more.py", "B = 2\n")
+    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_TARGET": str(target), "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, "-m", "pip", *installs()[0]]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=60
+    )
+    if altered:
+        assert done.returncode != 0
+        assert "DO NOT MATCH THE HASHES" in done.stderr
+        assert not target.exists()
+    else:
+        assert done.returncode == 0, done.stderr
+        assert (target / "tiny.py").exists()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What `make release` reads, with things beside it that must not get into the wheel, and this environment."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "custom", folder / "custom", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    (folder / "provisioning").mkdir()
+    for name in ("Makefile", "pyproject.toml", "README.md", "LICENSE", "provisioning/requirements.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    stale = folder / "build" / "lib" / "fedvlp"
+    stale.mkdir(parents=True)
+    (stale / "removed_long_ago.py").write_text("")
+    (folder / "environment").symlink_to(sys.prefix)
+    return folder
+
+
+def make(folder: Path, *words: str) -> None:
+    """`make` with this environment, which is not made anew."""
+    command = ["make", "--old-file=environment/ready", "VENV=environment", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow(seconds=15)
+def test_a_release_is_the_code_its_lock_and_a_list_of_both(checkout: Path) -> None:
+    make(checkout, "release")
+    release = checkout / "build" / "release"
+    assert software.checked_sums(release).keys() == {software.wheel_of(release).name, "requirements.txt", "sbom.json"}
+    assert software.differing(software.wheel_of(release)) == [], "the wheel is the code that the tests ran"
+    assert (release / "requirements.txt").read_bytes() == lock.SITE.read_bytes()
+    listed = json.loads((release / "sbom.json").read_text())
+    assert listed["metadata"]["component"]["name"] == "fedvlp"
+    components = {
+        (part["name"], part["version"]): {digest["content"] for digest in part["externalReferences"][0]["hashes"]}
+        for part in listed["components"]
+    }
+    assert components == {(pin.name, pin.version): set(pin.hashes) for pin in lock.pins(lock.SITE)}
+    first = {path.name: path.read_bytes() for path in release.iterdir()}
+    make(checkout, "release", "VALIDATE=--no-validate")
+    again = {path.name: path.read_bytes() for path in release.iterdir()}
+    assert first == again, "whoever has the code can make the same bytes"
+
+
+@pytest.mark.slow(seconds=5)
+def test_the_list_of_an_environment_names_what_is_installed_in_it(checkout: Path) -> None:
+    make(checkout, "sbom", "VALIDATE=--no-validate")
+    listed = json.loads((checkout / "build" / "sbom.json").read_text())
+    assert listed["bomFormat"] == "CycloneDX"
+    components = {canonicalize_name(part["name"]): part for part in listed["components"]}
+    seen: set[tuple[str, str]] = set()
+    for name in {name for requirement in ranges(AT_SITES) for name in needed(requirement, seen)}:
+        assert components[name]["version"] == distribution(name).version
+        assert re.match(rf"pkg:pypi/{name}@", components[name]["purl"])
+    assert components["torch"]["licenses"]
