@@ -8,9 +8,10 @@ export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo poc test test-all docs golden mutants lint bench clean
 
-$(VENV)/ready: pyproject.toml constraints.txt
+$(VENV)/ready: pyproject.toml constraints.txt provisioning/psi.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: -r provisioning/psi.txt
 	touch $@
 
 # The main job as it is in FLARE's simulator, five sites side by side (-t 5), then its result and a report.

@@ -82,7 +82,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for entry in table.parent.iterdir():
         shutil.move(entry, folder)
     (folder / "environment").symlink_to(sys.prefix)
-    for name in ("pyproject.toml", "constraints.txt"):  # older than the environment: make must not reinstall
+    for name in (
+        "pyproject.toml",
+        "constraints.txt",
+        "provisioning/psi.txt",
+    ):  # older than the environment: make must not reinstall
         os.utime(folder / name, (0, 0))
     return folder
 

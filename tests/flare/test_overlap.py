@@ -356,17 +356,23 @@ def test_a_server_cannot_ask_with_patients_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_end_answers_once(tmp_path: Path) -> None:
-    """A message that is sent again, or to another stage, or to another site, brings nothing."""
-    between = consortium(tmp_path, {"north": people(range(70)), "south": people(range(70)), "east": people(range(70))})
+    """A task that comes again at once, as FLARE may send it, is answered as before; later, or elsewhere, it is not."""
+    names = {name: people(range(70)) for name in ("north", "south", "east")}
+    between = consortium(tmp_path, names)
     between.count()
-    tasks = {(site, task.stage): task for site, task, _ in between.seen if task.message}
-    again = between.one("north", tasks["north", RESPONSE])
-    assert isinstance(again, Failure)
-    assert "did not begin to count with" in again.text
-    assert isinstance(between.one("south", tasks["south", COUNT]), Failure)
-    other = between.one("east", tasks["south", REQUEST])
-    assert isinstance(other, Failure)
-    assert "the seal" in other.text
+    tasks = {(site, task.stage, task.peer): (task, reply) for site, task, reply in between.seen}
+    last, before = tasks["north", RESPONSE, "south"]
+    assert between.one("north", last) == before
+    refused = [
+        between.one("south", tasks["south", COUNT, "east"][0]),  # what east answered south
+        between.one("north", tasks["north", SETUP, "south"][0]),
+        between.one("north", last) if between.one("north", Task(PREPARE)) == Size(70) else None,
+        between.one("east", tasks["south", REQUEST, "north"][0]),
+    ]
+    said = ["did not begin to count with east", "has counted with south in this job", "did not begin", "the seal"]
+    for reply, text in zip(refused, said, strict=True):
+        assert isinstance(reply, Failure)
+        assert text in reply.text
 
 
 def test_a_message_of_another_job_is_refused(tmp_path: Path) -> None:

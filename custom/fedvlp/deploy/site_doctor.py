@@ -169,8 +169,8 @@ def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
         read_key(local)
         for name in rules.data:
             source = own_source(NamedData(name), "", local)
-            found = len({normalised(patient) for patient in patient_names(source, column=rules.column)} - {""})
-            yield Check(f"patients of {name}", found >= rules.least_patients, f"{found}")
+            patients = len({normalised(patient) for patient in patient_names(source, column=rules.column)} - {""})
+            yield Check(f"patients of {name}", patients >= rules.least_patients, f"{patients}")
     except OverlapError as error:
         yield Check("key of shared patients", False, str(error))
     except ValueError as error:  # the sources' own: counts alone

@@ -99,8 +99,8 @@ def read_table(folder: Path) -> OverlapTable:
     raise ValueError(f"{folder} holds no {FILE}: no job that counted patients, or one that never ended")
 
 
-def count_pairs(sites: Sequence[str], ask: Ask, keep: Callable[[OverlapTable], None] = lambda _: None) -> OverlapTable:
-    """Counts for every two of ``sites``; ``keep`` is called with the table after each pair.
+def count_pairs(sites: Sequence[str], ask: Ask, save: Callable[[OverlapTable], None] = lambda _: None) -> OverlapTable:
+    """Counts for every two of ``sites``; ``save`` is called with the table after each pair.
 
     A site that refuses is named and left out; so is a pair of which one site fails.
     """
@@ -112,7 +112,7 @@ def count_pairs(sites: Sequence[str], ask: Ask, keep: Callable[[OverlapTable], N
             table.refused[site] = _why_not(reply)
     for first, second in pairs_of(list(table.patients)):
         table.pairs.append(_pair(first, second, table.patients[second], ask))
-        keep(table)
+        save(table)
     return table
 
 

@@ -58,7 +58,8 @@ ACTION = "patients_counted"
 class Party:
     """One site in one job: its patients as keyed hashes, and the protocol's ends towards each other site.
 
-    An end is used once: its secret is new for each pair, and is gone with the answer.
+    An end is used once: its secret is new for each pair, and is gone with the answer. A task that FLARE sends a second
+    time has the same answer once more; any other comes too late.
     """
 
     def __init__(self, site: str, job: str, names: Sequence[str], rules: Overlap, key: bytes) -> None:
@@ -67,10 +68,17 @@ class Party:
         self._seal_key = _derived(key, "seal")
         self._servers: dict[str, CountingServer] = {}
         self._clients: dict[str, CountingClient] = {}
+        self._begun: set[str] = set()  # sites towards which there was an end in this job
+        self._last: tuple[Task, Answer] | None = None
         rules.admit_size(len(self.items), "this site")
 
     def answer(self, task: Task) -> Answer:
         """The site's part in one stage. Raises OverlapError, and nothing else, where it takes none."""
+        if self._last is None or self._last[0] != task:
+            self._last = (task, self._answer(task))
+        return self._last[1]
+
+    def _answer(self, task: Task) -> Answer:
         if task.stage == PREPARE:
             return Size(len(self.items))
         self.rules.admit_site(task.peer)
@@ -86,15 +94,22 @@ class Party:
     def _setup(self, peer: str, patients: int) -> Sealed:
         from fedvlp.flare.psi_ends import CountingServer
 
+        self._begin(peer)
         self._servers[peer] = CountingServer(self.items, FALSE_POSITIVES)
         return self._sealed(peer, SETUP, self._servers[peer].setup(patients))
 
     def _request(self, peer: str, message: Sealed) -> Sealed:
         from fedvlp.flare.psi_ends import CountingClient
 
+        self._begin(peer)
         self._clients[peer] = CountingClient(self.items)
         self._clients[peer].receive_setup(message.content)
         return self._sealed(peer, REQUEST, self._clients[peer].request())
+
+    def _begin(self, peer: str) -> None:
+        if peer in self._begun:
+            raise OverlapError(f"this site has counted with {peer} in this job; it does once")
+        self._begun.add(peer)
 
     def _respond(self, peer: str, message: Sealed) -> Sealed:
         end = _pop(self._servers, peer)
@@ -215,7 +230,9 @@ def _require_package() -> None:
     try:
         import fedvlp.flare.psi_ends  # noqa: F401
     except ImportError:
-        raise OverlapError("the package for private set intersection is missing here: openmined-psi") from None
+        raise OverlapError(
+            "the package for private set intersection is missing here: openmined-psi (provisioning/psi.txt)"
+        ) from None
 
 
 def _audit(fl_ctx: FLContext, text: str) -> None:
