@@ -23,7 +23,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import PSIConst
 from nvflare.fuel.sec.audit import AuditService
-from support.counting import JOB, KEY, Between, Hospital, counted, people, written
+from support.counting import JOB, KEY, Between, Hospital, counted, people, traces, written
 from support.flare_memory import site_executor, toy_experiment
 from support.hostile_jobs import arrived
 from support.simulator import simulator
@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 
 from fedvlp.cli import app as cli
 from fedvlp.core.types import Failure, FailureKind
-from fedvlp.data.patients import keyed, normalised
+from fedvlp.data.patients import keyed
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.overlap import BOOK
 from fedvlp.flare import messages
@@ -243,19 +243,6 @@ def test_the_audit_log_says_who_sent_such_a_job(tmp_path: Path, monkeypatch: pyt
 
 
 # --- nothing else crosses ----------------------------------------------------------------------------------------
-
-
-def traces(patients: Iterable[str]) -> list[bytes]:
-    """What must not cross: each name as written and normalised, and its hashes without a key, as text and as bytes."""
-    found = []
-    for patient in patients:
-        for text in {patient, normalised(patient), patient.upper()}:
-            raw = text.encode()
-            found.append(raw)
-            for kind in ("sha256", "md5", "sha1", "sha512"):
-                digest = hashlib.new(kind, raw)
-                found += [digest.digest(), digest.hexdigest().encode(), digest.hexdigest()[:16].encode()]
-    return found
 
 
 def test_no_patient_and_no_hash_of_one_crosses_or_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

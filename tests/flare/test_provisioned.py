@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from support.counting import KEY, people, traces
 from support.provisioned import BIN, Consortium, free_port, processes, until
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare.jobs import write_job
+from fedvlp.flare.jobs import write_job, write_overlap_job
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
@@ -281,6 +282,46 @@ def test_the_server_refuses_a_class_that_is_not_on_its_list(here: Hospitals) -> 
     log = (here.kits / "localhost" / "audit.log").read_text().splitlines()
     assert any(job_id in line and "job_refused" in line and LEAD in line for line in log)
     assert not canary.exists()
+
+
+def test_shared_patients_are_counted_where_both_sites_let_them_be(here: Hospitals) -> None:
+    """First one site has not opted in: it is named, and nothing is counted. Then both have, and 12 are shared."""
+    patients = {"northgate": people(range(70)), "st-anna": people(range(58, 133))}
+    for site, own in patients.items():
+        (here.kits / site / "data" / "registry.csv").write_text("\n".join(["patient_id", *own]))
+        (here.kits / site / "local" / "overlap.key").write_text(KEY)
+        (here.kits / site / "local" / "overlap.key").chmod(0o600)
+    job = write_overlap_job("patient-overlap", NamedData("registry"), SITES, here.folder / "overlap", custom=False)
+    lets_be_counted(here, "northgate")
+    _, meta = submitted(here, job)
+    assert meta["status"] != "FINISHED:COMPLETED"
+    lets_be_counted(here, "st-anna")
+    job_id, meta = submitted(here, job)
+    assert meta["status"] == "FINISHED:COMPLETED", meta
+    done = run(here, "nvflare", "job", "download", job_id, "-o", "counted", user=LEAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(here, "fedvlp", "jobs", "overlap", f"counted/{job_id}")
+    assert done.stdout.splitlines() == ["northgate and st-anna share 12 of 70 / 75 patients"]
+    for site in SITES:
+        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
+        assert any("overlap_asked" in line and f"[U:{LEAD}]" in line for line in lines)
+    refused = (here.kits / "localhost" / "log.txt").read_text(errors="replace")
+    refused += "".join(path.read_text() for path in (here.kits / "st-anna").glob("*/audit.log"))
+    assert "refused: OverlapError: this site lets no patients be counted" in refused
+    servers = [here.kits / "localhost", here.folder / "store", here.folder / "counted", here.folder / "localhost.log"]
+    files = [file for root in servers for file in (root, *root.rglob("*")) if file.is_file()]
+    content = b"".join(file.read_bytes() for file in files)
+    assert b"patient-overlap" in content, "the search saw the job"
+    assert [trace for trace in traces({*patients["northgate"], *patients["st-anna"]}) if trace in content] == []
+
+
+def lets_be_counted(here: Hospitals, site: str) -> None:
+    """The engineer's entries in the site's own file."""
+    file = here.kits / site / "local" / "fedvlp.json"
+    content = json.loads(file.read_text())
+    content["data"]["registry"] = {"source": "table", "path": "registry.csv"}
+    content["overlap"] = {"data": ["registry"], "sites": [other for other in SITES if other != site]}
+    file.write_text(json.dumps(content))
 
 
 def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
 from fedvlp.core.checkpoint import save_json
+from fedvlp.data.patients import normalised
 from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare.overlap_messages import TASK, Task, to_task
 from fedvlp.flare.overlap_server import OverlapTable, Reply, count_pairs, read_reply
@@ -119,3 +121,16 @@ def written(root: Path) -> str:
     """All that a site wrote, its table of patients and its key aside."""
     files = [path for path in root.rglob("*") if path.is_file() and path.name not in ("people.csv", "overlap.key")]
     return json.dumps([path.read_text(errors="replace") for path in files])
+
+
+def traces(patients: Iterable[str]) -> list[bytes]:
+    """What must not cross: each name as written and normalised, and its hashes without a key, as text and as bytes."""
+    found = []
+    for patient in patients:
+        for text in {patient, normalised(patient), patient.upper()}:
+            raw = text.encode()
+            found.append(raw)
+            for kind in ("sha256", "md5", "sha1", "sha512"):
+                digest = hashlib.new(kind, raw)
+                found += [digest.digest(), digest.hexdigest().encode(), digest.hexdigest()[:16].encode()]
+    return found
