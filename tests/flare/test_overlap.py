@@ -25,7 +25,8 @@ from nvflare.app_common.app_constant import PSIConst
 from nvflare.fuel.sec.audit import AuditService
 from support.counting import JOB, KEY, Between, Hospital, counted, people, traces, written
 from support.flare_memory import site_executor, toy_experiment
-from support.hostile_jobs import arrived
+from support.hostile_jobs import JOB as JOB_ID
+from support.hostile_jobs import arrived, built
 from support.simulator import simulator
 from typer.testing import CliRunner
 
@@ -34,9 +35,10 @@ from fedvlp.core.types import Failure, FailureKind
 from fedvlp.data.patients import keyed
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.overlap import BOOK
+from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare import messages
 from fedvlp.flare.encryption import Decrypt
-from fedvlp.flare.job_check import CONFIGS, JobCheck
+from fedvlp.flare.job_check import JobCheck
 from fedvlp.flare.jobs import overlap_files, write_overlap_job
 from fedvlp.flare.overlap_messages import (
     COUNT,
@@ -218,28 +220,35 @@ def test_every_job_and_refusal_is_in_the_audit_log_without_a_name(
     assert "MRN" not in json.dumps(lines)
 
 
+def in_kit(root: Path, side: str, data: Any) -> Path:
+    """The job as it arrives at a kit with the shipped policies: its app."""
+    for folder in ("startup", "local"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    return arrived(root, side, files=overlap_files("patient-overlap", data, ("north", "south"), custom=False))
+
+
+def test_flare_builds_the_job_with_the_shipped_lists(tmp_path: Path) -> None:
+    configs = {}
+    for side in ("client", "server"):
+        app = in_kit(tmp_path / side, side, NamedData("registry"))
+        assert JobCheck(side).validate(str(app)) == ("", {})
+        configs[side] = built(tmp_path / side, side, app)
+    executor, controller = configs["client"].executors[0].executor, configs["server"].workflows[0].controller
+    assert (executor.data, executor.sites) == (NamedData("registry"), ("north", "south"))
+    assert (controller.run_name, controller.sites) == ("patient-overlap", ("north", "south"))
+
+
 def test_the_audit_log_says_who_sent_such_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a site's list has no source of files, which would open a path that the job brings."""
     lines: list[dict[str, str]] = []
     monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
-    for folder in ("startup", "local"):
-        (tmp_path / folder).mkdir()
-    for side in ("client", "server"):
-        app = arrived(tmp_path, side)
-        files = overlap_files("patient-overlap", TableSource("x"), ("north", "south"), custom=False)
-        (app / "config" / CONFIGS[side]).write_text(files[f"app/config/{CONFIGS[side]}"])
-        why, _ = JobCheck(side).validate(str(app))
-        if side == "client":  # a source of its own, with a path, is on no site's list
-            assert "class 'fedvlp.data.TableSource' is not on this site's list" in why
-            text = files[f"app/config/{CONFIGS[side]}"]
-            config = json.loads(text)
-            config["executors"][0]["executor"]["args"]["data"] = {
-                "path": "fedvlp.deploy.NamedData", "args": {"name": "registry"}
-            }  # fmt: skip
-            (app / "config" / CONFIGS[side]).write_text(json.dumps(config))
-            why, _ = JobCheck(side).validate(str(app))
-            assert [line["action"] for line in lines] == ["job_refused", "overlap_asked"]
-            assert "counts shared patients" in lines[-1]["msg"]
-        assert why == ""
+    why, _ = JobCheck("client").validate(str(in_kit(tmp_path, "client", TableSource("x"))))
+    assert "class 'fedvlp.data.TableSource' is not on this site's list" in why
+    assert [line["action"] for line in lines] == ["job_refused"]
+    assert JobCheck("client").validate(str(in_kit(tmp_path, "client", NamedData("registry")))) == ("", {})
+    assert [line["action"] for line in lines] == ["job_refused", "overlap_asked"]
+    assert lines[-1]["ref"] == JOB_ID
+    assert "counts shared patients" in lines[-1]["msg"]
 
 
 # --- nothing else crosses ----------------------------------------------------------------------------------------

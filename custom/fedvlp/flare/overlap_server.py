@@ -144,7 +144,7 @@ class OverlapController(Controller):
         super().__init__(task_check_period=0.05)
         require_name("the name of the job", name)
         require(len(set(sites)) >= 2, "patients are counted between two sites or more; name them with --at")
-        self.name = name
+        self.run_name = name  # FLARE's components have a name of their own
         self.sites = tuple(sites)
         self.task_timeout = task_timeout
         self._abort = Signal()
@@ -179,7 +179,7 @@ class OverlapController(Controller):
         """In the job's own folder, which is downloaded; in a simulation beside FLARE's, which it empties."""
         if fl_ctx.get_job_id() != SIMULATED:
             return Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / HOME
-        root = runs_root(fl_ctx) / self.name
+        root = runs_root(fl_ctx) / self.run_name
         root.mkdir(parents=True, exist_ok=True)
         taken = [int(entry.name) for entry in root.iterdir() if entry.name.isdigit()]
         folder = root / f"{max(taken, default=0) + 1:03d}"
