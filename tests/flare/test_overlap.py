@@ -22,7 +22,9 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import PSIConst
+from nvflare.app_opt.psi.dh_psi.dh_psi_client import PSIClient
 from nvflare.fuel.sec.audit import AuditService
+from private_set_intersection.python import Request, Response
 from support.counting import JOB, KEY, Between, Hospital, counted, people, traces, written
 from support.flare_memory import site_executor, toy_experiment
 from support.hostile_jobs import JOB as JOB_ID
@@ -39,7 +41,7 @@ from fedvlp.deploy.site_config import NamedData
 from fedvlp.flare import messages
 from fedvlp.flare.encryption import Decrypt
 from fedvlp.flare.job_check import JobCheck
-from fedvlp.flare.jobs import overlap_files, write_overlap_job
+from fedvlp.flare.jobs import experiment_of, overlap_files, write_overlap_job
 from fedvlp.flare.overlap_messages import (
     COUNT,
     COUNTED,
@@ -59,8 +61,9 @@ from fedvlp.flare.overlap_messages import (
     to_reply,
 )
 from fedvlp.flare.overlap_server import OverlapTable, Pair, count_pairs, read_reply, read_table
-from fedvlp.flare.overlap_site import NO_SECRET, _derived
+from fedvlp.flare.overlap_site import NO_SECRET, OverlapExecutor, _derived
 from fedvlp.flare.privacy_filters import AllowMetrics, ClipAndNoise, RememberReceived, UpdateFilter
+from fedvlp.flare.psi_ends import CountingClient, CountingServer
 
 EXACT: dict[str, Any] = {"least_shared": 0}
 
@@ -146,6 +149,16 @@ def test_the_sites_own_rules_hold(rules: dict[str, Any], said: str, tmp_path: Pa
     reply = between.one("north", Task(PREPARE))
     assert isinstance(reply, Failure)
     assert said in reply.text
+
+
+def test_a_source_that_the_job_brings_is_not_opened(tmp_path: Path) -> None:
+    hospital = Hospital(tmp_path, "north", people(range(70)), EXACT)
+    hospital.executor = OverlapExecutor(
+        TableSource(str(tmp_path / "north" / "data" / "people.csv")), ("north", "south")
+    )
+    reply = Between({"north": hospital}).one("north", Task(PREPARE))
+    assert isinstance(reply, Failure)
+    assert "the job brings a data set of its own" in reply.text
 
 
 def test_a_set_of_one_patient_is_refused_at_both_ends(tmp_path: Path) -> None:
@@ -308,6 +321,41 @@ def test_what_is_blinded_once_is_another_thing_the_next_time(tmp_path: Path) -> 
     assert not {e for e in elements[0] & elements[1] if len(set(e)) > 3}, "no element came twice"
 
 
+def test_no_end_of_the_protocol_can_say_who_is_shared(tmp_path: Path) -> None:
+    """FLARE's own ends can; these ask for the number alone, and the library then gives no more."""
+    between = consortium(tmp_path, {"north": people(range(70)), "south": people(range(60, 130))})
+    between.count()
+    requests = [reply.content for _, _, reply in between.seen if isinstance(reply, Sealed) and reply.stage == REQUEST]
+    asked = Request()
+    asked.ParseFromString(requests[0])
+    assert len(requests) == 1
+    assert len(asked.encrypted_elements) == 70
+    assert not asked.reveal_intersection
+    server, client = CountingServer(["a", "b"], 1e-9), CountingClient(["b", "c"])
+    client.receive_setup(server.setup(2))
+    response = server.respond(client.request(), 2)
+    assert client.count(response) == 1
+    with pytest.raises(RuntimeError, match="reveal_intersection == false"):
+        client.get_intersection(response)
+    with pytest.raises(RuntimeError, match="reveal_intersection"):
+        server.process_request(PSIClient(["b", "c"]).get_request(["b", "c"]))
+
+
+def test_an_end_takes_as_many_items_as_were_told(tmp_path: Path) -> None:
+    """A request that is larger than the sender says, or an answer to a part of the patients, is none."""
+    server, client = CountingServer(["a", "b"], 1e-9), CountingClient(["b", "c"])
+    client.receive_setup(server.setup(2))
+    request = client.request()
+    for number in (1, 3):
+        with pytest.raises(ValueError, match="another number of items than it says"):
+            server.respond(request, number)
+    answer = Response()
+    answer.ParseFromString(server.respond(request, 2))
+    del answer.encrypted_elements[0]
+    with pytest.raises(ValueError, match="to another number of items"):
+        client.count(answer.SerializeToString())
+
+
 # --- a hostile server, another key -------------------------------------------------------------------------------
 
 
@@ -337,14 +385,12 @@ def test_a_server_that_alters_a_message_gets_no_count(stage: str, what: str, tmp
 
 def test_a_server_cannot_ask_with_patients_of_its_own(tmp_path: Path) -> None:
     """It has the protocol's code, but not the sites' key: no seal, and no site answers."""
-    from fedvlp.flare.psi_ends import CountingClient
-
     between = consortium(tmp_path, {"north": people(range(70)), "south": people(range(70))})
     assert between.one("north", Task(PREPARE)) == Size(70)
     setup = between.one("north", Task(SETUP, "south", 70))
     assert isinstance(setup, Sealed)
     probe = CountingClient(keyed(people(range(70)), _derived(NO_SECRET, "items")))
-    probe.receive_setup(setup.content)  # type: ignore[arg-type]
+    probe.receive_setup(setup.content)
     forged = Sealed(REQUEST, probe.request(), 70, 1, hmac.new(NO_SECRET, b"", "sha256").digest())
     reply = between.one("north", Task(RESPONSE, "south", message=forged))
     assert isinstance(reply, Failure)
@@ -574,6 +620,8 @@ def test_a_job_needs_two_sites_and_names_them(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     meta = json.loads((tmp_path / "job" / "meta.json").read_text())
     assert meta["deploy_map"] == {"app": ["server", "north", "south"]}
+    with pytest.raises(ValueError, match="counts shared patients and trains nothing"):
+        experiment_of(tmp_path / "job")
 
 
 # --- FLARE's simulator -------------------------------------------------------------------------------------------

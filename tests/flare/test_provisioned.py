@@ -32,7 +32,7 @@ from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
-pytestmark = pytest.mark.slow(seconds=165)
+pytestmark = pytest.mark.slow(seconds=200)
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 SITES = ("northgate", "st-anna")

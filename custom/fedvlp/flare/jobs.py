@@ -106,6 +106,10 @@ def experiment_of(folder: Path) -> Experiment:
         args = client["executors"][0]["executor"]["args"]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
+    if client["executors"][0]["executor"].get("path") == OVERLAP_EXECUTOR:
+        raise ValueError(
+            f"{folder} counts shared patients and trains nothing; overlap in local/fedvlp.json lets it run"
+        )
     names = {f.name for f in fields(Experiment)}
     return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
