@@ -24,7 +24,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.app_constant import PSIConst
 from nvflare.app_opt.psi.dh_psi.dh_psi_client import PSIClient
 from nvflare.fuel.sec.audit import AuditService
-from private_set_intersection.python import Request, Response
+from private_set_intersection.python import Request, Response, ServerSetup
 from support.counting import JOB, KEY, Between, Hospital, counted, people, traces, written
 from support.flare_memory import site_executor, toy_experiment
 from support.hostile_jobs import JOB as JOB_ID
@@ -321,6 +321,16 @@ def test_what_is_blinded_once_is_another_thing_the_next_time(tmp_path: Path) -> 
     assert not {e for e in elements[0] & elements[1] if len(set(e)) > 3}, "no element came twice"
 
 
+def test_no_filter_counts_a_patient_too_many(tmp_path: Path) -> None:
+    """FLARE's ends send a Bloom filter, whose two hashes of a small table meet far more often than it is asked for."""
+    setup = ServerSetup()
+    setup.ParseFromString(CountingServer(keyed(people(range(70)), b"key")).setup(70))
+    assert setup.WhichOneof("data_structure") == "raw"
+    elements = list(setup.raw.encrypted_elements)
+    assert len(set(elements)) == 70
+    assert elements == sorted(elements), "their order says nothing"
+
+
 def test_no_end_of_the_protocol_can_say_who_is_shared(tmp_path: Path) -> None:
     """FLARE's own ends can; these ask for the number alone, and the library then gives no more."""
     between = consortium(tmp_path, {"north": people(range(70)), "south": people(range(60, 130))})
@@ -331,7 +341,7 @@ def test_no_end_of_the_protocol_can_say_who_is_shared(tmp_path: Path) -> None:
     assert len(requests) == 1
     assert len(asked.encrypted_elements) == 70
     assert not asked.reveal_intersection
-    server, client = CountingServer(["a", "b"], 1e-9), CountingClient(["b", "c"])
+    server, client = CountingServer(["a", "b"]), CountingClient(["b", "c"])
     client.receive_setup(server.setup(2))
     response = server.respond(client.request(), 2)
     assert client.count(response) == 1
@@ -343,7 +353,7 @@ def test_no_end_of_the_protocol_can_say_who_is_shared(tmp_path: Path) -> None:
 
 def test_an_end_takes_as_many_items_as_were_told(tmp_path: Path) -> None:
     """A request that is larger than the sender says, or an answer to a part of the patients, is none."""
-    server, client = CountingServer(["a", "b"], 1e-9), CountingClient(["b", "c"])
+    server, client = CountingServer(["a", "b"]), CountingClient(["b", "c"])
     client.receive_setup(server.setup(2))
     request = client.request()
     for number in (1, 3):
@@ -597,6 +607,21 @@ def test_a_site_that_answers_with_another_stage_is_named(tmp_path: Path) -> None
     table = count_pairs(["a", "b"], ask)
     assert table.pairs == [Pair("a", "b", reason="a: answered with a message of another stage")]
     assert table.in_words() == ["a and b were not counted: a: answered with a message of another stage"]
+
+
+def test_a_count_larger_than_either_site_is_none() -> None:
+    answers: dict[str, Any] = {SETUP: Sealed(SETUP, b"x", 70, 0, bytes(32)), COUNT: Count(71)}
+    answers |= {stage: replace(answers[SETUP], stage=stage) for stage in (REQUEST, RESPONSE)}
+
+    def one(site: str, task: Task) -> Any:
+        return Size(70 if site == "a" else 90) if task.stage == PREPARE else answers[task.stage]
+
+    def ask(tasks: Mapping[str, Task]) -> dict[str, Any]:
+        return {site: one(site, task) for site, task in tasks.items()}
+
+    assert count_pairs(["a", "b"], ask).pairs[0].reason == "b: says that more are shared than there are"
+    answers[COUNT] = Count(70)
+    assert count_pairs(["a", "b"], ask).pairs[0].shared == 70
 
 
 def test_the_table_is_read_back_and_holds_numbers_and_sites_alone(tmp_path: Path) -> None:

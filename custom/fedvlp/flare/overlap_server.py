@@ -21,6 +21,7 @@ from fedvlp.core.checkpoint import save_json
 from fedvlp.core.types import Failure, FailureKind
 from fedvlp.core.validate import require, require_name
 from fedvlp.deploy.overlap import OverlapError, pairs_of
+from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.job_status import STATUS_FILE
 from fedvlp.flare.overlap_messages import (
@@ -111,7 +112,10 @@ def count_pairs(sites: Sequence[str], ask: Ask, save: Callable[[OverlapTable], N
         else:
             table.refused[site] = _why_not(reply)
     for first, second in pairs_of(list(table.patients)):
-        table.pairs.append(_pair(first, second, table.patients[second], ask))
+        pair = _pair(first, second, table.patients[second], ask)
+        if not pair.fewer and (pair.shared or 0) > min(table.patients[first], table.patients[second]):
+            pair = Pair(first, second, reason=f"{second}: says that more are shared than there are")
+        table.pairs.append(pair)
         save(table)
     return table
 
@@ -162,9 +166,13 @@ class OverlapController(Controller):
         here = {client.name for client in fl_ctx.get_engine().get_clients()}
         try:
             table = count_pairs(self.sites, lambda tasks: self._ask(tasks, here), lambda table: table.save(file))
+            self._ended(table, file, fl_ctx)
         except Aborted as stop:
             _save_status(file, "aborted", str(stop))
-            return
+        except Exception as error:
+            self.system_panic(f"no patients counted: {reason(error)}", fl_ctx)
+
+    def _ended(self, table: OverlapTable, file: Path, fl_ctx: FLContext) -> None:
         table.save(file)
         for line in table.in_words():
             self.log_info(fl_ctx, line)

@@ -45,9 +45,6 @@ from fedvlp.flare.paths import SitePaths
 if TYPE_CHECKING:
     from fedvlp.flare.psi_ends import CountingClient, CountingServer
 
-FALSE_POSITIVES = 1e-9
-"""Chance that a count of two sites is too large by a patient: the Bloom filter's, over all patients asked for."""
-
 NO_SECRET = bytes(32)
 """The key where all sites are one person's machine."""
 
@@ -82,11 +79,11 @@ class Party:
         if task.stage == PREPARE:
             return Size(len(self.items))
         self.rules.admit_site(task.peer)
-        if task.stage == SETUP:
-            self.rules.admit_size(task.patients, task.peer)
-            return self._setup(task.peer, task.patients)
-        message = self._opened(task)
         with _only_ours(task.peer):
+            if task.stage == SETUP:
+                self.rules.admit_size(task.patients, task.peer)
+                return self._setup(task.peer, task.patients)
+            message = self._opened(task)
             if task.stage == REQUEST:
                 return self._request(task.peer, message)
             return self._respond(task.peer, message) if task.stage == RESPONSE else self._count(task.peer, message)
@@ -95,7 +92,7 @@ class Party:
         from fedvlp.flare.psi_ends import CountingServer
 
         self._begin(peer)
-        self._servers[peer] = CountingServer(self.items, FALSE_POSITIVES)
+        self._servers[peer] = CountingServer(self.items)
         return self._sealed(peer, SETUP, self._servers[peer].setup(patients))
 
     def _request(self, peer: str, message: Sealed) -> Sealed:
