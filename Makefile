@@ -11,10 +11,11 @@ export PYTHONDONTWRITEBYTECODE =
 # Nothing is installed whose SHA-256 is not in the lock: first what a site needs (wheels alone; with them setuptools, by
 # which the rest is built), then the tools of development, then fedvlp itself, of which pip fetches nothing.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-$(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt
+$(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt provisioning/psi.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --require-hashes --only-binary :all: -r provisioning/requirements.txt
 	$(PIP) install --require-hashes --no-build-isolation -r constraints.txt
+	$(PIP) install --no-deps --require-hashes --only-binary :all: -r provisioning/psi.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $@
 

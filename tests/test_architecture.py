@@ -27,6 +27,7 @@ ONLY = {  # a third-party package, and the parts that may import it
     "transformers": {"models"},
     "opacus": {"flare"},
     "tenseal": {"flare"},
+    "private_set_intersection": {"flare"},
     "typer": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"evaluation", "report"},

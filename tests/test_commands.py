@@ -82,7 +82,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for entry in table.parent.iterdir():
         shutil.move(entry, folder)
     (folder / "environment").symlink_to(sys.prefix)
-    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):  # older than the environment: make must not reinstall
+    # older than the environment: make must not reinstall
+    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "provisioning/psi.txt"):
         os.utime(folder / name, (0, 0))
     return folder
 

@@ -28,6 +28,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy import site_doctor, software
 from fedvlp.deploy.machine import Check
+from fedvlp.deploy.overlap import make_key
 from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
 
@@ -120,6 +121,23 @@ def test_a_site_that_is_ready_fails_nothing(kit: Path) -> None:
     assert checks["certificate"].found == "issued to st-anna"
     assert checks["data set pretrain"].found.startswith("rows 40, used 8")
     assert checks["jobs with their own code"].found == "refused"
+
+
+def test_the_doctor_says_which_patients_may_be_counted_and_whether_they_can(kit: Path) -> None:
+    assert found(kit)["shared patients"].ok is None, "not counted as shipped, which is no failure"
+    rules = {"data": ["pretrain"], "sites": ["northgate"], "least_patients": 30}
+    change(kit / "local" / "fedvlp.json", lambda c: c.update(overlap=rules))
+    assert failed(kit) == ["key of shared patients"]
+    make_key(kit / "local")
+    assert failed(kit) == []
+    checks = found(kit)
+    assert "of pretrain, with northgate, in sets of at least 30 patients" in checks["shared patients"].found
+    patients = int(checks["patients of pretrain"].found)
+    assert 30 <= patients <= 40
+    change(kit / "local" / "fedvlp.json", lambda c: c["overlap"].update(least_patients=patients + 1))
+    assert failed(kit) == ["patients of pretrain"]
+    change(kit / "local" / "fedvlp.json", lambda c: c["overlap"].update(column="passport"))
+    assert failed(kit) == ["patients that may be counted"]
 
 
 @pytest.mark.parametrize(

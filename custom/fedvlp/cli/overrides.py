@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from fedvlp.run.experiment import Experiment
+    from fedvlp.run.experiment import Experiment, Source
 
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
@@ -41,31 +41,21 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     """
     from dataclasses import replace
 
-    from fedvlp.data.sources import SOURCES
-    from fedvlp.data.synthetic.cohort import COHORTS
-    from fedvlp.deploy.site_config import NamedData
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets
-    from fedvlp.run.config import choose, override
+    from fedvlp.run.config import override
 
     experiment = presets.get(preset)
-    kind, _, rest = (data or "synthetic").partition(":")
     margin = experiment.model.image_size * 9 // 8
-    if kind == "named" and rest:
-        experiment = replace(experiment, data=NamedData(rest, margin))
-    elif rest:
-        source = choose("source of --data", kind, "SOURCES", SOURCES)
-        experiment = replace(experiment, data=source(path=str(Path(rest).absolute()), image_size=margin))
-    elif kind in COHORTS:
-        cohort = COHORTS[kind]
-        pixels = getattr(experiment.data, "image_size", margin)
-        experiment = replace(experiment, data=replace(cohort, image_size=pixels))
-        sites = sites or cohort.sites
-    elif data not in (None, "synthetic"):
-        known = ", ".join(["synthetic", *COHORTS])
-        raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
+    chosen = source_of(data, margin)
+    if isinstance(chosen, SyntheticCohort):
+        sites = sites or chosen.sites
+        chosen = replace(chosen, image_size=getattr(experiment.data, "image_size", margin))
+    if chosen is not None:
+        experiment = replace(experiment, data=chosen)
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
-        if kind == "synthetic" or kind in COHORTS:
+        if chosen is None or isinstance(chosen, SyntheticCohort):
             experiment = override(experiment, "data.sites", str(sites))
         if hasattr(experiment.extra, "sites"):
             experiment = override(experiment, "extra.sites", str(sites))
@@ -75,3 +65,28 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
             raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
         experiment = override(experiment, key, value)
     return experiment
+
+
+def source_of(data: str | None, image_size: int) -> Source | None:
+    """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's built-in cohort.
+
+    Raises ValueError for an unknown source.
+    """
+    from fedvlp.data.sources import SOURCES
+    from fedvlp.data.synthetic.cohort import COHORTS
+    from fedvlp.deploy.site_config import NamedData
+    from fedvlp.run.config import choose
+
+    kind, _, rest = (data or "synthetic").partition(":")
+    if kind == "named" and rest:
+        return NamedData(rest, image_size)
+    if rest:
+        source: Any = choose("source of --data", kind, "SOURCES", SOURCES)
+        chosen: Source = source(path=str(Path(rest).absolute()), image_size=image_size)
+        return chosen
+    if kind in COHORTS:
+        return COHORTS[kind]
+    if data not in (None, "synthetic"):
+        known = ", ".join(["synthetic", *COHORTS])
+        raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
+    return None

@@ -51,6 +51,8 @@ PUBLIC = {
     "fedvlp.flare.FedVLPRecipe": "fedvlp.flare.recipe.FedVLPRecipe",
     "fedvlp.flare.FederatedController": "fedvlp.flare.controller.FederatedController",
     "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
+    "fedvlp.flare.OverlapController": "fedvlp.flare.overlap_server.OverlapController",
+    "fedvlp.flare.OverlapExecutor": "fedvlp.flare.overlap_site.OverlapExecutor",
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",

@@ -19,6 +19,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
+from fedvlp.deploy.overlap import OWN_MACHINE, Overlap, OverlapError
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
@@ -76,6 +77,7 @@ class SiteConfig:
     accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
     data: dict[str, FileSource] = field(default_factory=dict)
     envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
+    overlap: Overlap | None = None  # which patients may be counted with which sites (deploy/overlap.py); None = none
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
 
     def __post_init__(self) -> None:
@@ -99,14 +101,32 @@ def accepts_phi_risk(local: Path) -> bool:
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
 
 
+def is_provisioned(kit: Path) -> bool:
+    """Whether this is a site of a consortium, and no simulation on somebody's own machine."""
+    return (kit / "startup" / "fed_client.json").exists()
+
+
 def envelope_at(kit: Path) -> Envelope | None:
     """The limits of a provisioned site; its defaults where it has no file of its own; None on anybody's own machine.
 
     Raises SiteConfigError where the file cannot be read: then no job runs.
     """
-    if not (kit / "startup" / "fed_client.json").exists():
+    if not is_provisioned(kit):
         return None
     return SiteConfig.load(kit / "local").envelope if (kit / "local" / FILE).exists() else Envelope()
+
+
+def overlap_at(kit: Path) -> Overlap:
+    """The rules by which this site lets its patients be counted with another's. Raises OverlapError without an entry.
+
+    A machine that is no site of a consortium, as in a simulation, needs none.
+    """
+    if not is_provisioned(kit):
+        return OWN_MACHINE
+    rules = SiteConfig.load(kit / "local").overlap if (kit / "local" / FILE).exists() else None
+    if rules is None:
+        raise OverlapError(f'this site lets no patients be counted: its local/{FILE} has no entry "overlap"')
+    return rules
 
 
 def accept(local: Path, mark: str) -> None:
@@ -133,12 +153,12 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
     ``local`` is the site's folder of settings. A provisioned site refuses a job that brings a source with paths.
     """
     kit = local.parent
-    if (kit / "startup" / "fed_client.json").exists():
+    if is_provisioned(kit):
         experiment = with_own_towers(experiment, kit)
     wanted = experiment.data
     if isinstance(wanted, NamedData):
-        return replace(experiment, data=_own(wanted, site, local))
-    if not isinstance(wanted, SyntheticCohort) and (kit / "startup" / "fed_client.json").exists():
+        return replace(experiment, data=OwnData(own_source(wanted, site, local), site))
+    if not isinstance(wanted, SyntheticCohort) and is_provisioned(kit):
         raise SiteConfigError(
             f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
         )
@@ -170,17 +190,17 @@ def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
     return replace(model, **towers) if towers else model
 
 
-def _own(wanted: NamedData, site: str, local: Path) -> OwnData:
+def own_source(wanted: NamedData, site: str, local: Path) -> Source:
+    """What ``site`` has under the name of a data set. Raises SiteConfigError where it offers none of that name."""
     if wanted.name == SYNTHETIC:  # a rehearsal: every site draws patients of its own
-        drawn = SyntheticCohort(1, REHEARSAL_STUDIES, wanted.image_size, seed=seed(SYNTHETIC, site) >> 32)
-        return OwnData(drawn, site)
+        return SyntheticCohort(1, REHEARSAL_STUDIES, wanted.image_size, seed=seed(SYNTHETIC, site) >> 32)
     offered = SiteConfig.load(local).data
     if wanted.name not in offered:
         raise SiteConfigError(
             f"site {site} offers no data set {wanted.name!r}{nearest(wanted.name, list(offered))}; "
             f"its engineer adds one to local/{FILE}"
         )
-    return OwnData(replace(offered[wanted.name], image_size=wanted.image_size), site)
+    return replace(offered[wanted.name], image_size=wanted.image_size)
 
 
 def _checked(content: Any, kit: Path) -> SiteConfig:
@@ -190,6 +210,7 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
         _refuse_unknown(key, fields_of(SiteConfig), "setting")
         refuse_misfit(SiteConfig, key, value)
     envelope = _envelope(content.get("envelope", {}))
+    overlap = _overlap(content["overlap"]) if "overlap" in content else None
     entries = content.get("data", {})
     require(isinstance(entries, dict), '"data" maps names to data sets')
     for name in entries:
@@ -197,18 +218,29 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
     sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
-    return SiteConfig(**{**content, "envelope": envelope, "data": sources})
+    return SiteConfig(**{**content, "envelope": envelope, "overlap": overlap, "data": sources})
 
 
 def _envelope(entry: Any) -> Envelope:
     """The site's limits as the file has them; what it leaves out is at its default."""
     require(isinstance(entry, dict), '"envelope" is an object with limits')
+    return Envelope(**_limits(entry, Envelope))
+
+
+def _overlap(entry: Any) -> Overlap:
+    """The site's rules for counting shared patients, who may be counted at all because the entry is there."""
+    require(isinstance(entry, dict), '"overlap" is an object with rules')
+    return Overlap(**_limits(entry, Overlap))
+
+
+def _limits(entry: dict[str, Any], kind: type) -> dict[str, Any]:
+    """The entry as arguments of ``kind``. Raises ValueError for an unknown key or a value of another type."""
     limits: dict[str, Any] = {}
     for key, value in entry.items():
-        _refuse_unknown(key, fields_of(Envelope), "limit")
+        _refuse_unknown(key, fields_of(kind), "limit")
         limits[key] = tuple(value) if isinstance(value, list) else value
-        refuse_misfit(Envelope, key, limits[key])
-    return Envelope(**limits)
+        refuse_misfit(kind, key, limits[key])
+    return limits
 
 
 def _source(entry: Any, root: Path, kit: Path) -> FileSource:

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.data.patients import normalised, patient_names
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
-from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
+from fedvlp.deploy.overlap import OverlapError, read_key
+from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, own_source
 
 FLARE = "2.9."  # server and sites run one minor version
 JOB_CHECK = {"path": "fedvlp.flare.JobCheck", "args": {"side": "client"}}
@@ -143,6 +145,7 @@ def _data(local: Path) -> Iterator[Check]:
         yield Check("data sets", False, str(error))
         return
     yield Check("envelope", True, config.envelope.in_words())
+    yield from _overlap(local, config)
     if config.version:
         same = config.version == __version__
         yield Check("fedvlp of the consortium", same, f"{config.version} agreed, {__version__} installed")
@@ -157,6 +160,25 @@ def _data(local: Path) -> Iterator[Check]:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")
         else:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+
+
+def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
+    """What jobs may learn of the patients that this site shares with others, and whether it can take part."""
+    rules = config.overlap
+    if rules is None:
+        yield Check("shared patients", None, "not counted")
+        return
+    yield Check("shared patients", True, rules.in_words())
+    try:
+        read_key(local)
+        for name in rules.data:
+            source = own_source(NamedData(name), "", local)
+            patients = len({normalised(patient) for patient in patient_names(source, column=rules.column)} - {""})
+            yield Check(f"patients of {name}", patients >= rules.least_patients, f"{patients}")
+    except OverlapError as error:
+        yield Check("key of shared patients", False, str(error))
+    except ValueError as error:  # the sources' own: counts alone
+        yield Check("patients that may be counted", False, str(error))
 
 
 def _private_keys(kit: Path, own: str) -> Check:

@@ -30,7 +30,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.loop import Rounds
-from fedvlp.flare import messages
+from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.paths import runs_root, under
 from fedvlp.flare.privacy_filters import UpdateFilter
@@ -223,6 +223,8 @@ class Decrypt(Filter):
         self.context = context
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        if overlap_messages.is_task(fl_ctx):  # brings no model
+            return shareable
         message, run = messages.receive_broadcast(shareable)
         if CIPHERTEXT not in message.aux:
             return shareable

@@ -27,6 +27,9 @@ LIST = "class_allow_list"
 REFUSED = "job_refused"
 """The action of the audit line."""
 
+COUNTS, ASKED = "fedvlp.flare.OverlapExecutor", "overlap_asked"
+"""The class of a job that counts shared patients, and the action of the line that says that one has come."""
+
 CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 LONGEST = 200  # characters of a class path that is quoted
 
@@ -81,9 +84,13 @@ class JobCheck(AppValidator):
             if file != config and file not in expected and not signature and not brought:
                 raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
         allowed = _allowed(app.parents[1] / "local")
-        for path in named(json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))):
+        classes = list(named(json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))))
+        for path in classes:
             if path not in allowed:
                 raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes")
+        if COUNTS in classes:
+            job = app.parent.name
+            AuditService.add_event(user=_lead(app), action=ASKED, ref=job, msg=f"job {job} counts shared patients")
 
     def _refused(self, app: Path, why: str) -> str:
         """Writes the audit line; returns what the lead is told."""

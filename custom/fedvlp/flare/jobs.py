@@ -16,6 +16,8 @@ from typing import Any
 import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
+from fedvlp.core.validate import require, require_name
+from fedvlp.flare.overlap_messages import TASK
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly
@@ -29,6 +31,10 @@ CONTROLLER = "fedvlp.flare.FederatedController"
 ENCRYPTED_CONTROLLER = "fedvlp.flare.EncryptedController"
 EXECUTOR = "fedvlp.flare.SiteExecutor"
 CHILD_EXECUTOR = "fedvlp.flare.ChildExecutor"
+OVERLAP_CONTROLLER = "fedvlp.flare.OverlapController"
+OVERLAP_EXECUTOR = "fedvlp.flare.OverlapExecutor"
+OVERLAP = "patient-overlap"
+"""Usual name of a job that counts the patients whom sites share."""
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
 load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list its classes by name in local/resources.json and
@@ -104,6 +110,10 @@ def experiment_of(folder: Path) -> Experiment:
         args = client["executors"][0]["executor"]["args"]
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
+    if client["executors"][0]["executor"].get("path") == OVERLAP_EXECUTOR:
+        raise ValueError(
+            f"{folder} counts shared patients and trains nothing; overlap in local/fedvlp.json lets it run"
+        )
     names = {f.name for f in fields(Experiment)}
     return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
@@ -177,13 +187,56 @@ def write_job(experiment: Experiment, folder: Path, *, bundled: bool = False, **
 
     ``packing``: as ``job_files`` takes it. Raises FileExistsError when ``folder`` holds something that is not a job.
     """
-    if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
-        raise FileExistsError(f"{folder} is not empty and holds no FLARE job (no meta.json); choose another folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    for path, text in job_files(experiment, **packing).items():
-        save_text(folder / path, text)
+    _write(folder, job_files(experiment, **packing))
     if bundled:
         package = Path(fedvlp.__file__).parent
         target = folder / "app" / "custom" / "fedvlp"
         shutil.copytree(package, target, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+def overlap_files(name: str, data: Any, sites: Sequence[str], *, custom: bool = True) -> dict[str, str]:
+    """The files of a job that counts the patients whom every two of ``sites`` share, by path.
+
+    ``data``: the data set as the sites call it, a ``NamedData``; in a simulation also a source.
+    """
+    sites = sorted(set(sites))
+    controller = {"path": OVERLAP_CONTROLLER, "args": {"name": name, "sites": sites}}
+    executor = {"path": OVERLAP_EXECUTOR, "args": {"data": to_config(data), "sites": sites}}
+    meta = {"name": name, "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["server", *sites]}}
+    files: dict[str, Any] = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": {
+            "format_version": 2,
+            "server": {"task_request_interval": 0.1},
+            "workflows": [{"id": "overlap", **controller}],
+            "components": [],
+            "task_data_filters": [],
+            "task_result_filters": [],
+        },
+        "app/config/config_fed_client.json": {
+            "format_version": 2,
+            "executors": [{"tasks": [TASK], "executor": executor}],
+            "components": [],
+            "task_data_filters": [],
+            "task_result_filters": [],
+        },
+    }
+    texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+    return texts | ({"app/custom/README.md": NOTE} if custom else {})
+
+
+def write_overlap_job(name: str, data: Any, sites: Sequence[str], folder: Path, *, custom: bool = True) -> Path:
+    """Writes such a job into ``folder`` (replaced). Raises ValueError without two sites; FileExistsError as above."""
+    require_name("the name of the job", name)
+    require(len(set(sites)) >= 2, "patients are counted between two sites or more; name them with --at")
+    _write(folder, overlap_files(name, data, sites, custom=custom))
+    return folder
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
+        raise FileExistsError(f"{folder} is not empty and holds no FLARE job (no meta.json); choose another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    for path, text in files.items():
+        save_text(folder / path, text)

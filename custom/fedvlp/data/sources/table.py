@@ -93,6 +93,17 @@ class TableSource:
         """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
+    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
+        """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
+
+        ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
+        """
+        table, columns, _ = _read_csv(Path(self.path))
+        needed = [column or self.patient_column] + [self.site_column] * (site is not None)
+        if missing := sum(name not in columns for name in needed):
+            raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
+        return [row[needed[0]] for row in table if site in (None, row.get(self.site_column))]
+
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
         """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
 
