@@ -213,6 +213,46 @@ def test_the_server_refuses_a_class_that_is_not_on_its_list(
     assert not (here.folder / "canary").exists()
 
 
+def test_shared_patients_are_counted_where_both_sites_let_them_be(here: Hospitals) -> None:
+    """First one site has not opted in: it is named, and nothing is counted. Then both have, and 12 are shared."""
+    patients = {SITES[0]: people(range(70)), SITES[1]: people(range(58, 133))}
+    for site, own in patients.items():
+        (here.kits / site / "data" / "registry.csv").write_text("\n".join(["patient_id", *own]))
+        (here.kits / site / "local" / "overlap.key").write_text(KEY)
+        (here.kits / site / "local" / "overlap.key").chmod(0o600)
+    job = write_overlap_job("patient-overlap", NamedData("registry"), SITES[:2], here.folder / "overlap", custom=False)
+    lets_be_counted(here, SITES[0])
+    _, meta = submitted(here, {"counts": job})["counts"]
+    assert meta["status"] != COMPLETED
+    lets_be_counted(here, SITES[1])
+    job_id, meta = submitted(here, {"counts": job})["counts"]
+    assert meta["status"] == COMPLETED, meta
+    done = run(here, "nvflare", "job", "download", job_id, "-o", "counted", user=LEAD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run(here, "fedvlp", "jobs", "overlap", f"counted/{job_id}")
+    assert done.stdout.splitlines() == ["site-1 and site-2 share 12 of 70 / 75 patients"]
+    for site in SITES[:2]:
+        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
+        assert any("overlap_asked" in line and f"[U:{LEAD}]" in line for line in lines)
+    refused = (here.kits / "localhost" / "log.txt").read_text(errors="replace")
+    refused += "".join(path.read_text() for path in (here.kits / SITES[1]).glob("*/audit.log"))
+    assert "refused: OverlapError: this site lets no patients be counted" in refused
+    servers = [here.kits / "localhost", here.folder / "store", here.folder / "counted", here.folder / "localhost.log"]
+    files = [file for root in servers for file in (root, *root.rglob("*")) if file.is_file()]
+    content = b"".join(file.read_bytes() for file in files)
+    assert b"patient-overlap" in content, "the search saw the job"
+    assert [trace for trace in traces({*patients[SITES[0]], *patients[SITES[1]]}) if trace in content] == []
+
+
+def lets_be_counted(here: Hospitals, site: str) -> None:
+    """The engineer's entries in the site's own file."""
+    file = here.kits / site / "local" / "fedvlp.json"
+    content = json.loads(file.read_text())
+    content["data"]["registry"] = {"source": "table", "path": "registry.csv"}
+    content["overlap"] = {"data": ["registry"], "sites": [other for other in SITES[:2] if other != site]}
+    file.write_text(json.dumps(content))
+
+
 # The presets of the committed jobs, under each policy
 
 
@@ -319,46 +359,6 @@ def test_encrypted_sites_keep_the_plain_model_and_the_server_has_none(here: Hosp
 
 
 # Who is turned away, and the end
-
-
-def test_shared_patients_are_counted_where_both_sites_let_them_be(here: Hospitals) -> None:
-    """First one site has not opted in: it is named, and nothing is counted. Then both have, and 12 are shared."""
-    patients = {SITES[0]: people(range(70)), SITES[1]: people(range(58, 133))}
-    for site, own in patients.items():
-        (here.kits / site / "data" / "registry.csv").write_text("\n".join(["patient_id", *own]))
-        (here.kits / site / "local" / "overlap.key").write_text(KEY)
-        (here.kits / site / "local" / "overlap.key").chmod(0o600)
-    job = write_overlap_job("patient-overlap", NamedData("registry"), SITES[:2], here.folder / "overlap", custom=False)
-    lets_be_counted(here, SITES[0])
-    _, meta = submitted(here, {"counts": job})["counts"]
-    assert meta["status"] != COMPLETED
-    lets_be_counted(here, SITES[1])
-    job_id, meta = submitted(here, {"counts": job})["counts"]
-    assert meta["status"] == COMPLETED, meta
-    done = run(here, "nvflare", "job", "download", job_id, "-o", "counted", user=LEAD)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = run(here, "fedvlp", "jobs", "overlap", f"counted/{job_id}")
-    assert done.stdout.splitlines() == ["site-1 and site-2 share 12 of 70 / 75 patients"]
-    for site in SITES[:2]:
-        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
-        assert any("overlap_asked" in line and f"[U:{LEAD}]" in line for line in lines)
-    refused = (here.kits / "localhost" / "log.txt").read_text(errors="replace")
-    refused += "".join(path.read_text() for path in (here.kits / SITES[1]).glob("*/audit.log"))
-    assert "refused: OverlapError: this site lets no patients be counted" in refused
-    servers = [here.kits / "localhost", here.folder / "store", here.folder / "counted", here.folder / "localhost.log"]
-    files = [file for root in servers for file in (root, *root.rglob("*")) if file.is_file()]
-    content = b"".join(file.read_bytes() for file in files)
-    assert b"patient-overlap" in content, "the search saw the job"
-    assert [trace for trace in traces({*patients[SITES[0]], *patients[SITES[1]]}) if trace in content] == []
-
-
-def lets_be_counted(here: Hospitals, site: str) -> None:
-    """The engineer's entries in the site's own file."""
-    file = here.kits / site / "local" / "fedvlp.json"
-    content = json.loads(file.read_text())
-    content["data"]["registry"] = {"source": "table", "path": "registry.csv"}
-    content["overlap"] = {"data": ["registry"], "sites": [other for other in SITES[:2] if other != site]}
-    file.write_text(json.dumps(content))
 
 
 def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
