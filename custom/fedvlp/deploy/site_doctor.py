@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
+from fedvlp.data.sources import FileSource
 from fedvlp.deploy.machine import FREE_GB, Check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 
@@ -153,6 +155,20 @@ def _data(local: Path) -> Iterator[Check]:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")
         else:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+            yield _text_in_films(name, source)
+
+
+def _text_in_films(name: str, source: FileSource) -> Check:
+    """Whether anybody looks for names and dates in the pixels of a data set."""
+    said = {
+        SEARCH: "searched for",
+        HEADER: 'only films whose header says so are left out; "burned_in": "search" looks at pixels',
+        ACCEPT: "films are used whatever is burned into them",
+    }[source.burned_in]
+    searched = source.burned_in == SEARCH
+    if searched and not can_search():
+        searched, said = False, "pixels are NOT searched: pip install 'fedvlp[ocr]'"
+    return Check(f"text in films of {name}", searched or None, said)
 
 
 def _private_key(file: Path) -> Check:
