@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedvlp.core.checkpoint import unwritten
 from fedvlp.core.types import TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
 
 if TYPE_CHECKING:
@@ -268,7 +270,11 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
     tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
-    save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+    try:
+        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+    except (OSError, SafetensorError) as error:
+        os.unlink(name)
+        raise unwritten(Path(name), error, payload(reply), "The checkpoint") from error
     bare = replace(reply, state={}, aux={})
 
     def back() -> Reply:
