@@ -47,7 +47,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def refused(file: str, folder: Path) -> str:
     """The pattern of fedvlp's words: file and folder, why, how much, what to do."""
-    return rf"cannot write {file} in {re.escape(str(folder))}: the disk is full; it needs [\d,]+ bytes there.*free space.*resume"
+    where = rf"{file} in {re.escape(str(folder))}"
+    return rf"cannot write {where}: the disk is full; it needs [\d,]+ bytes there.*free space.*resume"
 
 
 def filled_after(disk: SmallDisk, round: int) -> Any:
@@ -99,9 +100,7 @@ def test_so_it_does_where_a_file_may_not_grow(tmp_path: Path) -> None:
     def body() -> None:
         one = world(tmp_path)
         usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-        with pytest.raises(
-            CheckpointError, match=r"server\.safetensors in .*File too large.*it needs [\d,]+ bytes there"
-        ):
+        with pytest.raises(CheckpointError, match=r"server\.safetensors in .*File too large.*it needs [\d,]+ bytes"):
             one.run(report=lambda record: resource.setrlimit(resource.RLIMIT_FSIZE, (BEFORE, usual[1])))
         assert Server.load(tmp_path / "server.safetensors")[0].round == 1
         assert not list(tmp_path.glob(".*"))
