@@ -70,7 +70,8 @@ def test_a_film_and_its_markers_pass(clean: np.ndarray) -> None:
     ("word", "confidence", "text"),
     [("FERREIRA", 90, True), ("L", 99, False), ("AP", 99, False), ("ERECT", 95, False), ("ERECI", 95, False),
      ("Semi-erect", 90, False), ("12/03/1961", 61, True), ("1961", 59, False), ("---", 99, False), ("4471", 60, True),
-     ("", 99, False), ("1ERECT", 90, True), ("FERREI", 45, True), ("FERREI", 44, False), ("FERRE", 50, False)],
+     ("", 99, False), ("1ERECT", 90, True), ("FERREI", 45, True), ("FERREI", 44, False), ("FERRE", 50, False),
+     ("arf", 89, False), ("anna", 90, True), ("4ab", 60, True)],
 )  # fmt: skip
 def test_what_counts_as_text(word: str, confidence: float, text: bool) -> None:
     assert may_identify(word, confidence) is text

@@ -243,14 +243,17 @@ def in_site_order(
 ) -> Iterator[tuple[str, Reply]]:
     """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
 
-    Only a site's first reply counts, and none of a stranger. An update beyond ``PARK_BYTES`` waits on disk in the
-    folder ``spool``, so that one update is resident at a time whoever is slow.
+    Only a site's first reply counts, and none of a stranger; the log names the others. An update beyond ``PARK_BYTES``
+    waits on disk in the folder ``spool``, so that one update is resident at a time whoever is slow.
     """
     waiting: dict[str, Callable[[], Reply]] = {}
     pending = list(sites)
     for site, reply in replies:
         if site in pending and site not in waiting:
             waiting[site] = _parked(reply, spool if site != pending[0] else None)
+        else:
+            what = "a second reply in one phase" if site in sites else "a reply of a site that was not asked"
+            logger.warning("%s: %s is dropped", site, what)
         del reply
         while pending and pending[0] in waiting:
             first = pending.pop(0)

@@ -36,7 +36,8 @@ STROKE = 15  # pixels: what is wider is no stroke of a letter
 CONTRAST = 60  # grey levels of 255 by which a stroke differs from what is around it
 HEIGHTS = (6, 64)  # pixels of a letter
 MARGIN = 16  # pixels of paper around the film
-CONFIDENCE, OF_LONG = 60, 45  # percent, of Tesseract in a word, and in a long one; what it reads into noise is short
+CONFIDENCE = 60  # percent, of Tesseract in a word
+OF_LONG, OF_SMALL = 45, 90  # the same for a long one, and for a short one in small letters, as it reads noise
 LONG = 6  # letters and digits
 LETTERS = 3  # letters and digits of a word that may identify somebody
 WORD = "5"  # level of a line of Tesseract's table that is about one word
@@ -71,9 +72,11 @@ def holds_text(pixels: np.ndarray) -> bool:
 
 def may_identify(word: str, confidence: float) -> bool:
     """Whether a word that was read with this ``confidence`` (percent) is text, and no marker, however misread."""
-    plain = re.sub(r"[\W_]", "", word).upper()
-    if confidence < (OF_LONG if len(plain) >= LONG else CONFIDENCE) or len(plain) < LETTERS:
+    plain = re.sub(r"[\W_]", "", word)
+    needed = OF_LONG if len(plain) >= LONG else OF_SMALL if plain.islower() and plain.isalpha() else CONFIDENCE
+    if confidence < needed or len(plain) < LETTERS:
         return False
+    plain = plain.upper()
     return not (plain in MARKERS or (plain.isalpha() and get_close_matches(plain, MARKERS, cutoff=0.8)))
 
 
