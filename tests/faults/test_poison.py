@@ -19,7 +19,7 @@ from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS
-from fedvlp.methods.ensemble import PublicEnsemble
+from fedvlp.methods.ensemble import Distillation, PublicEnsemble
 from fedvlp.methods.softpull import SoftPull
 
 FACTORS = (1e3, 1e6, -1.0, -1e3)
@@ -150,3 +150,29 @@ def test_no_sites_own_model_is_poisoned_by_another(name: str, averaging: str) ->
                 assert update_norm(own, sent) <= 2 * Rounds().clip_to_median * longest
             else:
                 between(own, list(phase.honest.values()))
+
+
+ENSEMBLES = [name for name, kind in METHODS.items() if issubclass(kind, PublicEnsemble)]
+
+
+@pytest.mark.parametrize("name", ENSEMBLES)
+def test_what_the_server_distils_is_never_longer_than_one_honest_vector(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites send unit vectors for public records. One that turns its own round is heard, as one voice among three:
+    every combined row stays in the unit ball, and longer vectors are refused and named."""
+    combined: list[torch.Tensor] = []
+    commit = Distillation.commit
+
+    def watched(self: Distillation) -> None:
+        combined.extend(e.mean() for e in self._ensembles.values() if e.suppliers)
+        commit(self)
+
+    monkeypatch.setattr(Distillation, "commit", watched)
+    run(name, -1.0)
+    assert combined
+    assert all(torch.linalg.vector_norm(rows.double(), dim=1).max() <= 1 + 1e-5 for rows in combined)
+    one = World(small(METHODS[name]), rounds=Rounds(rounds=1, evaluate_every=0))
+    (record,) = one.run(Poisoned(one, 1e3)).history
+    assert list(record["dropped"]) == ["b"]
+    assert "expected unit vectors" in record["dropped"]["b"]
