@@ -6,6 +6,8 @@ executor, FLARE's serialiser and controller, and through a site's own files that
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 import os
@@ -93,12 +95,12 @@ def of_open(folder: Path) -> None:
     Path(FILE).read_bytes()
 
 
-def of_decoding(folder: Path) -> None:
-    (WORDS.encode() + b"\xff").decode()
+def of_a_number(folder: Path) -> None:
+    int(WORDS)
 
 
-def of_json(folder: Path) -> None:
-    json.loads(WORDS)
+def of_csv(folder: Path) -> None:
+    csv.DictWriter(io.StringIO(), ["image"]).writerow({WORDS: 1})
 
 
 def of_a_dictionary(folder: Path) -> None:
@@ -135,8 +137,8 @@ def without_a_text(folder: Path) -> None:
 
 
 RAISES: tuple[Callable[[Path], None], ...] = (
-    of_pydicom, of_pydicom_tags, of_pillow, of_torch, of_torch_names, of_numpy, of_safetensors, of_open, of_decoding,
-    of_json, of_a_dictionary, of_a_program, of_another, with_notes, without_a_text,
+    of_pydicom, of_pydicom_tags, of_pillow, of_torch, of_torch_names, of_numpy, of_safetensors, of_open, of_a_number,
+    of_csv, of_a_dictionary, of_a_program, of_another, with_notes, without_a_text,
 )  # fmt: skip
 
 
