@@ -66,7 +66,7 @@ INDEX ?= https://pypi.org/simple
 COMPILE = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 --generate-hashes --no-annotate \
 	--default-index $(INDEX) --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) pyproject.toml
 lock: $(VENV)/ready
-	$(COMPILE) --extra dicom --extra privacy --extra he --no-build -o provisioning/requirements.txt
+	$(COMPILE) --extra dicom --extra privacy --extra he --extra ocr --no-build -o provisioning/requirements.txt
 	$(COMPILE) --extra dev -c provisioning/requirements.txt -o constraints.txt
 
 # What the consortium gives to its members, and provisioning signs (fedvlp.flare.SignedSoftware): the wheel, the lock of

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from common import interleaved, machine, rounded, say, table
 
+from fedvlp.data.burned_in import HEADER
 from fedvlp.data.cache_format import Building
 from fedvlp.data.images import film, films
 from fedvlp.data.radiograph import read_radiograph
@@ -118,7 +119,7 @@ def first_pass(files: dict[str, list[Path]], repetitions: int) -> dict[str, floa
     variants: dict[str, Callable[[], object]] = {}
     for name, paths in files.items():
         variants[f"monai {name}"] = lambda paths=paths: [pipeline({"image": str(path)}) for path in paths]  # type: ignore[misc]
-        variants[f"fedvlp {name}"] = lambda paths=paths: [film(path, SIZE) for path in paths]  # type: ignore[misc]
+        variants[f"fedvlp {name}"] = lambda paths=paths: [film(path, SIZE, HEADER) for path in paths]  # type: ignore[misc]
     seconds = interleaved(variants, repetitions, time.process_time)
     for name, paths in files.items():
         theirs, ours = seconds[f"monai {name}"], seconds[f"fedvlp {name}"]
@@ -146,8 +147,8 @@ def afterwards(folder: Path, count: int, repetitions: int) -> None:
         Image.fromarray(rng.integers(0, 256, (256, 256), dtype=np.uint8)).save(path)
     kept, own = folder / "persistent", folder / "cache"
     persistent = PersistentDataset([{"image": str(path)} for path in paths], monai_pipeline(), cache_dir=kept)
-    cache = films("benchmark", [path.name for path in paths], paths, SIZE, str(own), Building())
-    crops = films("benchmark", [path.name for path in paths], paths, 256, str(folder / "crops"), Building())
+    cache = films("benchmark", [path.name for path in paths], paths, SIZE, str(own), Building(), HEADER)
+    crops = films("benchmark", [path.name for path in paths], paths, 256, str(folder / "crops"), Building(), HEADER)
     for place in range(count):
         persistent[place]
     order = rng.permutation(count)

@@ -20,6 +20,7 @@ TESTS = Path(__file__).parent
 ONLY = {  # a third-party package, and the parts that may import it
     "nvflare": {"flare"},
     "pydicom": {"data"},
+    "tesserocr": {"data"},
     "PIL": {"data"},
     "cv2": {"data"},
     "monai": {"data", "evaluation"},
@@ -142,6 +143,7 @@ HEAVY = {
     "matplotlib",
     "torchvision",
     "tensorboard",
+    "tesserocr",
     "PIL",
     "cv2",
     "rich",

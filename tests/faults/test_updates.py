@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from support.toy import Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import bounded
-from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
@@ -288,44 +286,6 @@ def test_row_9_a_site_may_come_and_go() -> None:
     seen = one.run(exchange(a="0", b="1", c="2")(one))
     assert [list(record["dropped"]) for record in seen.history] == [["a"], ["b"], ["c"]]
     assert seen.samples == {"a": 8, "b": 12, "c": 16}
-
-
-def test_row_22_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = World(small(METHODS["fedavg"]), rounds=Rounds(rounds=3, evaluate_every=0), folder=tmp_path)
-    real, count = os.replace, []
-
-    def full(source: Any, target: Any) -> None:
-        count.append(1)
-        if len(count) == 2:
-            raise OSError(28, "No space left on device")
-        real(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        with pytest.raises(CheckpointError, match=r"server\.safetensors.*disk is full.*bytes.*resume"):
-            one.run()
-    saved, phase = Server.load(tmp_path / "server.safetensors")
-    assert (saved.round, phase) == (1, 0)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["history.jsonl", "server.safetensors"]
-    same_bytes(one.run().state, world().run().state)
-
-
-def test_row_22_a_full_disk_at_a_site_costs_its_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local keeps its model at the site; b cannot write it in round 1, and goes on from round 0 in round 2."""
-    one = World(small(METHODS["local"]), rounds=Rounds(rounds=3, evaluate_every=0), folder=tmp_path)
-    real = os.replace
-
-    def full(source: Any, target: Any) -> None:
-        if str(target).endswith(os.path.join("b", "00001-0.safetensors")):
-            raise OSError(28, "No space left on device")
-        real(source, target)
-
-    monkeypatch.setattr(os, "replace", full)
-    history = one.run().history
-    assert [list(record["dropped"]) for record in history] == [[], ["b"], []]
-    assert "disk is full" in history[1]["dropped"]["b"]
 
 
 def test_row_24_a_corrupt_memory_costs_its_site_and_is_named(tmp_path: Path) -> None:

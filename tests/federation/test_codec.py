@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import Fuse, Toy, World, clone, differs, forked, pairs, same_bytes, small, three_sites
+from support.toy import Fuse, Toy, Wired, World, clone, differs, forked, pairs, same_bytes, small, three_sites
 from torch import Tensor
 
 from fedvlp.core.aggregation import payload
@@ -22,8 +22,8 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update, group
 from fedvlp.federation.codec import BLOCK, PLAIN, CodecError, Wire, cast, decode, dequantise, encode, quantise
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
-from fedvlp.federation.loop import Federation, Rounds
-from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.federation.loop import Rounds
+from fedvlp.federation.wire import SiteEnd, site_memory
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
 
 BF16 = Wire(down="bfloat16", up="int8", difference=True)
@@ -33,20 +33,6 @@ OPTIONS = [
     Wire(difference=True), Wire(skip_unchanged=True), Wire(down="float16", up="bfloat16"),
     Wire(down="bfloat16", up="float16", difference=True), BF16, SKIP, INT8,
 ]  # fmt: skip
-
-
-@dataclass
-class Wired(World):
-    """The toy federation behind the wire."""
-
-    wire: Wire = PLAIN
-
-    def site(self, name: str) -> Any:
-        folder = self.folder / "sites" / name if self.folder else None
-        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method.phases, site_memory(folder)))
-
-    def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
-        return super().federation(exchange, wire=self.wire, **options)
 
 
 def world(kind: type = FedDRA, wire: Wire = SKIP, **options: Any) -> Wired:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nvflare.apis.event_type import EventType
 from support.flare_memory import Engine, Fate, MemoryFlare, toy_experiment
+from support.full_disk import SmallDisk, on_small_disk
 from support.toy import three_sites
 
 from fedvlp.flare.paths import SIMULATED
@@ -62,22 +60,23 @@ def test_otherwise_nothing_is_copied(tmp_path: Path, run: Path, job: str, event:
 
 
 def test_a_full_disk_is_told_and_the_run_stays_whole(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second file finds no room. Neither a path nor the job is lost over it."""
-    before, copied, copyfile = files(run), [], shutil.copyfile
+    """The second file finds no room, on a disk that is full. Neither a path nor the job is lost over it."""
+    for name in ("model/model.safetensors", "run_status.json", "tb/server/events"):
+        (run / name).write_text(name * 1000)
+    before = files(run)
 
-    def copy(source: Any, target: Any, **options: Any) -> Any:
-        copied.append(source)
-        if len(copied) == 2:
-            raise OSError(errno.ENOSPC, "No space left on device", target)
-        return copyfile(source, target, **options)
+    def body(disk: SmallDisk) -> str:
+        disk.fill(1 << 15)
+        with caplog.at_level(logging.ERROR):
+            end(tmp_path, run)
+        assert (tmp_path / "server" / "job-1" / HOME).exists()
+        return caplog.text
 
-    monkeypatch.setattr(shutil, "copyfile", copy)
-    with caplog.at_level(logging.ERROR):
-        end(tmp_path, run)
-    assert "results not copied (Error); they are in the server's runs folder" in caplog.text
-    assert len(copied) >= 2
+    said = on_small_disk(tmp_path / "server", body)
+    assert "results not copied (Error); they are in the server's runs folder" in said
+    assert str(tmp_path) not in said
     assert files(run) == before
 
 

@@ -20,11 +20,13 @@ from fedvlp.core.method import Method
 from fedvlp.core.norm_statistics import AVERAGED, site_only
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
+from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.models.multimodal import fused
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training.config import Training
@@ -203,6 +205,20 @@ class World:
         federation, phase = self.federation(exchange, **options)
         federation.run(phase)
         return federation.server
+
+
+@dataclass
+class Wired(World):
+    """A toy federation behind the wire (federation/wire.py)."""
+
+    wire: Wire = PLAIN
+
+    def site(self, name: str) -> Any:
+        folder = self.folder / "sites" / name if self.folder else None
+        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method.phases, site_memory(folder)))
+
+    def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
+        return super().federation(exchange, wire=self.wire, **options)
 
 
 def aggregate(method: Method, server: Server, updates: Iterable[Update], phase: str) -> None:

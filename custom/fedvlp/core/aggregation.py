@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedvlp.core.checkpoint import unwritten
 from fedvlp.core.types import TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
 
 if TYPE_CHECKING:
@@ -241,14 +243,17 @@ def in_site_order(
 ) -> Iterator[tuple[str, Reply]]:
     """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
 
-    Only a site's first reply counts, and none of a stranger. An update beyond ``PARK_BYTES`` waits on disk in the
-    folder ``spool``, so that one update is resident at a time whoever is slow.
+    Only a site's first reply counts, and none of a stranger; the log names the others. An update beyond ``PARK_BYTES``
+    waits on disk in the folder ``spool``, so that one update is resident at a time whoever is slow.
     """
     waiting: dict[str, Callable[[], Reply]] = {}
     pending = list(sites)
     for site, reply in replies:
         if site in pending and site not in waiting:
             waiting[site] = _parked(reply, spool if site != pending[0] else None)
+        else:
+            what = "a second reply in one phase" if site in sites else "a reply of a site that was not asked"
+            logger.warning("%s: %s is dropped", site, what)
         del reply
         while pending and pending[0] in waiting:
             first = pending.pop(0)
@@ -268,7 +273,11 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
     tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
-    save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+    try:
+        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+    except (OSError, SafetensorError) as error:
+        os.unlink(name)
+        raise unwritten(Path(name), error, payload(reply), "The checkpoint") from error
     bare = replace(reply, state={}, aux={})
 
     def back() -> Reply:

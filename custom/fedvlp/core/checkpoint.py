@@ -51,6 +51,18 @@ def _discard(temporary: Path) -> None:
         temporary.unlink()
 
 
+def unwritten(path: Path, error: Exception, size: int, intact: str = "The previous file") -> CheckpointError:
+    """What to raise when ``error`` kept ``size`` bytes from being written as ``path``; ``intact`` is still whole."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+    why = "the disk is full" if full else getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    failure = CheckpointError(
+        f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
+        f"{intact} is intact: free space (or make the folder writable) and resume."
+    )
+    failure.full = full
+    return failure
+
+
 def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = None) -> None:
     """Writes ``tensors`` and a JSON ``header`` atomically. Raises CheckpointError, the old file untouched."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -62,14 +74,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)
-        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        why = "the disk is full" if full else f"{type(error).__name__}: {error}"
-        failure = CheckpointError(
-            f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
-            "The previous file is intact: free space (or make the folder writable) and resume."
-        )
-        failure.full = full
-        raise failure from error
+        raise unwritten(path, error, size) from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -104,4 +109,4 @@ def save_bytes(path: Path, content: bytes) -> None:
         replace_durably(temporary, path)
     except OSError as error:
         _discard(temporary)
-        raise CheckpointError(f"cannot write {path.name} in {path.parent}: {error.strerror}") from error
+        raise unwritten(path, error, len(content)) from error

@@ -7,7 +7,6 @@ beyond them is cut when the run goes on, and what lacks there is an error.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedvlp.core.checkpoint import CheckpointError
+from fedvlp.core.checkpoint import CheckpointError, unwritten
 
 FILE = "history.jsonl"
 """Name of the file, in the folder of the checkpoint."""
@@ -62,11 +61,7 @@ def append(file: Path, before: Written, records: Sequence[dict[str, Any]]) -> Wr
     except FileNotFoundError:
         raise _missing(file, before) from None
     except OSError as error:
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        raise CheckpointError(
-            f"cannot write {file.name} in {file.parent}: {why}; it needs {now.size - before.size:,} bytes there. "
-            "The checkpoint is intact: free space (or make the folder writable) and resume."
-        ) from error
+        raise unwritten(file, error, now.size - before.size, "The checkpoint") from error
     return now
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.aggregation import PARK_BYTES, StreamingMean
+from fedvlp.core.checkpoint import unwritten
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 
@@ -132,7 +133,10 @@ def _stored(state: State, spool: Path | None) -> Callable[[str], Tensor]:
     handle, path = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
     try:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
+        except (OSError, SafetensorError) as error:
+            raise unwritten(Path(path), error, size, "The checkpoint") from error
         read: Callable[[str], Tensor] = safe_open(path, framework="pt").__enter__().get_tensor
         return read
     finally:

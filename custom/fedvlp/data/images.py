@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from fedvlp.data.burned_in import ACCEPT, REASON, SEARCH, UNSEARCHED, VERSION, can_search, check_choice, holds_text
 from fedvlp.data.cache import ImageCache, cached_images
 from fedvlp.data.cache_format import Building
 from fedvlp.data.cohort import digest
-from fedvlp.data.radiograph import UnreadableImageError
+from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 from fedvlp.data.transforms import DECODING, decode, load
 
+log = logging.getLogger(__name__)
 
-def film(file: Path, size: int) -> np.ndarray | str:
-    """The image in ``file`` as uint8 [size, size], or the reason why it cannot be read."""
+
+def film(file: Path, size: int, burned_in: str) -> np.ndarray | str:
+    """The image in ``file`` as uint8 [size, size], or the reason why it cannot be used.
+
+    ``burned_in`` is one of ``burned_in.CHOICES``; "search" looks at the pixels if the extra that can is installed.
+    """
     try:
-        return load(file, decode(size))
+        image = load(file, decode(size, burned_in == ACCEPT))
+        if burned_in == SEARCH and can_search() and holds_text(read_radiograph(file)):
+            return REASON
+        return image
     except UnreadableImageError as error:
         return error.reason
 
 
 def films(
-    source: str, ids: Sequence[str], files: Sequence[Path], size: int, cache: str | None, building: Building
+    source: str,
+    ids: Sequence[str],
+    files: Sequence[Path],
+    size: int,
+    cache: str | None,
+    building: Building,
+    burned_in: str,
 ) -> ImageCache:
     """Reader of the images in ``files`` at ``size`` x ``size`` pixels; ``ids`` name them, wherever the files are.
 
-    The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size and
-    the version of decoding. So a cache is used again after the folder of the images has moved, and built again after a
-    file has changed. ``cache`` None decodes in memory at first use. Errors are those of ``cached_images``.
+    The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size,
+    the version of decoding, and whether films are searched for ``burned_in`` text. So a cache is used again after the
+    folder of the images has moved, and built again after a file has changed. ``cache`` None decodes in memory at first
+    use. Errors are those of ``cached_images``.
     """
+    check_choice(burned_in)
     stats = [file.stat() for file in files] if cache else []
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]
-    key = f"{source}-" + digest(DECODING, str(size), *state)[:32]
+    looked = {SEARCH: [VERSION] if can_search() else [], ACCEPT: [ACCEPT]}.get(burned_in, [])
+    key = f"{source}-" + digest(DECODING, *looked, str(size), *state)[:32]
     folder = Path(cache) if cache else None
-    return cached_images(folder, key, files, partial(film, size=size), size, building)
+    return cached_images(folder, key, files, partial(film, size=size, burned_in=burned_in), size, building)
+
+
+def unsearched(burned_in: str, count: int, source: str) -> dict[str, int]:
+    """For a summary: how many of ``count`` films came in without anybody having looked for text in their pixels.
+
+    Warns where that is for want of the extra.
+    """
+    if burned_in == SEARCH and can_search():
+        return {}
+    if burned_in == SEARCH:
+        log.warning("%s source: %d %s; pip install 'fedvlp[ocr]' lets them be searched", source, count, UNSEARCHED)
+    return {UNSEARCHED: count}

@@ -42,13 +42,14 @@ class _Values:
     invert: bool = False  # to be inverted (MONOCHROME1)
 
 
-def read_radiograph(path: Path, longest: int | None = None) -> np.ndarray:
+def read_radiograph(path: Path, longest: int | None = None, burned_in: bool = False) -> np.ndarray:
     """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
 
     8-bit images keep their values. Deeper ones are stretched from their own minimum and maximum, after the modality LUT
     and the first VOI window. With ``longest`` the longer side is resized to that many pixels, each the mean of the area
     that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is large enough.
-    Raises ``UnreadableImageError``; size and frame count are checked before decoding.
+    ``burned_in`` reads a film whose header says that text is burned into its pixels, too. Raises
+    ``UnreadableImageError``; size and frame count are checked before decoding.
     """
     try:
         if not path.is_file():
@@ -59,7 +60,7 @@ def read_radiograph(path: Path, longest: int | None = None) -> np.ndarray:
             dicom = file.read(132)[128:] == b"DICM"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
-            return _finished(_read_dicom(path) if dicom else _read_pil(path, longest), longest)
+            return _finished(_read_dicom(path, burned_in) if dicom else _read_pil(path, longest), longest)
     except UnreadableImageError:
         raise
     except ModuleNotFoundError as error:  # pydicom is an extra
@@ -159,14 +160,14 @@ def _read_pil(path: Path, longest: int | None) -> _Values:
         raise UnreadableImageError("unsupported image format") from None
 
 
-def _read_dicom(path: Path) -> _Values:
+def _read_dicom(path: Path, burned_in: bool) -> _Values:
     from pydicom import dcmread
     from pydicom.filereader import read_file_meta_info
 
     _check_syntax(read_file_meta_info(path).get("TransferSyntaxUID"))
     header = dcmread(path, stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
-    if str(header.get("BurnedInAnnotation", "")).upper() == "YES":
+    if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
     colour = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
     if int(header.BitsAllocated) not in (8, 16) or (colour and header.PhotometricInterpretation == "PALETTE COLOR"):

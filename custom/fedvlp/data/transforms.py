@@ -19,8 +19,8 @@ DECODING = "radiograph-3"  # names what decode() does to a file; change it with 
 
 
 @lru_cache
-def decode(image_size: int) -> Compose:
-    """Transform from a path to uint8 [S, S], S = ``image_size``.
+def decode(image_size: int, burned_in: bool = False) -> Compose:
+    """Transform from a path to uint8 [S, S], S = ``image_size``; ``burned_in`` is that of ``read_radiograph``.
 
     The longer side is resized to S by area, the shorter side zero-padded on both sides. MONAI wraps every error of a
     transform: call the transform through ``load`` to get the ``UnreadableImageError`` itself. MONAI's own loader is not
@@ -34,7 +34,9 @@ def decode(image_size: int) -> Compose:
     square = SpatialPad((image_size, image_size))
     return Compose(
         [
-            lambda path: torch.from_numpy(read_radiograph(Path(path), image_size))[None],  # [1, h, w] in 0..255
+            lambda path: torch.from_numpy(read_radiograph(Path(path), image_size, burned_in))[
+                None
+            ],  # [1, h, w] in 0..255
             lambda image: pad_nd(image, square.compute_pad_width(image.shape[1:]), "constant", value=0),
             to_uint8,
         ]

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.patients import normalised, patient_names
+from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
 from fedvlp.deploy.overlap import OverlapError, read_key
@@ -50,6 +52,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
     installed = version("nvflare")
     yield Check("nvflare for this kit", installed.startswith(FLARE), f"{installed} (server and sites run {FLARE}x)")
     yield from _policies(kit / "local", classes)
+    yield _privacy(kit / "local" / "privacy.json")
     yield from _data(kit / "local")
     free = shutil.disk_usage(kit).free / 1e9
     yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
@@ -88,6 +91,37 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     secure = os.environ.get("NVFLARE_SECURE_LOGGING", "").lower() in ("1", "true", "t", "y", "yes")
     yield Check("secure logging", secure or None, "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set here")
     yield _gpus(resources)
+
+
+SCOPE = {"name", "properties", "task_data_filters", "task_result_filters"}  # all that FLARE reads of a scope
+POLICY = {"scopes", "default_scope", "components"}  # and of the file
+
+
+def _privacy(file: Path) -> Check:
+    """What FLARE applies to results before they leave. It passes over what it does not know, a misspelt key above all:
+    then nothing is applied, and nothing is said."""
+    what = "privacy policy"
+    if not file.exists():
+        return Check(what, None, "no local/privacy.json: results leave as they are; see provisioning/site")
+    try:
+        policy = json.loads(file.read_text(encoding="utf-8"))
+        scopes, default = policy["scopes"], policy["default_scope"]
+        unknown = sorted({*policy} - POLICY | {key for scope in scopes for key in {*scope} - SCOPE})
+        filters = [part for scope in scopes for part in scope.get("task_result_filters", [])]
+        inward = [part["path"] for part in filters if part.get("direction", "out").lower() not in ("out", "inout")]
+        names = [part["path"].rpartition(".")[2] for part in filters]
+        named = [scope["name"] for scope in scopes]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Check(what, False, f"local/privacy.json cannot be read ({_kind(error)})")
+    if unknown:
+        return Check(what, False, f"FLARE passes over {', '.join(unknown)} in local/privacy.json: correct the name")
+    if inward:
+        return Check(what, False, f"{', '.join(inward)} looks at what comes in: take its direction out")
+    if len(named) != 1 or default not in named:
+        return Check(what, False, "local/privacy.json needs one scope, its default: with two, a job chooses the weaker")
+    return Check(
+        what, bool(names) or None, f"results pass {', '.join(names)}" if names else "results leave as they are"
+    )
 
 
 def _classes(allowed: Any, needed: Collection[str]) -> Iterator[Check]:
@@ -160,6 +194,20 @@ def _data(local: Path) -> Iterator[Check]:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")
         else:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
+            yield _text_in_films(name, source)
+
+
+def _text_in_films(name: str, source: FileSource) -> Check:
+    """Whether anybody looks for names and dates in the pixels of a data set."""
+    said = {
+        SEARCH: "searched for",
+        HEADER: 'only films whose header says so are left out; "burned_in": "search" looks at pixels',
+        ACCEPT: "films are used whatever is burned into them",
+    }[source.burned_in]
+    searched = source.burned_in == SEARCH
+    if searched and not can_search():
+        searched, said = False, "pixels are NOT searched: pip install 'fedvlp[ocr]'"
+    return Check(f"text in films of {name}", searched or None, said)
 
 
 def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:

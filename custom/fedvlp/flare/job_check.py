@@ -24,6 +24,9 @@ CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json
 
 LIST = "class_allow_list"
 
+WHERE = f"{LIST} in local/resources.json"
+"""Which file the site's engineer edits."""
+
 REFUSED = "job_refused"
 """The action of the audit line."""
 
@@ -43,6 +46,25 @@ def named(config: Any) -> Iterator[Any]:
     elif isinstance(config, list):
         for value in config:
             yield from named(value)
+
+
+def without_path(config: dict[str, Any]) -> bool:
+    """Whether a job has a part that names no class by its path; FLARE would look for a bare name in its packages."""
+    parts = [*config.get("components", []), *config.get("workflows", [])]
+    parts += [entry.get("executor") for entry in config.get("executors", [])]
+    for chain in ("task_data_filters", "task_result_filters"):
+        parts += [part for entry in config.get(chain, []) for part in entry.get("filters", [])]
+    return any("path" not in part and "class_path" not in part for part in parts) or _by_name(config)
+
+
+def _by_name(value: Any) -> bool:
+    """Whether a dictionary anywhere has arguments and a name, and no path."""
+    if isinstance(value, list):
+        return any(map(_by_name, value))
+    if not isinstance(value, dict):
+        return False
+    named = "name" in value and "args" in value and "path" not in value and "class_path" not in value
+    return named or any(map(_by_name, value.values()))
 
 
 class JobRefusedError(ValueError):
@@ -84,10 +106,13 @@ class JobCheck(AppValidator):
             if file != config and file not in expected and not signature and not brought:
                 raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
         allowed = _allowed(app.parents[1] / "local")
-        classes = list(named(json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))))
+        content = json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))
+        classes = list(named(content))
         for path in classes:
-            if path not in allowed:
-                raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes")
+            if not isinstance(path, str) or path not in allowed:
+                raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes, {WHERE}")
+        if without_path(content):
+            raise JobRefusedError(f"a part gives a name in the place of a path, which no list of classes has, {WHERE}")
         if COUNTS in classes:
             job = app.parent.name
             AuditService.add_event(user=_lead(app), action=ASKED, ref=job, msg=f"job {job} counts shared patients")

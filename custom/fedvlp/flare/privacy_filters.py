@@ -29,7 +29,7 @@ from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, r
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
-from fedvlp.deploy.site_config import envelope_at
+from fedvlp.deploy.site_config import FILE, envelope_at
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.privacy_budget import Ledger
@@ -41,6 +41,8 @@ PATH = re.compile(r"(?<![\w.])(/|~/|\.\./|[A-Za-z]:[\\/]|\\\\)[^\s/\\]")
 """The beginning of an absolute path, of one in the home folder, or of one that leads up, also on Windows."""
 
 LONGEST = 1000  # characters of a reason
+MISTAKE = f"SiteConfigError: local/{FILE}"
+"""What the words begin with where the site's own file is wrong."""
 
 
 class RememberReceived(FLComponent):
@@ -100,6 +102,8 @@ def _bare_failure(code: str, shareable: Shareable) -> Shareable:
 def for_the_server(text: str) -> str:
     """Why a task failed, without what a path of this site would tell, and not endless; the site's log has all of it."""
     kind = text.partition(":")[0]
+    if text.startswith(f"{MISTAKE}:"):  # and what is written there, which only the site's own log repeats
+        return f"{MISTAKE} has a mistake in it"
     if PATH.search(text):
         return f"{kind if kind.isidentifier() else 'an error'}: the log of the site says which file"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

@@ -13,6 +13,7 @@ import torch
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA
 from fedvlp.core.method import Method
+from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.core.validate import require
@@ -23,7 +24,8 @@ class SoftPull(Method):
     """Each round: ``train`` is FedAvg on the global model, then ``personal`` trains site k's own model w_k at site k.
 
     After it, w_k <- softpull w_k + (1 - softpull) / (K - 1) sum_{j != k} w_j for each of the K sites. A site is sent
-    its own w_k alone. The global model is FedAvg's, bit for bit.
+    its own w_k alone. The global model is FedAvg's, bit for bit. Where the run asks for a robust average
+    (``rounds.averaging``), w_k is pulled towards that of all K models instead: in the sum one site reaches all others.
     """
 
     softpull: float = 0.7  # lambda in (0, 1]: 1 leaves the personalised models alone, 1/K makes them all the same
@@ -74,8 +76,22 @@ class PersonalModels:
         self._models[update.site] = {name: tensor.clone() for name, tensor in update.state.items()}
 
     def commit(self) -> None:
-        for site, own in soft_pull(self._models, self._method.softpull).items():
+        for site, own in self._pulled().items():
             self._server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+
+    def _pulled(self) -> dict[str, State]:
+        """The models of all sites after the pull."""
+        models, factor = self._models, self._method.softpull
+        if self._server.averaging.kind == MEAN or len(models) == 1:
+            return soft_pull(models, factor)
+        average = self._server.mean(next(iter(models.values())))
+        for model in models.values():
+            average.add(model, 1.0)
+        middle = average.result()
+        return {
+            site: model | {n: torch.lerp(t.double(), model[n].double(), factor).to(t.dtype) for n, t in middle.items()}
+            for site, model in models.items()
+        }
 
 
 def _owned(site: str, name: str) -> str:

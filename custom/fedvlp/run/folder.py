@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.checkpoint import CheckpointError, save_bytes, save_json, save_tensors, save_text
+from fedvlp.core.checkpoint import save_bytes, save_json, save_tensors, save_text, unwritten
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -191,11 +191,12 @@ class RunFolder:
 
     def note(self, record: Record) -> None:
         """Appends the figures of a phase to the table. Raises CheckpointError where the disk takes no more."""
+        lines = _as_csv(_rows(record))
         try:
             with open(self.table, "a", encoding="utf-8", newline="") as file:
-                file.write(_as_csv(_rows(record)))
+                file.write(lines)
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.table.name} in {self.path}: {error.strerror}") from error
+            raise unwritten(self.table, error, len(lines), "The checkpoint") from error
 
     def finish(self, experiment: Experiment, state: State, history: list[Record]) -> None:
         """Writes the trained model so that ``DualEncoder.from_pretrained`` reads it, and the summary.

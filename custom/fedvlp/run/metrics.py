@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.run.experiment import POOLED
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 """What the server notes of one phase (federation/loop.py)."""
@@ -86,7 +89,11 @@ def on_public_set(record: Record) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes records as TensorBoard events below ``folder``, in one folder per site."""
+    """Writes records as TensorBoard events below ``folder``, in one folder per site.
+
+    Curves that a full disk does not take are a warning: they must not hide the error of the checkpoint, which says what
+    to do, and metrics.csv has their figures.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,16 +103,22 @@ class TensorBoard:
         """Writes the curves of a record at the step ``round``."""
         from torch.utils.tensorboard import SummaryWriter
 
-        for site, values in scalars(record).items():
-            if site not in self._writers:
-                self._writers[site] = SummaryWriter(str(self.folder / site))
-            for tag, value in values.items():
-                self._writers[site].add_scalar(f"{tag}{suffix(record, tag)}", value, record["round"])
+        try:
+            for site, values in scalars(record).items():
+                if site not in self._writers:
+                    self._writers[site] = SummaryWriter(str(self.folder / site))
+                for tag, value in values.items():
+                    self._writers[site].add_scalar(f"{tag}{suffix(record, tag)}", value, record["round"])
+        except OSError as error:
+            log.warning("round %d: its curves are not all in %s: %s", record["round"], self.folder, error.strerror)
 
     def close(self) -> None:
         """Closes the files."""
-        for writer in self._writers.values():
-            writer.close()
+        for site, writer in self._writers.items():
+            try:
+                writer.close()
+            except OSError as error:
+                log.warning("%s: its last curves are not in %s: %s", site, self.folder, error.strerror)
 
 
 def suffix(record: Record, tag: str) -> str:

@@ -16,10 +16,11 @@ from typing import IO, ClassVar
 
 import numpy as np
 
+from fedvlp.data.burned_in import HEADER
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
-from fedvlp.data.images import films
+from fedvlp.data.images import films, unsearched
 from fedvlp.data.sources.table import draw_splits
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Published:
     test_fraction: float = 0.2  # of the patients, 0..1, where the collection has no test split
     seed: int = 0  # of the drawn splits
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
+    burned_in: str = HEADER  # text in films: search | header | accept; what is published has been looked at
 
     def listing(self) -> Listing:
         """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""
@@ -128,6 +130,8 @@ class Published:
         if images is not None:
             unreadable = Counter(images.skipped.values())
             summary |= {f"skipped: {reason}": count for reason, count in sorted(unreadable.items())}
+            if self.burned_in != HEADER:  # which goes without saying
+                summary |= unsearched(self.burned_in, len(rows), listing.source)
         log.info("%s source: %s", listing.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
 
@@ -137,7 +141,8 @@ class Published:
             return None
         if missing := sum(not file.is_file() for file in listing.files):
             raise ValueError(f"{listing.source} source: {missing} of {len(listing.files)} images are not under root")
-        return films(listing.source, ids[:most], listing.files[:most], self.image_size, self.cache, building)
+        given = (ids[:most], listing.files[:most], self.image_size, self.cache, building, self.burned_in)
+        return films(listing.source, *given)
 
     def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: ImageCache | None) -> Cohort:
         """The cohort of the chosen rows [n] of a listing."""

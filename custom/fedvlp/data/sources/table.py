@@ -14,11 +14,12 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data import report_text
+from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
-from fedvlp.data.images import films
+from fedvlp.data.images import films, unsearched
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class TableSource:
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
+    burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
 
     def build(self) -> Cohort:
         """Reads the table and its images. Raises ValueError as ``prepare`` does."""
@@ -118,7 +120,7 @@ class TableSource:
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.check()  # before hours of decoding
         ids = [row[_ID] for row in rows]
-        images = films("table", ids[:most], files[:most], self.image_size, self.cache, building)
+        images = films("table", ids[:most], files[:most], self.image_size, self.cache, building, self.burned_in)
         for row, reason in images.skipped.items():
             skips.add(reason, rows[row])
         skips.check()
@@ -128,6 +130,7 @@ class TableSource:
         summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
         summary |= {"undecodable characters": undecodable, "at sites below min_site_size": len(readable) - len(used)}
         summary |= {f"skipped: {reason}": count for reason, count in sorted(skips.counts.items())}
+        summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
 
@@ -137,6 +140,7 @@ class TableSource:
                 raise ValueError(f"table source: {name} must be in 0..1, got {getattr(self, name)}")
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
+        check_choice(self.burned_in)
 
     def _present(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
