@@ -144,8 +144,10 @@ def test_a_site_that_did_not_opt_in_refuses_and_is_named(tmp_path: Path) -> None
     ],
 )
 def test_the_sites_own_rules_hold(rules: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """By the executor alone, whatever filters there are."""
     between = consortium(tmp_path, {"north": people(range(70)), "south": people(range(60, 130))})
     between.sites["north"].configure(EXACT | rules)
+    between.sites["north"].filters = []
     reply = between.one("north", Task(PREPARE))
     assert isinstance(reply, Failure)
     assert said in reply.text
@@ -172,6 +174,7 @@ def test_a_set_of_one_patient_is_refused_at_both_ends(tmp_path: Path) -> None:
     assert table.patients["south"] == 2
     assert counted(table) == {("north", "south"): None}
     assert "north: OverlapError: south has 2 patients; this site counts none" in table.pairs[0].reason
+    assert not any(isinstance(reply, Sealed) for _, _, reply in between.seen), "nothing of a patient was sent"
 
 
 def test_a_server_that_lies_of_the_number_of_patients_gains_nothing(tmp_path: Path) -> None:
@@ -205,12 +208,13 @@ def test_after_so_many_jobs_a_site_takes_part_in_no_more(tmp_path: Path) -> None
     assert [entry["job"] for entry in book] == [f"{JOB[:-1]}{number}" for number in range(2)]
 
 
-def test_small_counts_leave_as_fewer_than_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stricter", ["north", "south"])
+def test_small_counts_leave_as_fewer_than_that(stricter: str, tmp_path: Path) -> None:
     """The stricter of the two sites decides; nobody is told whether it is 0 or 6."""
     for shared in (0, 6, 7):
         root = tmp_path / str(shared)
         between = consortium(root, {"north": people(range(70)), "south": people(range(70 - shared, 140 - shared))})
-        between.sites["north"].configure({"least_shared": 7})
+        between.sites[stricter].configure({"least_shared": 7})
         table = between.count()
         pair = table.pairs[0]
         assert (pair.shared, pair.fewer) == (7, shared < 7)
