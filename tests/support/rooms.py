@@ -21,7 +21,7 @@ LAYERS = [
     {"evaluation"},
     {"run"},
     {"report", "deploy"},
-    {"flare"},
+    {"flare", "claims"},
     {"cli"},
 ]
 """From the bottom up; a room may import itself and what is below it."""

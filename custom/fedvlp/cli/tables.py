@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from fedvlp.data.cohort import Cohort
 
 
+def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
+    """A table, whose columns but the first stand ``right``."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="right" if index and right else "left")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
 def progress_line(record: dict[str, Any]) -> str:
     """One line for a phase: seconds, loss, recall of the model it started from, dropped sites."""
     losses = [
@@ -44,29 +56,21 @@ def prepared_tables(cohort: Cohort, summary: dict[str, int], built: dict[str, st
 
     ``summary`` and ``built`` are those of ``deploy.prepare.Prepared``.
     """
-    from rich.table import Table
-
-    def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-        made = Table(title=title, title_justify="left")
-        for index, column in enumerate(columns):
-            made.add_column(column, justify="right" if index else "left")
-        for row in rows:
-            made.add_row(*map(str, row))
-        return made
-
     splits, labels, lengths = split_counts(cohort), label_counts(cohort), report_lengths(cohort)
     counted = summary | {f"reports with {kind}": count for kind, count in cohort.phi.items()}
     tables = [
-        table("rows", ("what", "count"), counted.items()),
-        table("splits", ("split", *splits["train"]), ((name, *counts.values()) for name, counts in splits.items())),
+        plain_table("rows", ("what", "count"), counted.items()),
+        plain_table(
+            "splits", ("split", *splits["train"]), ((name, *counts.values()) for name, counts in splits.items())
+        ),
     ]
     if labels:
         columns = ("label", "positive", "negative", "uncertain", "blank")
-        tables.append(table("labels", columns, ((name, *counts.values()) for name, counts in labels.items())))
+        tables.append(plain_table("labels", columns, ((name, *counts.values()) for name, counts in labels.items())))
     if lengths:
         quantiles = [f"{quantile:.0%}" for quantile in lengths]
-        tables.append(table("words in a report", quantiles, [[f"{words:.0f}" for words in lengths.values()]]))
-    return [*tables, table("images", ("what", "value"), built.items())]
+        tables.append(plain_table("words in a report", quantiles, [[f"{words:.0f}" for words in lengths.values()]]))
+    return [*tables, plain_table("images", ("what", "value"), built.items())]
 
 
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:

@@ -1,0 +1,182 @@
+"""The scenarios of the five papers' claims (docs/claims.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedvlp.claims.scenario import Claim, Figures, Scenario, ahead, apart, apart_methods, at_least
+from fedvlp.data.synthetic.cases import LABEL_SETS
+from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.evaluation import metric_names
+from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
+from fedvlp.run import presets
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import of_server, summary
+
+AVERAGE = metric_names.over_sites(metric_names.recall("test", 1), metric_names.AVERAGE)
+WORST = metric_names.over_sites(metric_names.recall("test", 1), metric_names.WORST)
+RSUM = "sum of R@1, R@5, R@10"
+MACRO = "macro AUC, %"
+
+
+def trained(folder: RunFolder) -> Figures:
+    """The summary of a run: what its trained model reaches."""
+    return summary(folder.history())["trained"]
+
+
+def at_the_server(folder: RunFolder) -> Figures:
+    """The summary, and the sum of the server's recalls on the public set's test split."""
+    figures = trained(folder)
+    recalls = [figures[of_server(metric_names.recall("test", k, metric_names.WHOLE_SET))] for k in (1, 5, 10)]
+    return {**figures, RSUM: sum(recalls)}
+
+
+def seeded(experiment: Experiment, seed: int) -> Experiment:
+    """The same with another seed, of the data too."""
+    data: Any = experiment.data
+    return replace(experiment, data=replace(data, seed=seed), rounds=replace(experiment.rounds, seed=seed))
+
+
+def classified(folder: RunFolder) -> Figures:
+    """The summary, and the macro AUC of the server's model on the public set's test split, in percent."""
+    figures = trained(folder)
+    return {**figures, MACRO: 100 * figures[of_server(metric_names.auc("test", metric_names.MACRO))]}
+
+
+# FedDRA and FedRGB
+
+STEPS, ALIGN = 40, 10
+"""Full-rate steps a round of the encoders, and of the alignment modules before them."""
+
+
+def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
+    """FedDRA, FedRGB and what they are compared with, on one cohort: 1/N for all, warm-up made up for all alike.
+
+    FedAvg has as many encoder steps as they have, then as many steps in all.
+    """
+    demo = presets.get("fedavg")
+    data = replace(COHORTS[cohort], image_size=demo.data.image_size)  # type: ignore[attr-defined]
+    base = seeded(replace(demo, data=data), seed)
+    equal: dict[str, Any] = {"weighting": "uniform", "local_steps": STEPS}
+    pooled = replace(base.training, batch_size=base.training.batch_size * data.sites)
+    methods = {
+        "local": Local(**equal),
+        "fedavg": FedAvg(**equal),
+        "fedavg-all-steps": FedAvg(weighting="uniform", local_steps=STEPS + ALIGN),
+        "feddra": FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=5.0, rho=0.1),
+        "feddra-no-dro": FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=5.0, rho=0.0),
+        "feddra-one-stage": FedDRA(align_steps=0, local_steps=STEPS, mu=5.0, rho=0.1),
+        "feddra-no-constraint": FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=0.0, rho=0.1),
+        "fedrgb": FedRGB(local_steps=STEPS, aligner_steps=ALIGN, rho=0.1),
+    }
+    table = {name: replace(base, method=method) for name, method in methods.items()}
+    return table | {"centralized": replace(base, method=Centralized(local_steps=STEPS), training=pooled)}
+
+
+ALIGNMENT = tuple(
+    Claim(paper, text, method, other, figure, value)
+    for paper, text, method, other, figure, value in (
+        ("feddra", "average, equal encoder steps", "feddra", "fedavg", AVERAGE, "+1.4 (Table 2)"),
+        ("feddra", "worst site, equal encoder steps", "feddra", "fedavg", WORST, "+1.7 (Table 2)"),
+        ("feddra", "average, equal steps in all", "feddra", "fedavg-all-steps", AVERAGE, "not given"),
+        ("feddra", "worst site, equal steps in all", "feddra", "fedavg-all-steps", WORST, "not given"),
+        ("feddra", "two stages: average", "feddra", "feddra-one-stage", AVERAGE, "+0.8 (Table 3)"),
+        ("feddra", "the constraint: average", "feddra", "feddra-no-constraint", AVERAGE, "+1.9 (Table 3)"),
+        ("feddra", "robust weights: worst site", "feddra", "feddra-no-dro", WORST, "+1.4 (Table 3)"),
+        ("fedrgb", "average, equal encoder steps", "fedrgb", "fedavg", AVERAGE, "+0.66 (Table 2)"),
+        ("fedrgb", "worst site, equal encoder steps", "fedrgb", "fedavg", WORST, "not given"),
+    )
+)
+
+
+def _alignment(cohort: str, text: str) -> Scenario:
+    conditions = (
+        ahead("centralized", "fedavg", AVERAGE),
+        ahead("fedavg", "local", AVERAGE),
+        apart("fedavg", AVERAGE, WORST, 5.0),
+    )
+    return Scenario(
+        cohort, text, lambda seed: alignment(cohort, seed), trained, conditions, ALIGNMENT, (AVERAGE, WORST)
+    )
+
+
+# CreamFL
+
+LADDER = ("reamfl-mean", "reamfl-avg", "reamfl-iot", "reamfl-gca", "reamfl-inter", "reamfl-intra", "creamfl")
+
+
+def ladder(seed: int) -> Mapping[str, Experiment]:
+    """The steps from plain averaging of representations to CreamFL, and the server without any site."""
+    table = {name: seeded(presets.get(name), seed) for name in LADDER}
+    cream = table["creamfl"]
+    alone = replace(cream, method=replace(cream.method, distil_steps=0))  # type: ignore[call-arg]
+    return table | {"server-alone": alone}
+
+
+def _cream(text: str, method: str, other: str, value: str = "not given") -> Claim:
+    return Claim("creamfl", text, method, other, RSUM, value)
+
+
+CREAMFL = Scenario(
+    "representations",
+    "Sites of one and of two modalities with weights of their own; a public set as large as a site's records, and a "
+    "server that is the strongest party.",
+    ladder, at_the_server, (),
+    (
+        _cream("weighing by global contrast is ahead of the mean", "reamfl-gca", "reamfl-mean", "+3.2 (Table 3)"),
+        _cream("weighing by global contrast is ahead of IoT's weights", "reamfl-gca", "reamfl-iot", "+0.4 (Table 3)"),
+        _cream("the inter-modal regulariser lifts the server", "reamfl-inter", "reamfl-gca", "+0.6 (Table 3)"),
+        _cream("the intra-modal regulariser lifts the server", "reamfl-intra", "reamfl-gca", "+0.2 (Table 3)"),
+        _cream("CreamFL is ahead of its ensemble alone", "creamfl", "reamfl-gca", "+2.1 (Table 3)"),
+        _cream("representations help the server", "creamfl", "server-alone"),
+    ), (RSUM,),
+)  # fmt: skip
+
+
+# CAR-MFL
+
+
+def missing(seed: int) -> Mapping[str, Experiment]:
+    """Sites that lack a modality, on films that say more than their reports; lower and upper bound."""
+    table = {}
+    for name in ("mfedavg", "mfedavg-p", "car-mfl"):
+        preset = seeded(presets.get(name), seed)
+        model: Any = replace(preset.model, labels=LABEL_SETS["fourteen"])  # type: ignore[call-arg]
+        drawn: Any = preset.data
+        data = replace(drawn, labels="fourteen", omitted=0.5, size=6000)
+        table[name] = replace(preset, model=model, data=data)
+    public = table["mfedavg-p"]
+    nobody_lacks = replace(public.partition, image_only=0, text_only=0)
+    return table | {
+        "lower": replace(public, method=replace(public.method, private=False)),  # type: ignore[call-arg]
+        "upper": replace(public, partition=nobody_lacks),
+    }
+
+
+CAR_MFL = Scenario(
+    "missing-modalities",
+    "Four of five sites have films alone; fourteen labels, of which reports leave out half.",
+    missing, classified,
+    (apart_methods("upper", "lower", MACRO, 5.0), at_least("upper", MACRO, 70.0)),
+    (
+        Claim("car-mfl", "retrieved halves are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
+        Claim("car-mfl", "training on the public set too", "mfedavg-p", "mfedavg", MACRO, "+2.3 (Table 1)"),
+    ), (MACRO,),
+)  # fmt: skip
+
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        _alignment("label-skew", "One scanner, one way to word a report; findings dealt with beta 0.1."),
+        _alignment("scanner-shift", "Unlike scanners and habits, and one hard site."),
+        CREAMFL,
+        CAR_MFL,
+    )
+}
+"""By name."""
+
+PAPERS = tuple(dict.fromkeys(claim.paper for scenario in SCENARIOS.values() for claim in scenario.claims))

@@ -1,0 +1,62 @@
+"""`fedvlp claims`: what the papers claim, run on the built-in cohorts over paired seeds, with a verdict each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def claims(
+    papers: Annotated[list[str] | None, typer.Argument(help="feddra, fedrgb, creamfl, car-mfl; none: all.")] = None,
+    scenario: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")] = None,
+    seeds: Annotated[str, typer.Option(help="FIRST-LAST; 100 to 104 are for choosing settings.")] = "0-4",
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 2,
+    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
+        "runs/claims"
+    ),
+    listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
+) -> None:
+    """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
+    from rich.console import Console
+
+    from fedvlp.claims.cells import measured, methods_of
+    from fedvlp.claims.ledger import PAPERS, SCENARIOS
+    from fedvlp.claims.page import CLAIMS, as_page, claim_rows, figure_rows, judge
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.core.checkpoint import save_text
+    from fedvlp.run.config import choose
+
+    asked = [choose("paper", name, "", dict.fromkeys(PAPERS, name)) for name in papers or PAPERS]
+    names = scenario or list(SCENARIOS)
+    chosen = [choose("scenario", name, "", SCENARIOS) for name in names]
+    chosen = [one for one in chosen if methods_of(one, asked)]
+    console = Console()
+    if listed:
+        rows = [(one.name, claim.paper, claim.text) for one in chosen for claim in one.claims if claim.paper in asked]
+        console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))
+        return
+    first, dash, last = seeds.partition("-")
+    if not (first.isdigit() and (last.isdigit() or not dash)):
+        raise ValueError(f"--seeds is {seeds!r}; give FIRST-LAST, e.g. 0-4")
+    wanted = range(int(first), int(last or first) + 1)
+
+    def said(method: str, seed: int, known: bool) -> None:
+        console.print(f"{method}, seed {seed}: {'there already' if known else 'done'}", highlight=False)
+
+    every = []
+    for one in chosen:
+        console.print(f"scenario {one.name}", highlight=False)
+        table = measured(one, methods_of(one, asked), wanted, runs, jobs, said)
+        results = judge(one, table, asked)
+        every.append(results)
+        for condition, held in results.preconditions:
+            console.print(f"{'holds' if held else 'DOES NOT HOLD'}: {condition.text}", highlight=False)
+        console.print(plain_table(one.name, ("method", *one.shown), list(figure_rows(results))))
+        console.print(plain_table("claims", CLAIMS, claim_rows(results), right=False))
+    save_text(runs / "claims.html", as_page(every))
+    print(f"wrote {runs / 'claims.html'}")

@@ -1,0 +1,67 @@
+"""The scenarios: every claim can be judged, terms are equal, and seeds are paired."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedvlp.claims.ledger import ALIGN, PAPERS, SCENARIOS, STEPS, alignment
+from fedvlp.claims.scenario import Scenario
+from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.run import presets
+
+EVERY = list(SCENARIOS.values())
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda one: one.name)
+def test_claims_name_methods_and_figures_of_their_scenario(scenario: Scenario) -> None:
+    methods = scenario.experiments(0)
+    for claim in scenario.claims:
+        assert {claim.method, claim.other} <= methods.keys()
+        assert claim.method != claim.other
+        assert claim.figure in scenario.shown
+        assert claim.papers_value
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda one: one.name)
+def test_one_seed_gives_all_methods_the_same_records_and_another_seed_others(scenario: Scenario) -> None:
+    """The fair half of a paired comparison: same cohort, same seed, same training but for the method."""
+    one: dict[str, Any] = dict(scenario.experiments(3))
+    other: dict[str, Any] = dict(scenario.experiments(4))
+    assert {experiment.data.seed for experiment in one.values()} == {3}
+    assert {experiment.rounds.seed for experiment in one.values()} == {3}
+    assert len({repr(experiment.data) for experiment in one.values()}) == 1
+    assert len({repr(experiment.rounds) for experiment in one.values()}) == 1
+    assert all(other[name].data == replace(experiment.data, seed=4) for name, experiment in one.items())
+
+
+@pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
+def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort: str) -> None:
+    """FedAvg once with as many encoder steps as FedDRA, once with as many steps in all; 1/N at every one."""
+    table: dict[str, Any] = dict(alignment(cohort, 0))
+    pooled = table.pop("centralized")
+    assert len({repr(one.training) for one in table.values()}) == 1
+    assert {one.method.weighting for one in table.values()} == {"uniform"}
+    encoder = {name: one.method.local_steps for name, one in table.items() if name != "fedavg-all-steps"}
+    assert set(encoder.values()) == {STEPS}
+    for name in ("feddra", "feddra-no-dro", "feddra-no-constraint", "fedrgb"):
+        method = table[name].method
+        assert sum(method.steps(phase) for phase in method.phases(0)) == STEPS + ALIGN
+    assert table["fedavg-all-steps"].method.local_steps == STEPS + ALIGN
+    assert table["feddra"].method.mu == 5.0, "the papers' value"
+    assert pooled.training.batch_size == 5 * table["fedavg"].training.batch_size
+    assert {one.data for one in table.values()} == {replace(COHORTS[cohort], image_size=72)}
+
+
+def test_the_ablation_changes_one_thing_at_a_time() -> None:
+    table: dict[str, Any] = dict(alignment("label-skew", 0))
+    whole = table["feddra"].method
+    assert table["feddra-no-dro"].method == replace(whole, rho=0.0)
+    assert table["feddra-one-stage"].method == replace(whole, align_steps=0)
+    assert table["feddra-no-constraint"].method == replace(whole, mu=0.0)
+
+
+def test_every_paper_of_the_ledger_has_a_preset() -> None:
+    assert all(presets.get(paper) for paper in PAPERS)
