@@ -105,7 +105,7 @@ def _strokes(film: np.ndarray) -> Iterator[np.ndarray]:
         letter[0] = False  # the paper
         if letter.sum() >= LETTERS:
             paper = np.where(letter[number], 0, 255).astype(np.uint8)
-            yield cv2.copyMakeBorder(paper, *[MARGIN] * 4, cv2.BORDER_CONSTANT, value=255)
+            yield np.pad(paper, MARGIN, constant_values=255)
 
 
 def _words(strokes: np.ndarray) -> list[tuple[str, float]]:
