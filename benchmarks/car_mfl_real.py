@@ -87,7 +87,8 @@ class RealRecords:
             table = Path(folder) / "films.csv"
             with table.open("w", newline="") as file:
                 csv.writer(file).writerows([("image", "finding"), *sorted(rows)])
-            source = TableSource(str(table), root=str(root), report_column="", burned_in="header", label_columns="finding",
+            source = TableSource(str(table), root=str(root), report_column="", burned_in="header",
+                                 label_columns="finding",
                                  min_report_words=0, val_fraction=0.0, test_fraction=0.0)  # fmt: skip
             cohort = renamed(source.build())
             cohort.images(np.arange(len(cohort)))  # decoded while the table is there
