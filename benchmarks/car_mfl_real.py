@@ -74,7 +74,7 @@ class RealRecords:
 
     def pairs(self) -> Cohort:
         table = str(Path(self.folder) / "real-cxr" / "pairs.csv")
-        cohort = renamed(TableSource(table, label_columns="finding", min_report_words=1).build())
+        cohort = renamed(TableSource(table, label_columns="finding", min_report_words=1, burned_in="header").build())
         sites = [PUBLIC if site == "radiopaedia" else f"paired-{site}" for site in cohort.sites or ()]
         return cohort.with_sites(sites)
 
@@ -87,7 +87,8 @@ class RealRecords:
             table = Path(folder) / "films.csv"
             with table.open("w", newline="") as file:
                 csv.writer(file).writerows([("image", "finding"), *sorted(rows)])
-            source = TableSource(str(table), root=str(root), report_column="", label_columns="finding",
+            source = TableSource(str(table), root=str(root), report_column="", burned_in="header",
+                                 label_columns="finding",
                                  min_report_words=0, val_fraction=0.0, test_fraction=0.0)  # fmt: skip
             cohort = renamed(source.build())
             cohort.images(np.arange(len(cohort)))  # decoded while the table is there

@@ -107,9 +107,9 @@ def _privacy(file: Path) -> Check:
         policy = json.loads(file.read_text(encoding="utf-8"))
         scopes, default = policy["scopes"], policy["default_scope"]
         unknown = sorted({*policy} - POLICY | {key for scope in scopes for key in {*scope} - SCOPE})
-        filters = [part for scope in scopes for part in scope.get("task_result_filters", [])]
-        inward = [part["path"] for part in filters if part.get("direction", "out").lower() not in ("out", "inout")]
-        names = [part["path"].rpartition(".")[2] for part in filters]
+        filters = [entry for scope in scopes for entry in scope.get("task_result_filters", [])]
+        inward = [entry["path"] for entry in filters if entry.get("direction", "out").lower() not in ("out", "inout")]
+        names = [entry["path"].rpartition(".")[2] for entry in filters]
         named = [scope["name"] for scope in scopes]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return Check(what, False, f"local/privacy.json cannot be read ({_kind(error)})")

@@ -49,12 +49,12 @@ def named(config: Any) -> Iterator[Any]:
 
 
 def without_path(config: dict[str, Any]) -> bool:
-    """Whether a job has a part that names no class by its path; FLARE would look for a bare name in its packages."""
-    parts = [*config.get("components", []), *config.get("workflows", [])]
-    parts += [entry.get("executor") for entry in config.get("executors", [])]
+    """Whether a job has a component without the path of a class; FLARE would look for a bare name in its packages."""
+    built = [*config.get("components", []), *config.get("workflows", [])]
+    built += [entry.get("executor") for entry in config.get("executors", [])]
     for chain in ("task_data_filters", "task_result_filters"):
-        parts += [part for entry in config.get(chain, []) for part in entry.get("filters", [])]
-    return any("path" not in part and "class_path" not in part for part in parts) or _by_name(config)
+        built += [component for entry in config.get(chain, []) for component in entry.get("filters", [])]
+    return any("path" not in component and "class_path" not in component for component in built) or _by_name(config)
 
 
 def _by_name(value: Any) -> bool:
@@ -112,7 +112,9 @@ class JobCheck(AppValidator):
             if not isinstance(path, str) or path not in allowed:
                 raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes, {WHERE}")
         if without_path(content):
-            raise JobRefusedError(f"a part gives a name in the place of a path, which no list of classes has, {WHERE}")
+            raise JobRefusedError(
+                f"a component gives a name in the place of a path, which no list of classes has, {WHERE}"
+            )
         if COUNTS in classes:
             job = app.parent.name
             AuditService.add_event(user=_lead(app), action=ASKED, ref=job, msg=f"job {job} counts shared patients")
