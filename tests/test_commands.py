@@ -82,8 +82,8 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for entry in table.parent.iterdir():
         shutil.move(entry, folder)
     (folder / "environment").symlink_to(sys.prefix)
-    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):  # older than the environment: make must not reinstall
-        os.utime(folder / name, (0, 0))
+    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):
+        os.utime(folder / name, (0, 0))  # older than the environment: make must not reinstall
     return folder
 
 
