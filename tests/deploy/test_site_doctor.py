@@ -232,8 +232,9 @@ def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, pro
         assert "cannot be used" in found(kit)["server reached"].found
 
 
-@pytest.mark.parametrize("name", ["startup/client_context.tenseal", "local/own.pem", "local/own.key"])
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o602])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("startup/client_context.tenseal", 0o640), ("local/own.pem", 0o604), ("local/own.key", 0o602)]
+)
 def test_no_other_key_of_the_kit_is_open(name: str, mode: int, bare: Path) -> None:
     """The shared key of encryption, and whatever begins as a private key does or is called one."""
     (bare / name).write_bytes((bare / "startup" / "client.key").read_bytes() if name.endswith(".pem") else b"key")
