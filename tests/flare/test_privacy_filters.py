@@ -192,12 +192,21 @@ def test_metrics_by_name(tmp_path: Path) -> None:
 
 
 def test_a_figure_leaves_with_as_many_digits_as_the_site_says(tmp_path: Path) -> None:
-    exact = update(metrics={"loss/x": 1.23456789, "val/r1": 66.6666667, "seconds": 123456.0, "probe/loss": -1.5e-9})
+    """Also a method's scalars, which are measured like others: FedDRA's v_i left with all of its digits once."""
+    exact = update(
+        metrics={"loss/x": 1.23456789, "val/r1": 66.6666667, "seconds": 123456.0, "probe/loss": -1.5e-9},
+        scalars={"loss": 1.40500152, "unknown": math.nan},
+    )
     rounded = AllowMetrics(["*"], digits=3).process(messages.send_update(exact), context(tmp_path))
-    left = messages.receive_update(rounded, "site-1").metrics
-    assert left == {"loss/x": 1.23, "val/r1": 66.7, "seconds": 123000.0, "probe/loss": -1.5e-9}
-    whole = AllowMetrics(["*"]).process(messages.send_update(exact), context(tmp_path))
-    assert messages.receive_update(whole, "site-1").metrics == exact.metrics
+    left = messages.receive_update(rounded, "site-1")
+    assert left.metrics == {"loss/x": 1.23, "val/r1": 66.7, "seconds": 123000.0, "probe/loss": -1.5e-9}
+    assert left.scalars["loss"] == 1.41
+    assert math.isnan(left.scalars["unknown"])
+    whole = messages.receive_update(
+        AllowMetrics(["*"]).process(messages.send_update(exact), context(tmp_path)), "site-1"
+    )
+    assert whole.metrics == exact.metrics
+    assert whole.scalars["loss"] == 1.40500152
     with pytest.raises(ValueError, match="digits is -1"):
         AllowMetrics(["*"], digits=-1)
 

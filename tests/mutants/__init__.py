@@ -28,6 +28,7 @@ MODULES = (
     "methods/robust", "methods/feddra", "methods/fedrgb", "methods/mfedavg", "methods/car_mfl", "methods/softpull",
     "methods/selection", "objectives/convirt", "objectives/gloria", "objectives/mgca", "objectives/medclip",
     "objectives/bce", "objectives/creamfl", "objectives/words", "flare/privacy_filters", "flare/privacy_budget",
+    "flare/job_check", "flare/class_list", "flare/paths", "deploy/envelope", "deploy/site_config", "core/validate",
 )  # fmt: skip
 """Guards, losses, metrics, aggregation, codec, robust weights, privacy, selection and retrieval."""
 

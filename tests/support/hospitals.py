@@ -7,12 +7,15 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -143,11 +146,19 @@ def submitted(here: Hospitals, jobs: Mapping[str, Path]) -> dict[str, tuple[str,
     session = opened(here, LEAD)
     try:
         ids = {name: session.submit_job(str(job)) for name, job in jobs.items()}
-        ended = {}
-        for name, job_id in ids.items():
-            _, meta = session.monitor_job_and_return_job_meta(job_id, 400, 1)
-            assert meta is not None, f"{name} did not end"
-            ended[name] = job_id, meta
-        return ended
+        return {
+            name: (job_id, until(partial(_outcome, session, job_id), f"{name} has ended", 800))
+            for name, job_id in ids.items()
+        }
     finally:
         session.close()
+
+
+def _outcome(session: Session, job_id: str) -> dict[str, Any]:
+    """How a job ended; empty until FLARE has written all of it: first that it ended, then what each site said."""
+    time.sleep(0.5)
+    try:
+        meta: dict[str, Any] = session.get_job_meta(job_id)
+    except NoConnection:  # a busy server
+        return {}
+    return meta if meta["status"].startswith("FINISHED") and "job_deploy_detail" in meta else {}

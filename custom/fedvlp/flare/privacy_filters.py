@@ -241,7 +241,8 @@ class SendAsReceived(UpdateFilter):
 class AllowMetrics(UpdateFilter):
     """Lets go only the numbers whose names match ``names``; with ``drop`` the others stay, else the update is refused.
 
-    ``digits`` significant digits of each leave, 0: all. List it last: it then sees the metrics that other filters add.
+    ``digits`` significant digits of each leave, 0: all, and so of the method's scalars. List it last: it then sees the
+    metrics that other filters add.
     """
 
     def __init__(self, names: Sequence[str], drop: bool = False, digits: int = 0) -> None:
@@ -254,6 +255,9 @@ class AllowMetrics(UpdateFilter):
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         metrics = allowed_metrics(update.metrics, self.names, self.drop)
-        if self.digits:
-            metrics = {name: float(f"{value:.{self.digits}g}") for name, value in metrics.items()}
-        return replace(update, metrics=metrics)
+        return replace(update, metrics=self._rounded(metrics), scalars=self._rounded(update.scalars))
+
+    def _rounded(self, figures: dict[str, float]) -> dict[str, float]:
+        if not self.digits:
+            return figures
+        return {name: float(f"{value:.{self.digits}g}") for name, value in figures.items()}
