@@ -20,6 +20,9 @@ from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
 
+MOMENTS = "optimizer"
+"""Folder, in that of a site's memory, of the optimiser's tensors where they are kept (``training.optimizer_state``)."""
+
 
 class PublicSetError(ValueError):
     """Server and site do not hold the same public set."""
@@ -62,11 +65,12 @@ class Site:
         self.method = method
         self.training = training
         self.memory = memory
+        self.moments = SiteMemory(memory.folder / MOMENTS if memory.folder else None)
         self.evaluate = evaluate
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
         """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.process_time()
         client, method = self.client, self.method
         self._refuse_other_public_set(message)
         message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
@@ -75,34 +79,46 @@ class Site:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed(client.seed, client.name, message.round, index))
             client.memory = client.here(self.memory.before((message.round, index)))
-            unfinished = self._unfinished(message)
+            moments = self._moments(message, (message.round, index))
+            unfinished = self._unfinished(message, moments or {})
             method.receive(client, message)
             first = index == 0 or message.phase == EVALUATE
-            scalars, metrics = self._measure(message) if first else ({}, {})
+            scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
             state: State = {}
             try:
                 if message.phase != EVALUATE:
-                    terms = train(method, client, message, self.training, should_stop, unfinished)
+                    terms = train(method, client, message, self.training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
                 client.release()
             if client.memory and distributed.rank() == 0:
                 self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in client.memory.items()})
+            if moments and distributed.rank() == 0:
+                self.moments.after((message.round, index), moments)
             if unfinished:
                 unfinished.remove()
-        metrics["seconds"] = time.perf_counter() - began
+        metrics[metric_names.SECONDS] = time.perf_counter() - began
+        if message.phase != EVALUATE:
+            metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
         return Update(
             client.name, message.round, message.phase, client.data.num_train, state,
             scalars=scalars, metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
         )  # fmt: skip
 
-    def _unfinished(self, message: Broadcast) -> PhaseCheckpoint | None:
+    def _moments(self, message: Broadcast, task: tuple[int, int]) -> State | None:
+        """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""
+        if self.training.optimizer_state != "keep" or message.phase == EVALUATE:
+            return None
+        return dict(self.moments.before(task))
+
+    def _unfinished(self, message: Broadcast, moments: State) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
         every, folder = self.training.checkpoint_steps, self.memory.folder
         if not every or folder is None or message.phase == EVALUATE:
             return None
-        task = identity(message, self.client.memory, (self.method, self.training))
+        memory = self.client.memory | {f"{MOMENTS}/{name}": tensor for name, tensor in moments.items()}
+        task = identity(message, memory, (self.method, self.training))
         return PhaseCheckpoint(folder / "unfinished.safetensors", task, every)
 
     def _refuse_other_public_set(self, message: Broadcast) -> None:
@@ -113,14 +129,18 @@ class Site:
                 f"{expected:012x}; both must hold the same records in the same order"
             )
 
-    def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float]]:
-        """The method's scalars, and metrics: its figures and, where asked for, the evaluation of the received model."""
+    def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float], float]:
+        """The method's scalars, and metrics: its figures and, where asked for, the evaluation of the received model.
+
+        Then the seconds of processor time that the evaluation took.
+        """
         client, method = self.client, self.method
         client.model.eval()
         client.objective.eval()
         with torch.no_grad():
             scalars = method.probe(client, message) if method.probes() else {}
             metrics = {metric_names.probe(name): value for name, value in method.figures(client, message).items()}
+            began = time.process_time()
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])
-        return scalars, metrics
+        return scalars, metrics, time.process_time() - began
