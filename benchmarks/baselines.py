@@ -2,11 +2,11 @@
 
     python benchmarks/baselines.py [--methods centralized fedavg feddra local] [--seeds 1] [--workers 2] [--quick]
 
-Presets as they are. Recall of the test split, in batches of 32, the mean of both directions, in percent: mean over
-sites and worst site. Steps are a site's in a round: of the encoders at the full rate, and all (spec 4.4); processor
-seconds are a site's in a round. ``centralized`` takes as many steps as a site, each on as many records as all together.
-``local`` is, as in the papers, the mean over the sites' own models of their recall at every site; its worst site is
-the smallest of these means.
+Presets as they are, but that all count sites alike (1/N), as the means do. Recall of the test split, in batches of 32,
+the mean of both directions, in percent: mean over sites and worst site. Steps are a site's in a round: of the encoders
+at the full rate, and all (spec 4.4); processor seconds are a site's in a round. ``centralized`` takes as many steps as
+a site, each on as many records as all together. ``local`` is, as in the papers, the mean over the sites' own models of
+their recall at every site; its worst site is the smallest of these means.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
@@ -83,7 +84,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {}
     for seed in range(options.seeds):
         for name in options.methods:
-            experiment = presets.get(name)
+            experiment = override(presets.get(name), "method.weighting", "uniform")
             rounds = replace(experiment.rounds, seed=seed, evaluate_every=experiment.rounds.rounds)
             experiment = replace(experiment, rounds=rounds, data=replace(experiment.data, seed=seed))  # type: ignore
             if options.quick:

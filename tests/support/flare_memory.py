@@ -159,6 +159,8 @@ class SavedToy(Toy):
 class ToyModel:
     """A configuration in the place of ModelConfig."""
 
+    init: str = ""
+
     def build(self, seed: int) -> SavedToy:
         return SavedToy()
 

@@ -6,7 +6,8 @@ The names are in metrics.csv and in TensorBoard, so they must not change:
 - ``probe/<name>``: what the method's ``probe`` measured of the received model.
 - ``update_norm/<site>``: L2 norm of the change that a site sent.
 - ``bytes_down``, ``bytes_up``: bytes of tensors to and from all sites; ``seconds``: of the phase.
-- ``processor_seconds``: processor time of a site's task in a phase that trains, without the evaluation in it.
+- ``processor_seconds``: processor time of a site's task in a phase that trains, without the evaluation in it; in runs
+  on one machine alone (`fedvlp simulate`).
 """
 
 from __future__ import annotations

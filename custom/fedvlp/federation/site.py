@@ -65,6 +65,9 @@ class Site:
         self.method = method
         self.training = training
         self.memory = memory
+        self.note_processor = (
+            False  # whether updates have ``processor_seconds``, which no hospital's list of metrics has
+        )
         self.moments = SiteMemory(memory.folder / MOMENTS if memory.folder else None)
         self.evaluate = evaluate
 
@@ -99,7 +102,7 @@ class Site:
             if unfinished:
                 unfinished.remove()
         metrics[metric_names.SECONDS] = time.perf_counter() - began
-        if message.phase != EVALUATE:
+        if self.note_processor and message.phase != EVALUATE:
             metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
         return Update(
             client.name, message.round, message.phase, client.data.num_train, state,

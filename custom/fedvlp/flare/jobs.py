@@ -52,7 +52,9 @@ def job_files(
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
+    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here.
     """
+    experiment = experiment.pinned()
     if encrypted:
         experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
     sites = sorted(sites) or Assembly(experiment).sites()

@@ -56,6 +56,7 @@ def terms(experiment: Experiment) -> Terms:
     total = total_full = 0.0
     warm: set[str] = set()  # parameters whose moments the site has
     rounds = experiment.rounds.rounds
+    require(rounds > 0, f"{experiment.name} has no round, so nothing to count")
     for round in range(rounds):
         phases = method.phases(round)
         shared = {name for name in names if any(method.shares(name, phase) for phase in phases)}
@@ -67,15 +68,18 @@ def terms(experiment: Experiment) -> Terms:
                 taken += training.made_up(method.steps(phase))
                 worth = training.full_rate(int(taken))
             warm |= trained if training.optimizer_state == "keep" else set()
-            total, total_full = total + taken / rounds, total_full + worth / rounds
+            total, total_full = total + taken, total_full + worth
             lasting = {name for name in trained if name not in shared or method.shares(name, phase)}
             for kind in {group(name) for name in lasting} & set(GROUPS):
-                steps[kind] += taken / rounds
-                full[kind] += worth / rounds
+                steps[kind] += taken
+                full[kind] += worth
     schedule = (
         training.optimizer, training.lr, training.warmup_steps, training.make_up_warmup, training.optimizer_state,
     )  # fmt: skip
-    return Terms(steps, full, total, total_full, training.batch_size, schedule, method.weighting)
+    return Terms(
+        {kind: count / rounds for kind, count in steps.items()}, {kind: count / rounds for kind, count in full.items()},
+        total / rounds, total_full / rounds, training.batch_size, schedule, method.weighting,
+    )  # fmt: skip
 
 
 def processor_seconds(history: Sequence[Record]) -> float:
