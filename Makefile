@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-all docs golden mutants lint bench lock release sbom clean
+.PHONY: demo poc test test-all docs golden towers mutants lint bench lock release sbom clean
 
 # Nothing is installed whose SHA-256 is not in the lock: first what a site needs (wheels alone; with them setuptools, by
 # which the rest is built), then the tools of development, then fedvlp itself, of which pip fetches nothing.
@@ -49,6 +49,10 @@ docs: $(VENV)/ready
 golden: $(VENV)/ready
 	$(BIN)/python tests/support/golden.py
 
+# Trains the encoders that ship with fedvlp again, about five minutes of one thread, and says whether they are the same.
+towers: $(VENV)/ready
+	$(BIN)/fedvlp pretrain build/towers/tiny-pool --runs build/towers/runs --check
+
 # Changes guards, losses, metrics and aggregation one place at a time; what no test notices is a gap. Goes on where it
 # stopped; MODULE="core/privacy core/codec" restricts it, WORKERS is 2, PROPOSE=1 prints survivors as accepted.toml has them.
 mutants: $(VENV)/ready
@@ -88,7 +92,7 @@ sbom: $(VENV)/ready
 	$(BIN)/python -W ignore -m cyclonedx_py environment $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
 
 bench: $(VENV)/ready
-	for program in orchestration aggregation ablation baselines dro_weights retrieval neighbours distortion training pipeline creamfl public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done
+	for program in orchestration aggregation ablation baselines start dro_weights retrieval neighbours distortion training pipeline creamfl public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done
 
 clean:
 	rm -rf build runs $(VENV)

@@ -3,8 +3,10 @@
     python benchmarks/ablation.py [--seeds 3] [--rounds 8] [--beta 0.5] [--workers 2] [--quick]
 
 The built-in cohort with a hard site (noise, low contrast, bedside films, telegraphic reports) and Dirichlet label
-skew. A seed draws cohort, skew, initial weights and batches anew and is the same for every method. Every method takes
-the same number of optimiser steps per round: without two stages the steps of the align phase go to the joint phase.
+skew. A seed draws cohort, skew, new weights and batches and is the same for every method; all have the same weighting
+of sites, schedule and start. There are two axes (spec 4.4), and every row says where it is on both: the same number of
+steps in a round (without two stages the steps of the align phase go to the joint phase), and the same number of full-
+rate steps of the encoders ("the encoders' steps"). Processor seconds are a site's in a round.
 Recall is of the test split, in batches of 32, the mean of both directions, in percent: mean over sites, and the worst
 site; mean and standard deviation over seeds. Nothing is tuned per method: the settings are the presets'.
 """
@@ -14,13 +16,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common import machine, rounded, say, table
 
-from fedvlp.core.method import Method
 from fedvlp.evaluation import metric_names
 from fedvlp.run import presets
 from fedvlp.run.config import override
@@ -28,23 +30,26 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
+from fedvlp.run.terms import Terms, processor_seconds, terms
 
 COLUMNS = [
     metric_names.over_sites(metric_names.recall("test", k), kind)
     for k in (1, 5)
     for kind in (metric_names.AVERAGE, metric_names.WORST)
 ]
+SECONDS = "processor seconds"
 
 
-def steps_of(method: Method) -> int:
-    """Optimiser steps of a site in round 0."""
-    return sum(method.steps(phase) for phase in method.phases(0))
+SAME_TOTAL, SAME_ENCODERS = "FedAvg, as many steps", "FedAvg, the encoders' steps"
+"""FedAvg on each of the two axes of a comparison with FedDRA."""
 
 
 def variants() -> dict[str, Experiment]:
-    """The experiments by name, each with the steps per round of FedDRA's preset."""
+    """The experiments by name. All but ``SAME_ENCODERS`` take the steps per round of FedDRA's preset."""
     full, plain = presets.get("feddra"), presets.get("fedavg")
-    total = steps_of(full.method)
+    method: Any = full.method
+    total = method.align_steps + method.local_steps
+    plain = override(plain, "method.weighting", method.weighting)
 
     def changed(*settings: tuple[str, object]) -> Experiment:
         experiment = full
@@ -53,16 +58,32 @@ def variants() -> dict[str, Experiment]:
         return experiment
 
     experiments = {
-        "FedAvg": override(plain, "method.local_steps", str(total)),
+        SAME_TOTAL: override(plain, "method.local_steps", str(total)),
+        SAME_ENCODERS: override(plain, "method.local_steps", str(method.local_steps)),
         "FedDRA without two stages": changed(("align_steps", 0), ("local_steps", total)),
         "FedDRA without constraint": changed(("mu", 0)),
         "FedDRA without DRO": changed(("rho", 0)),
         "FedDRA": full,
     }
-    unequal = {name: steps_of(e.method) for name, e in experiments.items() if steps_of(e.method) != total}
-    if unequal:
-        raise SystemExit(f"the variants must take {total} steps per round, but {unequal}")
+    refuse_unequal({name: terms(experiment) for name, experiment in experiments.items()})
     return experiments
+
+
+def refuse_unequal(spent: Mapping[str, Terms]) -> None:
+    """Raises SystemExit unless the variants are compared on the terms that the table says.
+
+    One schedule, batch size and weighting for all; as many steps a round as FedDRA, or as many full-rate steps of the
+    encoders.
+    """
+    full = spent["FedDRA"]
+    wrong = []
+    for name, one in spent.items():
+        same = (one.schedule, one.batch_size, one.weighting) == (full.schedule, full.batch_size, full.weighting)
+        axis = one.axes[0] == full.axes[0] if name == SAME_ENCODERS else one.total == full.total
+        if not (same and axis):
+            wrong.append(f"{name}: {one}")
+    if wrong:
+        raise SystemExit(f"FedDRA's terms are {full}; on other ones are {'; '.join(wrong)}")
 
 
 def at_seed(experiment: Experiment, seed: int, options: argparse.Namespace) -> Experiment:
@@ -79,10 +100,10 @@ def measure(experiment: Experiment, workers: int) -> dict[str, float]:
     """Test recall of the trained model."""
     with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as folder:
         history = simulate(experiment, RunFolder.create(Path(folder), experiment), workers=workers)
-    trained = summary(history)["trained"]
+    trained = summary(history)["trained"] | {SECONDS: processor_seconds(history)}
     if COLUMNS[0] not in trained:
         raise SystemExit("a site has fewer than 32 test records, so no whole batch; raise --studies or --beta")
-    return {name: rounded(trained[name]) for name in COLUMNS}
+    return {name: rounded(trained[name]) for name in (*COLUMNS, SECONDS)}
 
 
 def cell(values: list[float]) -> str:
@@ -123,8 +144,16 @@ def shortened(experiment: Experiment) -> Experiment:
 
 def report(results: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> str:
     """The Markdown table."""
-    header = ["method", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site"]
-    rows = [[name, *(cell([run[column] for run in runs]) for column in COLUMNS)] for name, runs in results.items()]
+    header = [
+        "method", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site", "encoder steps at the full rate", "steps",
+        "processor seconds",
+    ]  # fmt: skip
+    rows = []
+    for name, experiment in variants().items():
+        encoder, total = terms(shortened(experiment) if options.quick else experiment).axes
+        figures = [cell([run[column] for run in results[name]]) for column in COLUMNS]
+        seconds = statistics.fmean(run[SECONDS] for run in results[name])
+        rows.append([name, *figures, f"{encoder:g}", f"{total:g}", f"{seconds:.1f}"])
     said = f"{options.seeds} seeds, {options.rounds} rounds, {options.sites} sites, beta {options.beta:g}"
     return f"Test recall in batches of 32, percent; {said}.\n\n" + table(header, rows)
 

@@ -2,10 +2,11 @@
 
     python benchmarks/baselines.py [--methods centralized fedavg feddra local] [--seeds 1] [--workers 2] [--quick]
 
-Presets as they are. Recall of the test split, in batches of 32, the mean of both directions, in percent: mean over
-sites and worst site. ``centralized`` takes as many steps as a site, each on as many records as all sites together.
-``local`` is, as in the papers, the mean over the sites' own models of their recall at every site; its worst site is
-the smallest of these means.
+Presets as they are, but that all count sites alike (1/N), as the means do. Recall of the test split, in batches of 32,
+the mean of both directions, in percent: mean over sites and worst site. Steps are a site's in a round: of the encoders
+at the full rate, and all (spec 4.4); processor seconds are a site's in a round. ``centralized`` takes as many steps as
+a site, each on as many records as all together. ``local`` is, as in the papers, the mean over the sites' own models of
+their recall at every site; its worst site is the smallest of these means.
 """
 
 from __future__ import annotations
@@ -25,16 +26,19 @@ from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
+from fedvlp.run.terms import processor_seconds, terms
 
 COLUMNS = [
     metric_names.over_sites(metric_names.recall("test", k), kind)
     for k in (1, 5)
     for kind in (metric_names.AVERAGE, metric_names.WORST)
 ]
+ENCODER, STEPS, PROCESSOR = "encoder steps", "steps", "processor seconds"
 METHODS = ("centralized", "fedavg", "fedprox", "feddra", "fedrgb", "local")
 
 
@@ -64,7 +68,9 @@ def measure(experiment: Experiment, workers: int) -> dict[str, float]:
         trained = everywhere(folder) if experiment.name == "local" else summary(history)["trained"]
         initial = summary(history)["initial"]
     figures = {name: rounded(trained[name]) for name in COLUMNS}
-    return {**figures, "initial r1": rounded(initial[COLUMNS[0]]), "seconds": rounded(seconds)}
+    encoder, total = terms(experiment).axes
+    spent = {ENCODER: rounded(encoder), STEPS: rounded(total), PROCESSOR: rounded(processor_seconds(history))}
+    return {**figures, **spent, "initial r1": rounded(initial[COLUMNS[0]]), "seconds": rounded(seconds)}
 
 
 def main() -> None:
@@ -78,7 +84,7 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {}
     for seed in range(options.seeds):
         for name in options.methods:
-            experiment = presets.get(name)
+            experiment = override(presets.get(name), "method.weighting", "uniform")
             rounds = replace(experiment.rounds, seed=seed, evaluate_every=experiment.rounds.rounds)
             experiment = replace(experiment, rounds=rounds, data=replace(experiment.data, seed=seed))  # type: ignore
             if options.quick:
@@ -87,9 +93,10 @@ def main() -> None:
             figures = measure(experiment, options.workers)
             results.setdefault(name, []).append(figures)
             say({"method": name, "seed": seed, **figures})
-    header = ["method", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site", "seconds"]
+    shown = (*COLUMNS, ENCODER, STEPS, PROCESSOR, "seconds")
+    header = ["method", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site", *shown[len(COLUMNS) :]]
     rows = [
-        [name, *(f"{statistics.fmean(run[column] for run in runs):.1f}" for column in (*COLUMNS, "seconds"))]
+        [name, *(f"{statistics.fmean(run[column] for run in runs):.1f}" for column in shown)]
         for name, runs in results.items()
     ]
     print("\n" + table(header, rows) + "\n")

@@ -18,6 +18,7 @@ from fedvlp.evaluation.metric_names import recall_at
 from fedvlp.evaluation.retrieval import in_batch_retrieval, retrieval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.initial import load_initial
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.folder import RunFolder
 
@@ -32,9 +33,11 @@ def main() -> None:
     data = assembly.data(None)
     split = "test" if data.sizes.get("test") else "val"
     groups = data.study_groups(split)
+    initial = assembly.modules()[0]
+    load_initial(initial, experiment.model.init)
     rows = []
     for name, model in (
-        ("initial", assembly.modules()[0]),
+        ("initial", initial),
         ("trained", DualEncoder.from_pretrained(folder.path / "model")),
     ):
         image, text = embed(model, data.batches(split, 32, drop_last=False))

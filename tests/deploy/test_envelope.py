@@ -31,7 +31,7 @@ from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment
 
 SITE = "st-anna"
-LIGHT = {"model__image_size": 24, "model__max_tokens": 16}  # where the towers do not matter
+LIGHT = {"model__image_size": 24, "model__max_tokens": 16, "model__init": ""}  # where the towers do not matter
 METRICS = ["loss/*", "val/*", "test/*", "probe/*", "seconds"]
 
 

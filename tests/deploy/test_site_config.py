@@ -14,6 +14,7 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.site_config import NamedData, OwnData, SiteConfig, SiteConfigError, at_site
+from fedvlp.models.initial import InitialWeightsError, save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, from_config, to_config
@@ -188,6 +189,53 @@ def test_a_tower_of_the_sites_own_is_called_by_its_name(tmp_path: Path) -> None:
     folder.symlink_to(tmp_path)
     with pytest.raises(ValueError, match="a path leads out"):
         at_site(towers("owner/vit"), "st-anna", local)
+
+
+DIGEST = "0123456789abcdef" * 4
+
+
+def starting(init: str) -> Experiment:
+    experiment = presets.get("fedavg")
+    return replace(experiment, model=replace(experiment.model, init=init))
+
+
+@pytest.mark.parametrize("name", ["/etc", "../models", "a/b/c", "~/towers", "x y", "models/mine", "startup"])
+def test_a_job_names_weights_to_start_from_and_no_path_of_the_site(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that leads somewhere from the folder that the site's process happens to run in."""
+    local = provisioned(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    init = f"{name}@{DIGEST}"
+    hidden = replace(presets.get("fedavg"), site_models=(("st-anna", starting(init).model),))
+    for asked in (starting(init), hidden):
+        with pytest.raises(SiteConfigError, match=r"is no name of weights|is no folder of this site's models/") as said:
+            at_site(asked, "st-anna", local)
+        assert str(tmp_path) not in str(said.value)
+    assert at_site(starting(init), "st-anna", tmp_path / "no-kit" / "local") == starting(init)
+
+
+def test_weights_of_the_sites_own_are_called_by_their_name_and_checksum(tmp_path: Path) -> None:
+    local = provisioned(tmp_path)
+    folder = tmp_path / "models" / "owner" / "towers"
+    digest, _ = save_initial(presets.get("fedavg").model.build(5), folder, {})
+    found = at_site(starting(f"owner/towers@{digest}"), "st-anna", local)
+    assert found.model.init == f"{folder}@{digest}"
+    first = Assembly(found).initial()["image_encoder.summary"]
+    assert first.tolist() == presets.get("fedavg").model.build(5).image_encoder.summary.detach().half().float().tolist()
+    with pytest.raises(InitialWeightsError, match=f"the experiment was made with {DIGEST}") as refused:
+        Assembly(at_site(starting(f"owner/towers@{DIGEST}"), "st-anna", local)).initial()
+    assert str(tmp_path) not in str(refused.value)
+    with pytest.raises(SiteConfigError, match=r"model\.init 'owner/towers' lacks the checksum of the weights"):
+        at_site(starting("owner/towers"), "st-anna", local)
+    with pytest.raises(InitialWeightsError, match=r"model\.init 'none-here': model\.safetensors cannot be read there"):
+        Assembly(at_site(starting(f"none-here@{DIGEST}"), "st-anna", local)).initial()
+
+
+def test_shipped_weights_need_nothing_of_a_site(tmp_path: Path) -> None:
+    local = provisioned(tmp_path)
+    assert at_site(starting("tiny-pool"), "st-anna", local) == starting("tiny-pool")
 
 
 @pytest.mark.parametrize("name", ["Chest", "../x", "a b", "", "x" * 65, "a/b"])

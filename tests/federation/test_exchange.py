@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Failure, FailureKind, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, pack, unpack
@@ -41,7 +42,8 @@ def facts(server: Server) -> list[dict[str, Any]]:
     for record in history:
         del record["seconds"]
         for metrics in record["sites"].values():
-            del metrics["seconds"]
+            for name in TIMES:
+                metrics.pop(name, None)
     return history
 
 

@@ -41,6 +41,7 @@ from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.methods import METHODS
+from fedvlp.models import initial
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.lock import only_writer
 from fedvlp.run.rollback import rollback
@@ -416,6 +417,19 @@ def test_a_job_gives_a_provisioned_server_no_path_to_a_tower(make: Make, tmp_pat
     job = flare.submit()
     said = "SiteConfigError: image_tower is no name of a model; a job names towers and gives no path"
     assert job.panic == (said if provisioned else "")
+
+
+def test_a_job_whose_weights_have_no_checksum_is_refused_before_a_file_is_opened(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that it names is never looked at, so the job learns nothing of what is there."""
+    monkeypatch.setattr(initial, "_content", lambda wanted: pytest.fail("a file was opened"))
+    flare = make(experiment=replace(toy_experiment(), model=replace(FolderModel(), init="/etc")))
+    job = flare.submit()
+    assert job.panic == (
+        "InitialWeightsError: model.init 'etc' lacks the checksum of the weights; export the job again, with "
+        "NAME@SHA256"
+    )
 
 
 def test_a_second_job_of_the_same_run_is_told_who_is_at_it_and_changes_nothing(

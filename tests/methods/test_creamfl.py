@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.toy import ADAMW, SGD, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
 
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
@@ -346,7 +347,7 @@ def test_nothing_but_representations_of_the_public_set_leaves_a_site() -> None:
         assert one.state.keys() == set(five_sites()[one.site].modalities)
         assert all(tensor.shape == (10, 4) for tensor in one.state.values())
         assert all(isinstance(value, float) for value in one.metrics.values())
-        assert all(name == "seconds" or name.startswith("loss/") for name in one.metrics)
+        assert all(name in TIMES or name.startswith("loss/") for name in one.metrics)
     trained = everything(five_sites(), ADAMW)
     assert differs(trained[0].state, everything(other, ADAMW)[0].state), "what the test compares can differ"
 
@@ -443,4 +444,34 @@ def test_models_may_differ_and_the_server_may_be_larger() -> None:
 def test_one_optimiser_serves_all_that_the_server_trains() -> None:
     """Else AdamW's first steps would be full-sized whatever ``kd_weight``. Two rounds of 8 and 2 steps are 20."""
     server = world(replace(SMALL, server_steps=8), training=replace(ADAMW, lr=1e-3)).run()
-    assert server.memory["optimizer/0/step"] == 20
+    steps = {name: int(t) for name, t in server.memory.items() if name.endswith("/step")}
+    assert steps["optimizer/image_encoder.0.weight/step"] == 20
+    assert set(steps.values()) <= {20, 16}, "the class weights are no part of the distillation"
+
+
+def test_a_server_goes_on_with_the_optimiser_of_a_former_checkpoint() -> None:
+    """There its tensors are numbered, in the order of the parameters; afterwards each is there once, by name."""
+
+    def after(change: Callable[[Any], None]) -> Server:
+        made = world(replace(SMALL, server_steps=3), training=replace(ADAMW, lr=1e-3))
+        federation, _ = made.federation()
+        server = federation.server
+        server.phase = "train"
+        made.method.start(server)
+        made.method.prepare(server)
+        change(server)
+        made.method.prepare(server)
+        return server
+
+    def number(server: Any) -> None:
+        order = [name for name, _ in server.trainer.client.parameters()]
+        moments = {n: t for n, t in server.memory.items() if n.startswith("optimizer/")}
+        for name, tensor in moments.items():
+            del server.memory[name]
+            parameter, _, kind = name.removeprefix("optimizer/").rpartition("/")
+            server.memory[f"optimizer/{order.index(parameter)}/{kind}"] = tensor
+        assert moments
+
+    named, numbered = after(lambda server: None), after(number)
+    same_bytes(numbered.state, named.state)
+    same_bytes(numbered.memory, named.memory)

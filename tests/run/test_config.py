@@ -124,6 +124,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "model.image_size": "128", "partition.public": "0.2", "partition.retrieve": "true", "model.text_pooling": "mean",
     "training.precision": "auto", "training.attention": "auto", "training.compile": "true",
     "training.channels_last": "true", "training.accumulation": "plain", "training.gather_negatives": "true",
+    "training.optimizer_state": "keep", "training.make_up_warmup": "true",
     "training.device": "auto", "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true",
     "wire.skip_unchanged": "true", "rounds.max_share": "0.4", "rounds.averaging": "median", "rounds.trim": "0.1",
     "site_models": '[["site-1", {"path": "fedvlp.models.ModelConfig", "args": {"image_size": 32}}]]',

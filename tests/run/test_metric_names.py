@@ -40,6 +40,7 @@ PINNED = {  # what metrics.csv, TensorBoard, summaries and FLARE's allow-lists c
     phase_names.BYTES_DOWN: "bytes_down",
     phase_names.BYTES_UP: "bytes_up",
     phase_names.SECONDS: "seconds",
+    phase_names.PROCESSOR_SECONDS: "processor_seconds",
     of_server("val/all/mean/r1"): "server/val/all/mean/r1",
     about("site-1", "val/mean/r1"): "site-1:val/mean/r1",
 }
@@ -91,6 +92,7 @@ def test_a_pooled_site_reports_about_others() -> None:
     ("tag", "expected"),
     [
         ("loss/contrastive", "/align"), ("update_norm/site-1", "/align"), ("seconds", "/align"), ("bytes_up", "/align"),
+        ("processor_seconds", "/align"),
         ("bytes_down", "/align"), ("probe/loss", ""), ("val/mean/r1", ""), ("dro_weights/site-1", ""),
     ],
 )  # fmt: skip

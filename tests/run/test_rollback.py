@@ -68,19 +68,20 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "wire"),
+    ("method", "wire", "optimizer_state"),
     [
-        (FedAvg(local_steps=1), Wire()),
-        (FedRGB(local_steps=1, aligner_steps=1, dro_batch=4), Wire()),
-        (FedAvg(local_steps=1), Wire(down="int8", up="int8", difference=True, skip_unchanged=True)),
+        (FedAvg(local_steps=1), Wire(), "reset"),
+        (FedRGB(local_steps=1, aligner_steps=1, dro_batch=4), Wire(), "keep"),
+        (FedAvg(local_steps=1), Wire(down="int8", up="int8", difference=True, skip_unchanged=True), "reset"),
     ],
-    ids=["fedavg", "fedrgb", "fedavg in 8 bits"],
+    ids=["fedavg", "fedrgb with kept moments", "fedavg in 8 bits"],
 )
 def test_a_poisoned_round_is_undone_by_one_command(
-    method: Method, wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Method, wire: Wire, optimizer_state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3e38 is finite: the round takes it, and every site computes NaN. Put back, that update is refused."""
-    experiment = replace(UNCLIPPED, method=method, wire=wire)
+    training = replace(UNCLIPPED.training, optimizer_state=optimizer_state)
+    experiment = replace(UNCLIPPED, method=method, wire=wire, training=training)
     folder = RunFolder.create(tmp_path / "runs", experiment)
     with pytest.raises(QuorumLostError, match=r"round [12] .*nan at step 0"):
         run(experiment, folder, poisoned)

@@ -17,6 +17,7 @@ from support.presets import SMALL
 from support.toy import Fuse, forked, same_bytes, small
 
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
@@ -315,7 +316,7 @@ def model_of(experiment: Experiment, path: Path) -> dict[str, torch.Tensor]:
 
 def facts(folder: RunFolder) -> list[list[str]]:
     """metrics.csv without the clock; in any order, because a resumed server has its memory sorted by name."""
-    return sorted(row for row in rows(folder) if row[3] != "seconds")
+    return sorted(row for row in rows(folder) if row[3] not in TIMES)
 
 
 @pytest.mark.parametrize("name", ["feddra", "local"])

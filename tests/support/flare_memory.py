@@ -160,6 +160,7 @@ class ToyModel:
     """A configuration in the place of ModelConfig."""
 
     norm: bool = False  # batch normalisation in the towers
+    init: str = ""
 
     def build(self, seed: int) -> SavedToy:
         return SavedToy(self.norm)

@@ -45,9 +45,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import EXTRA, named_state
+from fedvlp.core.client import EXTRA
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.evaluation.classification import RARE
 from fedvlp.evaluation.metric_names import is_recall
@@ -149,7 +149,7 @@ def figures(history: list[Record]) -> Figures:
         rows = table[phase] = {}
         for reporter, metrics in {**record["sites"], SERVER: {**record["server"], **record["bytes"]}}.items():
             for metric, value in metrics.items():
-                if metric != "seconds":
+                if metric not in TIMES:
                     rows.setdefault(metric, {})[reporter] = value
         for tensor, values in record["memory"].items():
             rows[tensor] = dict(zip(record["members"], values, strict=True))
@@ -158,7 +158,7 @@ def figures(history: list[Record]) -> Figures:
 
 def change_of_model(experiment: Experiment, run: RunFolder) -> dict[str, float]:
     """L2 norm of what training changed in each part of the server's model and objective."""
-    before: State = named_state(*Assembly(experiment).modules())
+    before = Assembly(experiment).initial()
     squares: dict[str, float] = {}
     for name, after in Server.load(run.checkpoint)[0].state.items():
         if after.is_floating_point():

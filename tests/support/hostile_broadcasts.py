@@ -27,6 +27,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedvlp import __version__
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.loop import Rounds
@@ -248,7 +249,7 @@ def _bytes_of(reply: Shareable) -> bytes:
     if messages.failure(reply) is not None:
         return repr(messages.failure(reply)).encode()
     update = messages.receive_update(reply, "a")
-    metrics = {name: value for name, value in update.metrics.items() if name != "seconds"}
+    metrics = {name: value for name, value in update.metrics.items() if name not in TIMES}
     said = repr((update.round, update.phase, update.num_samples, update.scalars, metrics)).encode()
     return said + b"".join(name.encode() + raw(tensor) for name, tensor in sorted(update.state.items()))
 

@@ -24,6 +24,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State
 from fedvlp.federation.codec import PLAIN, SCALE, Wire
@@ -197,7 +198,7 @@ class Stage:
             without = [{k: v for k, v in r.items() if k not in ("seconds", "dropped", "bytes")} for r in seen.history]
             for record in without:
                 record["sites"] = {
-                    site: {n: v for n, v in m.items() if n != "seconds"} for site, m in record["sites"].items()
+                    site: {n: v for n, v in m.items() if n not in TIMES} for site, m in record["sites"].items()
                 }
             return repr([without, [sorted(r["dropped"]) for r in seen.history], seen.facts])  # nan equals nan there
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedvlp.core.metric_names import TIMES
 from fedvlp.run.folder import RunFolder
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
@@ -48,7 +49,7 @@ def assert_same_metrics(flare: RunFolder, engine: RunFolder) -> None:
         assert (theirs["round"], theirs["phase"], theirs["dropped"]) == (ours["round"], ours["phase"], {})
         assert theirs["server"] == ours["server"]
         for site, metrics in ours["sites"].items():
-            expected = {name: value for name, value in metrics.items() if name != "seconds"}
-            assert {name: value for name, value in theirs["sites"][site].items() if name != "seconds"} == expected
+            expected = {name: value for name, value in metrics.items() if name not in TIMES}
+            assert {name: value for name, value in theirs["sites"][site].items() if name not in TIMES} == expected
             compared += len(expected)
     assert compared

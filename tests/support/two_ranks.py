@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from fedvlp.core.checkpoint import save_tensors
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
@@ -52,7 +53,7 @@ def main(out: Path) -> None:
     distributed.join()
     for name in CASES:
         update, state = handled(name, out / name)
-        metrics = {n: v for n, v in update.metrics.items() if n != "seconds"}
+        metrics = {n: v for n, v in update.metrics.items() if n not in TIMES}
         save_tensors(out / f"{name}-{distributed.rank()}.safetensors", state, metrics)
     told = distributed.tell(*(({"a": [1, "x"]}, {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7)})
                         if distributed.rank() == 0 else (None, {})))  # fmt: skip

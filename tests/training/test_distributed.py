@@ -16,6 +16,7 @@ from support.toy import same_bytes
 from support.two_ranks import CASES, handled
 
 from fedvlp.core.checkpoint import load_tensors
+from fedvlp.core.metric_names import TIMES
 from fedvlp.training import distributed
 from fedvlp.training.grad_cache import random_numbers_of_this_rank
 
@@ -52,7 +53,7 @@ def test_gathered_it_is_one_process_on_the_whole_batch(name: str, out: Path) -> 
     update, state = handled(name)
     theirs, metrics = ended(out, name, 0)
     close(theirs, state)
-    assert metrics == pytest.approx({n: v for n, v in update.metrics.items() if n != "seconds"}, rel=1e-5)
+    assert metrics == pytest.approx({n: v for n, v in update.metrics.items() if n not in TIMES}, rel=1e-5)
 
 
 def test_apart_it_is_the_mean_of_each_ranks_own_loss(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

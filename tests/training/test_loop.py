@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.toy import ADAMW, SGD, Pairs, Toy, clone, pairs, same_bytes
 from torch import Tensor, nn
 
@@ -361,6 +363,7 @@ def test_the_objective_is_trained_too() -> None:
         (Training, {"lr": math.nan}, "lr is nan"),
         (Training, {"threads": 0}, "at least 1"),
         (Training, {"warmup_steps": -1}, "warmup_steps is -1"),
+        (Training, {"optimizer_state": "forget"}, "optimizer_state is 'forget'; choose reset or keep"),
     ],
 )
 def test_bad_hyper_parameters_fail_when_they_are_built(kind: Any, arguments: dict[str, Any], said: str) -> None:
@@ -387,6 +390,52 @@ def test_a_batch_without_any_loss_term_says_so() -> None:
         go(Method(local_steps=1), client, SGD)
 
 
+@pytest.mark.parametrize(
+    ("steps", "warmup", "worth", "extra"),
+    [
+        (40, 10, 35.5, 5), (50, 10, 45.5, 5), (10, 10, 5.5, 5), (5, 10, 1.5, 5), (3, 10, 0.6, 5), (1, 10, 0.1, 3),
+        (40, 5, 38.0, 2), (40, 2, 39.5, 1), (40, 1, 40.0, 0), (40, 0, 40.0, 0), (0, 10, 0.0, 0), (2, 100, 0.03, 18),
+    ],
+)  # fmt: skip
+def test_what_a_warm_up_takes_away_by_hand(steps: int, warmup: int, worth: float, extra: int) -> None:
+    """10 steps of a warm-up of 10 are worth 0.1 + ... + 1 = 5.5, and 4 of them 1; 20 of a warm-up of 100 are 2.1."""
+    training = Training(warmup_steps=warmup, make_up_warmup=True)
+    assert training.full_rate(steps) == pytest.approx(worth)
+    assert training.made_up(steps) == extra
+    assert replace(training, make_up_warmup=False).made_up(steps) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.integers(0, 80), warmup=st.integers(0, 40))
+def test_steps_made_up_are_the_fewest_that_do(steps: int, warmup: int) -> None:
+    """And what steps are worth is the sum of the shares that the schedule gives them."""
+    training = Training(warmup_steps=warmup, make_up_warmup=True, lr=1.0)
+    total = steps + training.made_up(steps)
+    assert training.full_rate(total) >= steps
+    assert total == steps or training.full_rate(total - 1) < steps
+    optimizer = training.build([nn.Parameter(torch.zeros(1))], 1.0)
+    schedule, shares = training.warm_up(optimizer), 0.0
+    for _ in range(total):
+        shares += optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        schedule.step()
+    assert shares == pytest.approx(training.full_rate(total))
+
+
+def test_a_warm_up_beyond_all_bounds_is_counted_at_once() -> None:
+    """A job may say any number: sqrt(2 * 50 * 10^18) steps are 10^10, which nobody counts up to."""
+    assert Training(warmup_steps=10**18, make_up_warmup=True).made_up(50) == 10**10 - 50
+
+
+@pytest.mark.parametrize("made_up", [False, True])
+def test_the_steps_are_made_up_with_the_sites_own_records(made_up: bool) -> None:
+    """Two steps of a warm-up of 3 are worth 1/3 + 2/3, and the third is worth one."""
+    client, seen = toy_client(), []
+    client.data.tick = lambda: seen.append(1)  # type: ignore[attr-defined]
+    go(Method(local_steps=2), client, replace(SGD, warmup_steps=3, make_up_warmup=made_up))
+    assert len(seen) == (3 if made_up else 2)
+
+
 def test_an_optimiser_handed_on_makes_two_phases_one() -> None:
     """Two phases of three full-batch AdamW steps on one optimiser are six steps; a fresh one and its warm-up differ."""
     method, training = Method(local_steps=3), replace(ADAMW, batch_size=2, warmup_steps=1)
@@ -401,6 +450,34 @@ def test_an_optimiser_handed_on_makes_two_phases_one() -> None:
     go(replace(method, local_steps=6), whole, training)
     assert ends["handed on"] == pytest.approx(weights(whole), abs=1e-6)
     assert ends["fresh"] != pytest.approx(weights(whole), abs=1e-5)
+
+
+def test_a_parameter_that_no_loss_reaches_is_no_reason_to_warm_up_again() -> None:
+    """It has a mark in the place of moments, until a loss reaches it; then it has its own, from the first step on."""
+
+    class Half(Square):
+        whole = False
+
+        def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
+            text = output.text if self.whole else output.text.detach()
+            return {"square": (output.image - text).square().mean()}
+
+    client, kept = scalars_client(), {}
+    client.objective = half = Half()
+    training = replace(ADAMW, batch_size=2, warmup_steps=4, lr=0.01, weight_decay=0.0)
+
+    def phase() -> float:
+        before = weights(client)[0]
+        train(Method(local_steps=1), client, Broadcast(0, "train", {}), training, lambda: False, optimizer=kept)
+        return abs(weights(client)[0] - before)
+
+    assert phase() == pytest.approx(0.0025, rel=1e-4), "a quarter of the rate"
+    assert {name for name in kept if name.startswith("text")} == {"text_encoder.weight/idle"}
+    assert phase() > 0.005
+    half.whole = True
+    assert phase() > 0.005
+    assert {name.rpartition("/")[2] for name in kept if name.startswith("text")} == {"step", "exp_avg", "exp_avg_sq"}
+    assert kept["text_encoder.weight/step"] == 1
 
 
 def test_an_optimiser_handed_on_is_not_warmed_up_again() -> None:

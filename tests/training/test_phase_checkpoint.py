@@ -14,6 +14,7 @@ from support.toy import Fuse, clone, forked, same_bytes
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
+from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
@@ -55,8 +56,8 @@ def message(round: int = 0, **options: float) -> Broadcast:
 
 def same(left: Update, right: Update, folders: tuple[Path, Path]) -> None:
     same_bytes(left.state, right.state)
-    assert {n: v for n, v in left.metrics.items() if n != "seconds"} == {
-        n: v for n, v in right.metrics.items() if n != "seconds"
+    assert {n: v for n, v in left.metrics.items() if n not in TIMES} == {
+        n: v for n, v in right.metrics.items() if n not in TIMES
     }
     memories = [(folder / "00000-0.safetensors").read_bytes() for folder in folders]
     assert memories[0] == memories[1]

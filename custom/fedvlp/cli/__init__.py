@@ -1,4 +1,7 @@
-"""The command line: simulate, report, evaluate, claims, jobs, new, prepare, doctor, site. Each says what it wrote."""
+"""The command line: simulate, report, evaluate, claims, pretrain, jobs, new, prepare, doctor, site.
+
+Each command says what it wrote, where.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, runs, sites
+from fedvlp.cli import claims, jobs, new, pretrain, runs, sites
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(runs.app)
 app.add_typer(claims.app)
+app.add_typer(pretrain.app)
 app.add_typer(sites.app)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(new.app, name="new")

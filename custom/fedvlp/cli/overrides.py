@@ -37,7 +37,7 @@ def use_plugins(named: list[str] | None) -> None:
 def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
     """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
-    Raises ValueError for an unknown preset, data or setting.
+    Weights to start from are named with their checksum. Raises ValueError for an unknown preset, data or setting.
     """
     from dataclasses import replace
 
@@ -64,7 +64,7 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
         if not equals:
             raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
         experiment = override(experiment, key, value)
-    return experiment
+    return experiment.pinned()
 
 
 def source_of(data: str | None, image_size: int) -> Source | None:

@@ -30,10 +30,8 @@ def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 def progress_line(record: dict[str, Any]) -> str:
     """One line for a phase: seconds, loss, recall of the model it started from, dropped sites."""
-    losses = [
-        sum(value for name, value in metrics.items() if loss_term(name) is not None)
-        for metrics in by_site(record).values()
-    ]
+    terms = [[v for name, v in metrics.items() if loss_term(name) is not None] for metrics in by_site(record).values()]
+    losses = [sum(values) for values in terms if values]  # a pooled site reports about others, which have none
     texts = [f"round {record['round']:>3} {record['phase']:<9} {record['seconds']:6.1f} s"]
     if any(losses):
         texts.append(f"loss {sum(losses) / len(losses):.3f}")

@@ -6,11 +6,16 @@ The names are in metrics.csv and in TensorBoard, so they must not change:
 - ``probe/<name>``: what the method's ``probe`` measured of the received model.
 - ``update_norm/<site>``: L2 norm of the change that a site sent.
 - ``bytes_down``, ``bytes_up``: bytes of tensors to and from all sites; ``seconds``: of the phase.
+- ``processor_seconds``: processor time of a site's task in a phase that trains, without the evaluation in it; in runs
+  on one machine alone (`fedvlp simulate`).
 """
 
 from __future__ import annotations
 
-BYTES_DOWN, BYTES_UP, SECONDS = "bytes_down", "bytes_up", "seconds"
+BYTES_DOWN, BYTES_UP, SECONDS, PROCESSOR_SECONDS = "bytes_down", "bytes_up", "seconds", "processor_seconds"
+
+TIMES = (SECONDS, PROCESSOR_SECONDS)
+"""What two runs with the same bytes may differ in."""
 
 _LOSS, _PROBE, _UPDATE_NORM = "loss/", "probe/", "update_norm/"
 
@@ -37,4 +42,4 @@ def update_norm(site: str) -> str:
 
 def is_of_phase(name: str) -> bool:
     """Whether every phase of a round has its own value of this figure, so that a curve needs the phase's name."""
-    return name.startswith((_LOSS, _UPDATE_NORM)) or name in (SECONDS, BYTES_DOWN, BYTES_UP)
+    return name.startswith((_LOSS, _UPDATE_NORM)) or name in (*TIMES, BYTES_DOWN, BYTES_UP)

@@ -20,6 +20,7 @@ from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.overlap import OWN_MACHINE, Overlap, OverlapError
+from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
@@ -169,6 +170,7 @@ def with_own_towers(experiment: Experiment, kit: Path) -> Experiment:
     """``experiment`` with each tower that is a folder of ``kit``/models in place of its name, at a provisioned machine.
 
     A job names a tower as timm or transformers do and never a path: it would tell what lies on this machine's disk.
+    So it does with the weights to start from, and says their checksum.
     """
     models = tuple((site, _own_towers(model, kit)) for site, model in experiment.site_models)
     return replace(experiment, model=_own_towers(experiment.model, kit), site_models=models)
@@ -182,12 +184,30 @@ def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
             continue
         if not TOWER.fullmatch(name):
             raise SiteConfigError(f"{field_name} is no name of a model; a job names towers and gives no path")
-        folder = kit / MODELS / name
-        if folder.is_dir():
-            towers[field_name] = str(_inside(kit / MODELS, name))
-        elif Path(name).exists():
-            raise SiteConfigError(f"{field_name} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+        folder = _own_folder(field_name, name, kit)
+        if folder:
+            towers[field_name] = folder
+    init = initial.parse(model.init)
+    if init.name and init.name not in initial.SHIPPED:
+        if not TOWER.fullmatch(init.name):
+            raise SiteConfigError("model.init is no name of weights; a job names them and gives no path")
+        if not init.digest:
+            raise SiteConfigError(
+                f"model.init {init.name!r} lacks the checksum of the weights; export the job again, with NAME@SHA256"
+            )
+        folder = _own_folder("model.init", init.name, kit)
+        if folder:
+            towers["init"] = str(init._replace(name=folder))
     return replace(model, **towers) if towers else model
+
+
+def _own_folder(what: str, name: str, kit: Path) -> str:
+    """The folder of ``kit``/models with this name; "" where there is none. Raises SiteConfigError for another path."""
+    if (kit / MODELS / name).is_dir():
+        return str(_inside(kit / MODELS, name))
+    if Path(name).exists():
+        raise SiteConfigError(f"{what} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+    return ""
 
 
 def own_source(wanted: NamedData, site: str, local: Path) -> Source:

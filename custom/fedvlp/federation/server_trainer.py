@@ -90,7 +90,8 @@ class ServerTrainer:
         """
         moments = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
         server.replace(self.trained(method, server, phase, aux, lr_scale, moments))
-        server.memory |= {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        rest = {name: tensor for name, tensor in server.memory.items() if not name.startswith(OPTIMIZER)}
+        server.memory = rest | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
 
     def trained(
         self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0,

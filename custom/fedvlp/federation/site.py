@@ -20,6 +20,9 @@ from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
 
+MOMENTS = "optimizer"
+"""Folder, in that of a site's memory, of the optimiser's tensors where they are kept (``training.optimizer_state``)."""
+
 
 class PublicSetError(ValueError):
     """Server and site do not hold the same public set."""
@@ -62,11 +65,15 @@ class Site:
         self.method = method
         self.training = training
         self.memory = memory
+        self.note_processor = (
+            False  # whether updates have ``processor_seconds``, which no hospital's list of metrics has
+        )
+        self.moments = SiteMemory(memory.folder / MOMENTS if memory.folder else None)
         self.evaluate = evaluate
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
         """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
-        began = time.perf_counter()
+        began, processor = time.perf_counter(), time.process_time()
         client, method = self.client, self.method
         self._refuse_other_public_set(message)
         message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
@@ -78,14 +85,15 @@ class Site:
             client.memory, own = norm_statistics.split(remembered)
             mine = norm_statistics.own(own, method.trainee(message.phase))
             message = replace(message, state=norm_statistics.complete(client, message.state, mine))
-            unfinished = self._unfinished(message)
+            moments = self._moments(message, (message.round, index))
+            unfinished = self._unfinished(message, moments or {})
             method.receive(client, message)
             first = index == 0 or message.phase == EVALUATE
-            scalars, metrics = self._measure(message) if first else ({}, {})
+            scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
             state: State = {}
             try:
                 if message.phase != EVALUATE:
-                    terms = train(method, client, message, self.training, should_stop, unfinished)
+                    terms = train(method, client, message, self.training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
@@ -95,9 +103,13 @@ class Site:
             remembered = client.memory | own
             if remembered and distributed.rank() == 0:
                 self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in remembered.items()})
+            if moments and distributed.rank() == 0:
+                self.moments.after((message.round, index), moments)
             if unfinished:
                 unfinished.remove()
-        metrics["seconds"] = time.perf_counter() - began
+        metrics[metric_names.SECONDS] = time.perf_counter() - began
+        if self.note_processor and message.phase != EVALUATE:
+            metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
         return Update(
             client.name, message.round, message.phase, client.data.num_train, state,
             scalars=scalars, metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
@@ -111,12 +123,19 @@ class Site:
         stays = {name: source[name] for name in sorted(self.client.site_only & source.keys())}
         return norm_statistics.remembered(stays, model)
 
-    def _unfinished(self, message: Broadcast) -> PhaseCheckpoint | None:
+    def _moments(self, message: Broadcast, task: tuple[int, int]) -> State | None:
+        """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""
+        if self.training.optimizer_state != "keep" or message.phase == EVALUATE:
+            return None
+        return dict(self.moments.before(task))
+
+    def _unfinished(self, message: Broadcast, moments: State) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
         every, folder = self.training.checkpoint_steps, self.memory.folder
         if not every or folder is None or message.phase == EVALUATE:
             return None
-        task = identity(message, self.client.memory, (self.method, self.training))
+        memory = self.client.memory | {f"{MOMENTS}/{name}": tensor for name, tensor in moments.items()}
+        task = identity(message, memory, (self.method, self.training))
         return PhaseCheckpoint(folder / "unfinished.safetensors", task, every)
 
     def _refuse_other_public_set(self, message: Broadcast) -> None:
@@ -127,8 +146,11 @@ class Site:
                 f"{expected:012x}; both must hold the same records in the same order"
             )
 
-    def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float]]:
-        """The method's scalars, and metrics: its figures and, where asked for, the evaluation of the received model."""
+    def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float], float]:
+        """The method's scalars, and metrics: its figures and, where asked for, the evaluation of the received model.
+
+        Then the seconds of processor time that the evaluation took.
+        """
         client, method = self.client, self.method
         client.model.eval()
         client.objective.eval()
@@ -138,6 +160,7 @@ class Site:
             figures = {name: value for name, value in probed.items() if name not in scalars}
             figures |= method.figures(client, message)
             metrics = {metric_names.probe(name): value for name, value in figures.items()}
+            began = time.process_time()
             if message.evaluate and self.evaluate is not None:
                 metrics |= self.evaluate(client, ("val", "test")[: message.evaluate])
-        return scalars, metrics
+        return scalars, metrics, time.process_time() - began

@@ -99,6 +99,7 @@ class FederatedController(Controller):
         experiment = self.experiment
         root = runs_root(fl_ctx)
         try:
+            experiment.refuse_unpinned()
             folder = RunFolder.open(root, experiment)
             with only_writer(folder.path, LAST_ONE_ENDS):
                 self._conduct(folder, root, fl_ctx)

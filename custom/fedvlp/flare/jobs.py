@@ -59,7 +59,9 @@ def job_files(
     updates cannot be averaged as ciphertexts.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
+    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here.
     """
+    experiment = experiment.pinned()
     if encrypted:
         from fedvlp.flare.encryption import refuse_unencryptable
 

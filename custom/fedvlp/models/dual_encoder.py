@@ -21,6 +21,7 @@ from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch, VLOutput, group
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
+from fedvlp.models.initial import settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import read_config, read_weights
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
@@ -52,6 +53,7 @@ class ModelConfig:
     text_pooling: str = "summary"  # a report's feature: the "summary" token (FedDRA, FedRGB) or the "mean" (MedCLIP)
     alignment: bool = True  # one extra transformer block on each tower
     pretrained: bool = False  # load the towers' published weights
+    init: str = ""  # weights to start from (models/initial.py): shipped, e.g. "tiny-pool", or a folder; "": random
     gradient_checkpointing: bool = False  # store only the input of each tower block and run the block again backwards
 
     def __post_init__(self) -> None:
@@ -73,6 +75,14 @@ class ModelConfig:
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
         if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
             raise ValueError("ModelConfig.pretrained: the tiny towers have no published weights; set it to false")
+        if not isinstance(self.init, str):
+            raise ValueError(f"ModelConfig.init: {self.init!r}, expected the name of shipped weights, or a folder")
+        object.__setattr__(self, "init", settled(self.init))
+        if self.pretrained and self.init:
+            raise ValueError(
+                "ModelConfig.init: pretrained loads published weights already; set init to random, or pretrained to "
+                "false"
+            )
 
     def build(self, seed: int = 0) -> DualEncoder:
         """The model; the same weights for the same seed.
@@ -237,22 +247,25 @@ class DualEncoder(nn.Module):
     def _write(self, folder: Path, statistics: str) -> None:
         from safetensors.torch import save_file
 
-        own = not isinstance(self.tokenizer, HashTokenizer)
-        image, text = self.image_encoder.architecture(), self.text_encoder.architecture()
-        towers = {"image_tower": image.get("name", "tiny"), "text_tower": text.get("model_type", "tiny")}
-        described = {
-            "format": FORMAT,
-            "model": {**asdict(self.config), **towers, "pretrained": False},
-            "image_architecture": image,
-            "text_architecture": text,
-            "tokenizer": "transformers" if own else "hash",
-            **({"statistics": statistics} if statistics else {}),
-        }
-        if own:
+        if not isinstance(self.tokenizer, HashTokenizer):
             self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+        said = self.described() | ({"statistics": statistics} if statistics else {})
+        (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+
+    def described(self) -> dict[str, Any]:
+        """What config.json says: all that is needed beside the weights to build this model again without a download."""
+        own = not isinstance(self.tokenizer, HashTokenizer)
+        image, text = self.image_encoder.architecture(), self.text_encoder.architecture()
+        towers = {"image_tower": image.get("name", "tiny"), "text_tower": text.get("model_type", "tiny")}
+        return {
+            "format": FORMAT,
+            "model": {**asdict(self.config), **towers, "pretrained": False, "init": ""},
+            "image_architecture": image,
+            "text_architecture": text,
+            "tokenizer": "transformers" if own else "hash",
+        }
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> DualEncoder:

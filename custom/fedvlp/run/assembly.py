@@ -12,6 +12,7 @@ import numpy as np
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client, OnDevice, named_state
 from fedvlp.core.server_state import Server
+from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import refuse_phi
 from fedvlp.data.loader import SiteData
@@ -23,6 +24,7 @@ from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.initial import load_initial
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -89,14 +91,24 @@ class Assembly:
         return dict(self.experiment.site_models).get(site or "", self.experiment.model)
 
     def modules(self, site: str | None = None) -> tuple[Any, Any]:
-        """Initial model and objective of a site (None: the server); sites with one architecture share them."""
+        """Model and objective of a site (None: the server); sites with one architecture share them.
+
+        Their weights are random: a run that goes on does not need those that it started from (:meth:`initial`).
+        """
         config = self.config(site)
         if config not in self._modules:
             self._modules[config] = self._build(config)
         return self._modules[config]
 
+    def initial(self, site: str | None = None) -> State:
+        """The weights that a site (None: the server) starts from. Raises InitialWeightsError for ``model.init``."""
+        config = self.config(site)
+        model, objective = self._build(config)
+        load_initial(model, config.init)
+        return named_state(model, objective)
+
     def _build(self, config: ModelConfig) -> tuple[Any, Any]:
-        """A model and an objective with their initial weights."""
+        """A model and an objective with random weights, the same for the same seed."""
         seed, extra = self.experiment.rounds.seed, self.experiment.extra
         model = config.build(seed)
         objective: Any = self.experiment.objective.build(model, seed)
@@ -118,8 +130,8 @@ class Assembly:
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server for ``sites`` with the initial weights, before round 0."""
-        state, site_only = named_state(*self.modules()), self.site_only()
-        own = {name: tensor.detach().cpu().clone() for name, tensor in state.items() if name not in site_only}
+        site_only = self.site_only()
+        own = {name: t.detach().cpu().clone() for name, t in self.initial().items() if name not in site_only}
         return self.equip(Server(sites, own))
 
     def site_only(self, site: str | None = None) -> frozenset[str]:
@@ -181,7 +193,7 @@ class Assembly:
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
         seed = self.experiment.rounds.seed
         client = Client(name, seed, model, objective, data, site_only=self.site_only(site))
-        client.initial = lambda: named_state(*self._build(self.config(site)))
+        client.initial = lambda: self.initial(site)
         if self.has_public:
             client.public, client.public_id = self.public(site), public_id(self.cohort)
         return client

@@ -16,6 +16,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.initial import InitialWeightsError, parse, pinned
 from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 from fedvlp.run.config import from_config
 from fedvlp.training.config import Training
@@ -92,6 +93,20 @@ class Experiment:
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))
+
+    def pinned(self) -> Experiment:
+        """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""
+        models = tuple((site, replace(model, init=pinned(model.init))) for site, model in self.site_models)
+        return replace(self, model=replace(self.model, init=pinned(self.model.init)), site_models=models)
+
+    def refuse_unpinned(self) -> None:
+        """Raises InitialWeightsError for weights to start from without a checksum: a job opens no file to find it."""
+        for model in (self.model, *(model for _, model in self.site_models)):
+            init = parse(model.init)
+            if init.name and not init.digest:
+                raise InitialWeightsError(
+                    f"model.init {init.shown} lacks the checksum of the weights; export the job again, with NAME@SHA256"
+                )
 
     def _following(self, name: str) -> Any:
         """The settings ``name``, with the values that follow others (metadata ``follows``) filled in from those.

@@ -48,8 +48,9 @@ class RunFolder:
     def create(root: Path, experiment: Experiment) -> RunFolder:
         """A new folder ``<root>/<name>/<number>`` with the resolved configuration and its plugins' files in it.
 
-        Raises ValueError where a link leads the folder out of ``root``.
+        Raises ValueError where a link leads the folder out of ``root``, or the weights to start from are not there.
         """
+        experiment = experiment.pinned()
         runs = root / experiment.name
         if not runs.resolve().is_relative_to(root.resolve()):
             raise ValueError(f"the runs of {experiment.name} lie outside of the folder of runs; remove the link there")
@@ -75,6 +76,7 @@ class RunFolder:
 
         Raises UnreadableRunError naming a run that has not finished and cannot be read.
         """
+        experiment = experiment.pinned()
         entries = [entry for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
         for entry in sorted(entries, key=lambda entry: int(entry.name), reverse=True):
             folder = RunFolder(entry)

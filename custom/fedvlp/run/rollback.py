@@ -8,6 +8,7 @@ from pathlib import Path
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
+from fedvlp.federation.site import MOMENTS
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -64,9 +65,10 @@ def rollback(folder: RunFolder, round: int) -> int:
 
 
 def _memories(folder: RunFolder) -> list[Path]:
-    """The folders with one file a task: of the sites of a simulation, and of both ends of the wire."""
+    """The folders with one file a task: of the sites of a simulation, their optimisers, and both ends of the wire."""
     sites = [path for path in sorted((folder.path / "sites").glob("*")) if path.is_dir()]
-    return [*sites, *(path / "wire" for path in sites), folder.checkpoint.parent / "sent"]
+    beside = [path / name for path in sites for name in (MOMENTS, "wire")]
+    return [*sites, *beside, folder.checkpoint.parent / "sent"]
 
 
 def _forget_results(folder: RunFolder) -> None:

@@ -63,7 +63,9 @@ def _simulate(
     def site(name: str) -> EncodedSite:
         torch.set_num_threads(experiment.training.threads)
         end = SiteEnd(experiment.wire, experiment.method.phases, site_memory(folder.path / "sites" / name))
-        return EncodedSite(assembly.site(name), end)
+        trained = assembly.site(name)
+        trained.note_processor = True
+        return EncodedSite(trained, end)
 
     _note_partition(assembly, folder)
     torch.set_num_threads(1)  # a process that has run several threads must not be forked

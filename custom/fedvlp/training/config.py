@@ -14,6 +14,7 @@ from fedvlp.core.validate import require
 
 CHOICES = {
     "optimizer": ("adamw", "sgd"),
+    "optimizer_state": ("reset", "keep"),
     "precision": ("float32", "bfloat16", "float16", "auto"),
     "attention": ("sdpa", "explicit", "auto"),
     "accumulation": ("cached", "plain"),
@@ -27,7 +28,7 @@ class DeviceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Training:
-    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule, a fresh optimiser in every phase).
+    """How a site trains, whatever the method: spec 2.1 (AdamW, no schedule; by default a fresh optimiser in a phase).
 
     ``auto`` takes what a probe of about a second finds fastest on the machine (training/autotune.py), or its GPU if it
     has one: two machines may then differ in more than the last bits. Everything else gives the same bytes everywhere.
@@ -40,8 +41,10 @@ class Training:
     beta1: float = 0.9
     beta2: float = 0.999
     momentum: float = 0.0  # sgd only
+    optimizer_state: str = "reset"  # at the end of a site's phase: reset (spec 2.1) | keep (moments stay at the site)
     warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every
     #                        coordinate, which undoes an average of models that are still close to random
+    make_up_warmup: bool = False  # a phase that warms up takes as many steps more as that takes away (spec 4.4)
     threads: int = 1  # CPU threads per process; fixed, because another number gives other last bits
     precision: str = "float32"  # float32 | bfloat16 | float16 (autocast; weights and losses stay float32) | auto
     attention: str = "sdpa"  # sdpa (fused) | explicit (matrix products: faster in bfloat16 on CPUs) | auto
@@ -76,6 +79,25 @@ class Training:
         """The phase's learning-rate schedule: linear over ``warmup_steps``, then constant."""
         steps = max(1, self.warmup_steps)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / steps))
+
+    def full_rate(self, steps: int) -> float:
+        """What ``steps`` of a phase that warms up are worth in steps at the full learning rate."""
+        rising = max(1, self.warmup_steps)
+        return steps * (steps + 1) / (2 * rising) if steps < rising else steps - (rising - 1) / 2
+
+    def made_up(self, steps: int) -> int:
+        """Steps that a phase of ``steps`` takes in addition: the fewest that make it worth ``steps`` at the full rate.
+
+        0 unless ``make_up_warmup``. A warm-up of k takes (k - 1)/2 steps away; an even k leaves half a step too many.
+        """
+        rising = max(1, self.warmup_steps)
+        if not self.make_up_warmup or not steps:
+            return 0
+        total = steps + rising // 2  # steps - (rising - 1)/2 after the warm-up
+        if total < rising:  # within it: the least n with n (n + 1)/2 >= steps * rising
+            total = (math.isqrt(8 * steps * rising + 1) - 1) // 2
+            total += total * (total + 1) < 2 * steps * rising
+        return total - steps
 
     def build(self, parameters: list[nn.Parameter], scale: float) -> torch.optim.Optimizer:
         """A fresh optimiser with learning rate ``lr * scale``."""

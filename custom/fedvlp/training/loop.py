@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import torch
@@ -36,16 +36,17 @@ def train(
     ``message`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
     steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
     ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
-    optimiser's tensors of an earlier phase that trained the same parameters, replaced by those of this one.
+    optimiser's tensors of earlier phases, in which those of this phase take their place.
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
     index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
     step = Stepper(client, training, message, seed(client.seed, client.name, message.round, index, "ranks"))
-    if optimizer:
-        step.go_on(optimizer)
+    warms_up = not (optimizer and step.go_on(optimizer))
     batches = method.batches(client, message, training.batch_size, generator)
+    if warms_up and training.make_up_warmup:
+        batches = prolonged(batches, client, training, generator)
 
     def losses(batch: Batch) -> dict[str, Tensor]:
         return method.losses(client, method.complete(client, batch, message), message)
@@ -64,9 +65,19 @@ def train(
                 unfinished.save(client, step, history)
     step.end(history)
     if optimizer is not None:
-        optimizer.clear()
-        optimizer |= {name: tensor.cpu().clone() for name, tensor in step.tensors().items()}
+        step.hand_on(optimizer)
     return mean_terms(history, client.name, message)
+
+
+def prolonged(
+    batches: Iterator[Batch], client: Client, training: Training, generator: torch.Generator
+) -> Iterator[Batch]:
+    """The batches, and after them as many of the client's own records as make up for the warm-up."""
+    steps = 0
+    for batch in batches:
+        steps += 1
+        yield batch
+    yield from client.data.train_batches(training.made_up(steps), training.batch_size, generator)
 
 
 def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) -> dict[str, float]:

@@ -20,6 +20,9 @@ from fedvlp.training.grad_cache import LOCAL, MicroBatches, rows_of
 
 logger = logging.getLogger(__name__)
 
+IDLE = "idle"
+"""Name of an empty tensor in the place of the optimiser's own, for a parameter without a gradient so far."""
+
 Losses = Callable[[Batch], dict[str, Tensor]]
 
 
@@ -29,7 +32,8 @@ class Stepper:
     def __init__(self, client: Client, training: Training, message: Broadcast, purpose: int) -> None:
         """``message`` scales the learning rate or the loss. ``purpose``: a seed that names the phase."""
         self.client, self.training, self.purpose = client, training, purpose
-        self.parameters = [parameter for _, parameter in client.trainable()]
+        trainable = dict(client.trainable())
+        self.names, self.parameters = list(trainable), list(trainable.values())
         self.optimizer = training.build(self.parameters, message.lr_scale)
         self.schedule = training.warm_up(self.optimizer)
         self.loss_scale = message.loss_scale
@@ -127,10 +131,13 @@ class Stepper:
             distributed.average(term for terms in history for term in terms.values())
 
     def tensors(self) -> State:
-        """The optimiser's own, by parameter and name."""
+        """The optimiser's own, named ``<parameter>/<name>``."""
         states = self.optimizer.state_dict()["state"]
         return {
-            f"{i}/{name}": tensor for i, own in states.items() for name, tensor in own.items() if tensor is not None
+            f"{self.names[index]}/{name}": tensor
+            for index, own in states.items()
+            for name, tensor in own.items()
+            if tensor is not None
         }
 
     def numbers(self) -> dict[str, Any]:
@@ -140,10 +147,27 @@ class Stepper:
             "groups": self.optimizer.state_dict()["param_groups"],
         }  # fmt: skip
 
-    def go_on(self, tensors: State) -> None:
-        """Takes over the optimiser's :meth:`tensors` of an earlier phase; with those it needs no warm-up."""
-        self._load(tensors, self.optimizer.state_dict()["param_groups"])
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+    def hand_on(self, tensors: State) -> None:
+        """Puts copies of :meth:`tensors` into those of earlier phases, for the next phase to go on with.
+
+        A parameter that no loss has reached so far has a mark there: its phase has warmed up all the same.
+        """
+        own = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
+        moved = {key.rpartition("/")[0] for key in own}
+        for key in [key for key in tensors if numbered(key) or key.rpartition("/")[0] in moved]:
+            del tensors[key]
+        idle = [name for name in self.names if name not in moved] if own else []
+        tensors |= own | {f"{name}/{IDLE}": torch.zeros(0) for name in idle}
+
+    def go_on(self, tensors: State) -> bool:
+        """Takes over copies of what :meth:`hand_on` left, as far as it is of parameters that this phase trains.
+
+        Returns whether all of these were trained before: then the phase needs no warm-up.
+        """
+        complete = self._load(tensors, self.optimizer.state_dict()["param_groups"])
+        if complete:
+            self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda _: 1.0)
+        return complete
 
     def restore(self, tensors: State, numbers: dict[str, Any]) -> None:
         """Goes on in the phase where :meth:`tensors` and :meth:`numbers` were taken."""
@@ -152,12 +176,26 @@ class Stepper:
         self.scaler.load_state_dict(numbers["scaler"])
         self.done = numbers["done"]
 
-    def _load(self, tensors: State, groups: Any) -> None:
+    def _load(self, tensors: State, groups: Any) -> bool:
+        """Whether there was something for every parameter."""
+        numbers = {name: index for index, name in enumerate(self.names)}
         states: dict[int, State] = {}
+        known: set[int] = set()
         for key, tensor in tensors.items():
-            index, _, name = key.partition("/")
-            states.setdefault(int(index), {})[name] = tensor
+            parameter, _, name = key.rpartition("/")
+            index = int(parameter) if numbered(key) else numbers.get(parameter)
+            if index is None:
+                continue
+            known.add(index)
+            if name != IDLE:
+                states.setdefault(index, {})[name] = tensor.clone()  # the optimiser works in place
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
+        return len(known) == len(self.names) or any(numbered(key) for key in tensors)
+
+
+def numbered(key: str) -> bool:
+    """Whether an optimiser's tensor is named ``<number>/<name>``, as those in checkpoints of servers once were."""
+    return key.partition("/")[0].isdigit()
 
 
 def _size(batch: Batch) -> int:

@@ -1,0 +1,73 @@
+"""`fedvlp pretrain`: towers for models to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
+from fedvlp.cli.runs import Runs
+
+app = typer.Typer()
+
+
+@app.command()
+def pretrain(
+    out: Annotated[Path, typer.Argument(help="Folder for the encoders: what model.init names.")],
+    preset: Annotated[str, typer.Option(help="A preset that trains on all records together.")] = "tiny-pool",
+    data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
+    settings: Setting = None,
+    runs: Runs = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    accept_phi_risk: Annotated[
+        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with the shipped weights of the preset's name.")
+    ] = False,
+    plugins: Plugins = None,
+) -> None:
+    """Trains both towers on public records and writes the encoders, for --set model.init=FOLDER."""
+    from fedvlp.cli.tables import progress_line
+    from fedvlp.run.folder import RunFolder
+    from fedvlp.run.pretrain import compare, pretrainable, shipped, write_towers
+    from fedvlp.run.simulate import simulate
+
+    use_plugins(plugins)
+    expected = shipped(preset) if check else ""
+    if resume is None:
+        experiment = configured(preset, data, None, settings)
+        pretrainable(experiment)
+        folder = RunFolder.create(runs, experiment)
+    elif settings or data:
+        raise ValueError("--resume goes on with the run's own configuration; leave --set and --data out")
+    else:
+        folder = RunFolder(resume)
+        experiment = folder.experiment()
+        pretrainable(experiment)
+    print(f"run {folder.path}")
+    simulate(
+        experiment, folder, accept_phi_risk=accept_phi_risk,
+        report=lambda record: print(progress_line(record), flush=True),
+    )  # fmt: skip
+    source = (data or "").partition(":")[0]  # not the path: the folder may be handed on
+    given = [f" --data {source}:..."] * bool(source) + [f" --set {setting}" for setting in settings or []]
+    wrote, made = write_towers(folder, out, f"fedvlp pretrain OUT --preset {experiment.name}{''.join(given)}")
+    recall = made["held_out"]
+    print(
+        f"held-out records of the pool: R@1 {recall.get('r1')}, R@5 {recall.get('r5')}, {recall['queries']} queries, "
+        f"chance {recall['chance_r1']:.1f}; R@1 within sites {recall.get('r1_within_sites')}\nwrote {wrote}"
+    )
+    if check:
+        comparison = compare(experiment, expected, out)
+        exact = "the same bytes" if comparison.same_bytes else "other bytes"
+        where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"
+        cosines = ", ".join(f"{name} {value:.4f}" for name, value in comparison.cosine.items())
+        print(
+            f"shipped {preset} ({where}): {exact}; held-out R@1 {comparison.recall[0]} then, {comparison.recall[1]} "
+            f"now (standard error {comparison.error:.1f}); cosine of the features of a record: {cosines}"
+        )
+        if comparison.problem:
+            raise ValueError(f"these are not the shipped {preset}: {comparison.problem}")

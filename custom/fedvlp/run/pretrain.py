@@ -1,0 +1,161 @@
+"""Pre-training of towers on public records, for models to start from (models/initial.py).
+
+It is a run like any other, of a method that trains on everybody's records together, by the one training loop.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedvlp import __version__
+from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.types import group
+from fedvlp.core.validate import require
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, save_initial, settled
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+
+SPLIT = "test"
+"""Records of the pool that nothing was chosen on: the figures that are written beside the weights are of these."""
+
+
+def shipped(name: str) -> str:
+    """What ``model.init`` says for the weights that ship under ``name``. Raises ValueError where there are none."""
+    require(name in SHIPPED, f"no weights ship under the name {name}; there are: {', '.join(SHIPPED)}")
+    return settled(name)
+
+
+def pretrainable(experiment: Experiment) -> None:
+    """Raises ValueError unless the experiment trains one dual encoder on everybody's records."""
+    require(
+        experiment.method.pooled,
+        f"the method of {experiment.name} trains at sites; pre-training takes one that trains on all records together: "
+        "tiny-pool, or another preset of Centralized",
+    )
+
+
+def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[str, Any]]:
+    """Writes the encoders of a finished run into ``out``.
+
+    Returns what ``model.init`` says for them, and what config.json there says of their making.
+    """
+    experiment = folder.experiment()
+    pretrainable(experiment)
+    torch.set_num_threads(experiment.training.threads)
+    saved = folder.server()
+    require(saved is not None and folder.model.exists(), "the run has not finished; go on with --resume")
+    assert saved is not None
+    state = experiment.method.finish(saved[0])
+    assembly = Assembly(experiment)
+    model, _ = assembly.modules()
+    weights = {name: tensor for name, tensor in state.items() if not name.startswith(OBJECTIVE)}
+    rounded = {
+        n: t.half().to(t.dtype) if group(n) == "encoder" and t.is_floating_point() else t for n, t in weights.items()
+    }
+    model.load_state_dict(rounded)
+    said = {
+        "command": command,
+        "fedvlp": __version__, "seed": experiment.rounds.seed,
+        "cohort": assembly.cohort.fingerprint, "records": len(assembly.cohort),
+        "trained_on": len(assembly.cohort.rows("train")),
+        "steps": experiment.rounds.rounds * experiment.method.local_steps,
+        "batch_size": experiment.training.batch_size, "lr": experiment.training.lr,
+        "machine": machine(), "held_out": held_out(assembly, model),
+    }  # fmt: skip
+    save_initial(model, out, said)
+    return pinned(str(out)), said
+
+
+def machine() -> dict[str, str]:
+    """What decides the last bits of a sum: the processor, its vector unit, and torch."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": processor or platform.machine(),
+        "simd": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
+
+
+def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
+    """Recall on the pool's test records, in percent, with the number of queries and what chance would give.
+
+    ``r1`` and ``r5`` are among records of all sources, where scanner and wording help to tell them apart;
+    ``r1_within_sites`` is the mean over the sites of recall among their own.
+    """
+    protocol = Retrieval()
+    data = assembly.data(None)
+    figures = protocol.measure(model, data, SPLIT)
+    queries = 2 * (data.sizes[SPLIT] // protocol.batch_size) * protocol.batch_size  # films and reports
+    recalls = {f"r{k}": figures[names.recall(SPLIT, k)] for k in (1, 5) if queries}
+    own = [assembly.data(site) for site in assembly.data_sites()]
+    within = [protocol.measure(model, of, SPLIT) for of in own if of.sizes[SPLIT] >= protocol.batch_size]
+    if within:
+        recalls["r1_within_sites"] = fmean(measured[names.recall(SPLIT, 1)] for measured in within)
+    return {
+        "queries": queries, "candidates": protocol.batch_size, "chance_r1": 100 / protocol.batch_size,
+        **{name: round(value, 2) for name, value in recalls.items()},
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Towers that were made again, against those that they should be."""
+
+    same_bytes: bool
+    same_machine: bool  # so the bytes must be the same, too
+    recall: tuple[float, float]  # R@1 on the pool's test records of the towers as recorded, and of the new ones
+    error: float  # standard error of one R@1, in points
+    cosine: dict[str, float]  # by tower, mean over the test records of both towers' feature of a record
+
+    @property
+    def problem(self) -> str:
+        """Why these are not the towers, or ""."""
+        if self.same_bytes:
+            return ""
+        if self.same_machine:
+            return "this machine, with this torch, should have made the same bytes"
+        if abs(self.recall[1] - self.recall[0]) > 3 * self.error:
+            return "the held-out recall is more than three standard errors from that which is recorded"
+        return ""
+
+
+def compare(experiment: Experiment, recorded: str, remade: Path) -> Comparison:
+    """Compares the folder ``remade`` with the weights ``recorded`` (of ``ModelConfig.init``) that it should equal."""
+    torch.set_num_threads(experiment.training.threads)
+    before, now = made(recorded), made(str(remade))
+    digests = [parse(pinned(init)).digest for init in (recorded, str(remade))]
+    assembly = Assembly(experiment)
+    features = [_features(assembly, init) for init in (recorded, str(remade))]
+    recall = float(before["held_out"]["r1"]), float(now["held_out"]["r1"])
+    share, queries = recall[0] / 100, before["held_out"]["queries"]
+    return Comparison(
+        same_bytes=digests[0] == digests[1],
+        same_machine=before["machine"] == now["machine"],
+        recall=recall,
+        error=100 * (share * (1 - share) / queries) ** 0.5,
+        cosine={name: float(F.cosine_similarity(features[0][name], features[1][name]).mean()) for name in features[0]},
+    )
+
+
+@torch.no_grad()
+def _features(assembly: Assembly, init: str) -> Mapping[str, Tensor]:
+    """The encoders' summary tokens [N, W] of the test records, by tower; no part of the model above them."""
+    model = replace(assembly.experiment.model, init=init).build().eval()
+    load_initial(model, init)
+    encoded = [model.towers(batch) for batch in assembly.data(None).batches(SPLIT, 100, drop_last=False)]
+    images = [tokens.image[:, 0] for tokens in encoded if tokens.image is not None]
+    texts = [tokens.text[:, 0] for tokens in encoded if tokens.text is not None]
+    return {"image": torch.cat(images), "text": torch.cat(texts)}

@@ -1,0 +1,108 @@
+"""The terms of a comparison, by hand: steps of each group of parameters, at the full rate, schedule, weighting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.core.method import Method
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import CreamFL, FedAvg, FedDRA, FedRGB, Local
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+from fedvlp.run.terms import Terms, processor_seconds, terms
+
+
+def spent(method: Method, rounds: int = 2, **training: Any) -> Terms:
+    one: Experiment = replace(SMALL, method=method, training=replace(SMALL.training, **training))
+    return terms(replace(one, rounds=Rounds(rounds=rounds)))
+
+
+DRA = FedDRA(align_steps=10, local_steps=40)
+
+
+def test_feddra_and_fedavg_by_hand() -> None:
+    """A warm-up of 10 takes 4.5 steps away in every phase: 35.5 against 45.5 are 22 % fewer encoder steps."""
+    dra, avg = spent(DRA, warmup_steps=10), spent(FedAvg(local_steps=50), warmup_steps=10)
+    assert dra.steps == {"encoder": 40, "alignment": 50, "head": 50}
+    assert dra.full_rate == {"encoder": 35.5, "alignment": 41.0, "head": 41.0}
+    assert (dra.total, dra.total_full_rate) == (50, 41.0)
+    assert avg.steps == {"encoder": 50, "alignment": 50, "head": 50}
+    assert avg.full_rate == {"encoder": 45.5, "alignment": 45.5, "head": 45.5}
+    assert (dra.axes, avg.axes) == ((35.5, 50), (45.5, 50))
+
+
+def test_without_a_warm_up_every_step_counts_whole() -> None:
+    assert spent(DRA).full_rate == spent(DRA).steps
+    assert spent(DRA).axes == (40, 50)
+
+
+def test_steps_made_up_count_as_they_are_taken() -> None:
+    """Five steps more in each of both phases: 45 are worth 40.5 and 15 are worth 10.5."""
+    made_up = spent(DRA, warmup_steps=10, make_up_warmup=True)
+    assert made_up.steps == {"encoder": 45, "alignment": 60, "head": 60}
+    assert made_up.full_rate == {"encoder": 40.5, "alignment": 51.0, "head": 51.0}
+
+
+def test_kept_moments_pay_for_one_warm_up_in_the_whole_run() -> None:
+    """Of FedDRA's, ``align`` warms up once, and ``joint`` once, as the encoders have no moments before it."""
+    kept = spent(DRA, rounds=4, warmup_steps=10, optimizer_state="keep")
+    assert kept.full_rate["encoder"] == pytest.approx(40 - 4.5 / 4)
+    assert kept.full_rate["head"] == pytest.approx(50 - 9 / 4)
+    plain = spent(FedAvg(local_steps=50), rounds=4, warmup_steps=10, optimizer_state="keep")
+    assert plain.total_full_rate == pytest.approx(50 - 4.5 / 4)
+
+
+def test_a_phase_that_comes_every_other_round_counts_half() -> None:
+    assert spent(replace(DRA, align_every=2)).steps == {"encoder": 40, "alignment": 45, "head": 45}
+
+
+def test_what_is_thrown_away_after_its_phase_is_no_step() -> None:
+    """FedRGB trains copies of the encoders in ``aligner``, and aligners of the site's own in ``local``."""
+    rgb = spent(FedRGB(local_steps=40, aligner_steps=30))
+    assert rgb.steps == {"encoder": 40, "alignment": 30, "head": 30}
+    assert rgb.total == 70
+
+
+def test_what_stays_at_the_site_is_a_step() -> None:
+    assert spent(Local(local_steps=7)).steps == {"encoder": 7, "alignment": 7, "head": 7}
+
+
+def test_schedule_and_weighting_are_told() -> None:
+    one = spent(FedAvg(weighting="uniform"), lr=1e-3, warmup_steps=3, batch_size=8)
+    assert one.schedule == ("adamw", 1e-3, 3, False, "reset")
+    assert (one.weighting, one.batch_size) == ("uniform", 8)
+    assert spent(FedAvg()).weighting == "samples"
+
+
+def test_steps_that_depend_on_records_are_not_guessed() -> None:
+    with pytest.raises(ValueError, match="the steps of CreamFL depend on a site's records"):
+        spent(CreamFL())
+
+
+def test_processor_time_by_hand() -> None:
+    """Site a: 2 + 1 and 3 s in its rounds; site b: 6 s in the one that it answered. The mean of 3, 3 and 6."""
+    history = [
+        {"round": 0, "phase": "align", "sites": {"a": {"processor_seconds": 2.0}, "b": {"processor_seconds": 6.0}}},
+        {"round": 0, "phase": "joint", "sites": {"a": {"processor_seconds": 1.0}}},
+        {"round": 1, "phase": "joint", "sites": {"a": {"processor_seconds": 3.0}, "b": {"seconds": 9.0}}},
+        {"round": 2, "phase": "evaluate", "sites": {"a": {"processor_seconds": 50.0}}},
+    ]
+    assert processor_seconds(history) == 4.0
+    assert math.isnan(processor_seconds([]))
+
+
+def test_a_run_notes_its_processor_time(tmp_path: Any) -> None:
+    """Of tasks that train: the last evaluation has none."""
+    experiment = replace(SMALL, rounds=Rounds(rounds=1, evaluate_every=1))
+    trained, evaluated = simulate(experiment, RunFolder.create(tmp_path, experiment))
+    assert [site for site, metrics in trained["sites"].items() if metrics["processor_seconds"] > 0] == [
+        "site-1", "site-2", "site-3",
+    ]  # fmt: skip
+    assert all("processor_seconds" not in metrics for metrics in evaluated["sites"].values())
+    assert processor_seconds([trained, evaluated]) > 0
