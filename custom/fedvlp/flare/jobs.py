@@ -18,7 +18,7 @@ from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
-from fedvlp.run.assembly import Assembly
+from fedvlp.run.assembly import Assembly, refuse_strangers
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 
@@ -51,11 +51,13 @@ def job_files(
     ``timeouts``: other than FLARE's own.
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md).
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
-    The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
+    The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot,
+    ValueError where ``site_models`` names a site that does not get the job.
     """
     if encrypted:
         experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
     sites = sorted(sites) or Assembly(experiment).sites()
+    refuse_strangers(experiment, sites)
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {
         "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),
