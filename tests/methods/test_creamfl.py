@@ -46,7 +46,7 @@ def five_sites() -> dict[str, Pairs]:
 
 def world(method: CreamFL | PublicEnsemble = SMALL, **options: Any) -> World:
     options = {"data": five_sites(), "public": pairs(99, 10), "rounds": Rounds(rounds=2, evaluate_every=0), **options}
-    return World(method, objective=CreamFLTaskConfig(classes=3, dim=4).build, **options)
+    return World(method, objective=CreamFLTaskConfig(classes=4, dim=4).build, **options)
 
 
 def prepared(made: World) -> Server:
@@ -230,7 +230,7 @@ def test_a_pass_over_the_public_set_sees_every_item_once() -> None:
 
 
 def test_distillation_counts_each_modality_once_by_hand() -> None:
-    """C6: kd_weight 0.3 times the mean square of the difference; l2: the mean norm."""
+    """C6: kd_weight 0.3 times the mean square of the difference; squared: d times that; l2: the mean norm."""
     made = world()
     client = made.client("server")
     batch = next(iter(client.public.batches("train", 4, drop_last=False)))
@@ -241,6 +241,8 @@ def test_distillation_counts_each_modality_once_by_hand() -> None:
     for name in aux:
         difference = getattr(output, name) - aux[name][:4]
         assert losses[name].item() == pytest.approx(0.3 * difference.square().mean().item())
+        squared = replace(SMALL, kd_norm="squared").losses(client, batch, message)[name].item()
+        assert squared == pytest.approx(0.3 * 4 * difference.square().mean().item())
         norm = replace(SMALL, kd_norm="l2").losses(client, batch, message)[name].item()
         assert norm == pytest.approx(0.3 * difference.norm(dim=1).mean().item())
     assert losses.keys() == aux.keys()
@@ -414,9 +416,9 @@ def test_the_server_keeps_a_sample_for_the_report_and_no_more() -> None:
         ({"gamma": -1.0}, "gamma is -1.0"), ({"temperature": 0.0}, "temperature is 0.0"),
         ({"gca_temperature": -1.0}, "gca_temperature"), ({"iot_alpha": 0.0}, "iot_alpha"),
         ({"aggregation": "median"}, "choose one of gca, mean, avg, iot"), ({"order": "x"}, "released, paper"),
-        ({"kd_norm": "l1"}, "mse, l2"), ({"kd_weight": -0.1}, "kd_weight"), ({"local_epochs": 0}, "local_epochs"),
-        ({"server_steps": -1}, "server_steps"), ({"distil_steps": -1}, "distil_steps"),
-        ({"sites_per_round": -1}, "sites_per_round"),
+        ({"kd_norm": "l1"}, "mse, squared, l2"), ({"kd_weight": -0.1}, "kd_weight"),
+        ({"local_epochs": 0}, "local_epochs"), ({"server_steps": -1}, "server_steps"),
+        ({"distil_steps": -1}, "distil_steps"), ({"sites_per_round": -1}, "sites_per_round"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -436,7 +438,7 @@ def test_models_may_differ_and_the_server_may_be_larger() -> None:
                 client.initial = lambda: initial
             return client
 
-    made = Mixed(SMALL, five_sites(), public=pairs(99, 10), objective=CreamFLTaskConfig(classes=3, dim=4).build)
+    made = Mixed(SMALL, five_sites(), public=pairs(99, 10), objective=CreamFLTaskConfig(classes=4, dim=4).build)
     history = made.run().history
     assert all(record["dropped"] == {} for record in history)
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from support.toy import Toy as ToyModel
-from support.toy import World, differs, pairs, same_bytes
+from support.toy import World, differs, pairs, raw, same_bytes
 
 from fedvlp.core.types import Broadcast
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
-from fedvlp.methods.ensemble import PUBLIC, PublicEnsemble
+from fedvlp.methods.ensemble import DISTIL, PUBLIC, PublicEnsemble
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import HashTokenizer
@@ -86,6 +86,38 @@ def test_c3_every_party_sees_the_same_public_inputs() -> None:
         known = ~seen.flatten(1).isnan().any(dim=1)
         assert known.sum() >= len(seen) - SMALL.training.batch_size
         assert torch.equal(seen[known], shared["image"][known])
+
+
+def test_the_server_distils_the_inputs_that_the_sites_represented() -> None:
+    """Bytes of images, and of tokens up to padding, are those of the item; with ``distil_augmented`` images are crops.
+
+    Every item is distilled once before any is again, but for the smaller last batch of a pass.
+    """
+    assembly = Assembly(SMALL)
+    host = assembly.server(assembly.sites()).trainer
+    assert host is not None
+    (represented,) = host.client.data.batches("train", 10_000, drop_last=False)
+    count = len(represented["row"])
+    message, size = Broadcast(0, DISTIL, {}, {}), SMALL.training.batch_size
+
+    def distilled(**settings: Any) -> list[dict[str, torch.Tensor]]:
+        method = replace(METHOD, distil_steps=2 * (count // size), **settings)
+        return list(method.batches(host.client, message, size, torch.Generator().manual_seed(1)))
+
+    plain = distilled()
+    assert len(plain) == 2 * (count // size)
+    for batch in plain:
+        rows, length = batch["row"], batch["text"].shape[1]
+        assert raw(batch["image"]) == raw(represented["image"][rows])
+        assert raw(batch["text"]) == raw(represented["text"][rows][:, :length])
+        assert raw(batch["text_mask"]) == raw(represented["text_mask"][rows][:, :length])
+        assert not represented["text_mask"][rows][:, length:].any()
+    first, second = torch.cat([batch["row"] for batch in plain]).chunk(2)
+    for half in (first, second):
+        assert len(half.unique()) == len(half) == count // size * size
+    assert not torch.equal(first, second)
+    for batch in distilled(distil_augmented=True):
+        assert raw(batch["image"]) != raw(represented["image"][batch["row"]])
 
 
 @pytest.mark.parametrize("size", [2, 5, 31])

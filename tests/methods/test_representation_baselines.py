@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import SGD, Pairs, World, aggregate, differs, pairs, same_bytes, three_sites
+from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes, three_sites
 
 from fedvlp.core.types import Broadcast, Update, VLOutput
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedET, FedGEMS, FedIoT, FedMD
-from fedvlp.methods.ensemble import GLOBAL, PUBLIC, PublicEnsemble
+from fedvlp.methods.ensemble import DISTIL, GLOBAL, PUBLIC, PublicEnsemble
 from fedvlp.methods.fedmd import CONSENSUS
 from fedvlp.methods.math.contrast import representations
+from fedvlp.objectives.creamfl import CreamFLTaskConfig
 
 STEPS: dict[str, Any] = {"local_steps": 2, "local_epochs": 1, "server_steps": 2}
 
@@ -52,13 +53,29 @@ def test_fedmd_digests_the_consensus_first_and_then_revisits_its_records() -> No
     assert [PUBLIC + "row" in batch for batch in first] == [False] * 4, "no consensus before the first round"
 
 
-def test_fedmd_digests_by_hand() -> None:
-    """(1, 0) against (0, 1): the mean square is 1; both modalities add up, times the weight."""
-    method = FedMD(digest=0.5)
+@pytest.mark.parametrize("norm", ["mse", "squared", "l2"])
+@pytest.mark.parametrize("kind", [FedMD, FedGEMS])
+def test_digests_by_hand(kind: type[FedMD], norm: str) -> None:
+    """(1, 0) against (0, 1): the squared distance is 2; both modalities add up, times the weight."""
+    method = kind(digest=0.5, kd_norm=norm)
     own, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 9.0], [0.0, 1.0]])
     message = Broadcast(0, "train", {}, {"image": target, "text": target})
     losses = method.public_losses(world(method).client("a"), VLOutput(own, own), torch.tensor([1]), message)
-    assert {name: term.item() for name, term in losses.items()} == {"digest": 1.0}
+    assert {name: term.item() for name, term in losses.items()} == {"digest": 2.0}
+
+
+def test_a_digest_is_on_the_scale_of_the_servers_distillation() -> None:
+    """With equal weights and targets a site is pulled as strongly as the server, whatever d is."""
+    method = FedMD(digest=3.0, kd_weight=3.0, kd_norm="squared")
+    client, target = world(method).client("server"), {"image": units(1), "text": units(2)}
+    (batch,) = client.public.batches("train", 8, drop_last=False)
+    distilled = method.losses(client, batch, Broadcast(0, DISTIL, {}, target))
+    digested = method.public_losses(client, client.model(batch), batch["row"], Broadcast(0, "train", {}, target))
+    assert digested["digest"].item() == pytest.approx(sum(term.item() for term in distilled.values()))
+
+
+def units(seed: int) -> torch.Tensor:
+    return torch.nn.functional.normalize(torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
 # FedET
@@ -144,6 +161,51 @@ def test_fediot_averages_each_modality_over_those_that_have_it(alpha: float, wei
     for name, tensor in server.state.items():
         wanted = 1.0 if name.startswith("text") else expected
         assert torch.allclose(tensor, torch.full_like(tensor, wanted)), name
+
+
+def labelled(seed: int, modality: str) -> Pairs:
+    data = lone(seed, 8, modality)
+    data.labels = torch.eye(3)[torch.arange(8) % 3]
+    return data
+
+
+@pytest.mark.parametrize("spaces", ["disjoint", "shared"])
+def test_fediot_sends_and_averages_only_what_a_site_trained(spaces: str) -> None:
+    """Paired sites have no classifier in their update, the others no scale of pairs: none resets another's."""
+    data = {"a": pairs(0, 8), "c": labelled(1, "image"), "d": labelled(2, "text")}
+    objective = CreamFLTaskConfig(classes=4, dim=4, label_spaces=spaces).build
+    made = world(FedIoT(local_steps=2), data=data, objective=objective)
+    server = made.server()
+    server.phase, before = "train", clone(server.state)
+    updates = {}
+    for name in data:
+        update = made.site(name).handle(made.method.broadcast(server, name))
+        updates[name] = replace(update, state=clone(update.state))  # the sites share one model
+    of_image, of_text = ("weight", "weight") if spaces == "shared" else ("image_weight", "text_weight")
+    own = {"a": {"scale", "shift"}, "c": {of_image}, "d": {of_text}}
+    for name, update in updates.items():
+        assert {n.removeprefix("objective.") for n in update.state if n.startswith("objective.")} == own[name]
+        assert update.state.keys() == made.method.expects(server, name).state.keys()
+        assert all(differs(update.state, before, [f"objective.{n}"]) for n in own[name])
+    aggregate(made.method, server, list(updates.values()), "train")
+    same_bytes(*({n: s[n] for n in ("objective.scale", "objective.shift")} for s in (server.state, updates["a"].state)))
+    if spaces == "disjoint":
+        assert torch.equal(server.state["objective.image_weight"], updates["c"].state["objective.image_weight"])
+        assert torch.equal(server.state["objective.text_weight"], updates["d"].state["objective.text_weight"])
+    else:
+        mean = (updates["c"].state["objective.weight"] + updates["d"].state["objective.weight"]) / 2
+        assert torch.allclose(server.state["objective.weight"], mean)
+
+
+def test_fediot_keeps_what_no_site_trained() -> None:
+    made = world(FedIoT(local_steps=1), data={"a": pairs(0, 8)}, objective=CreamFLTaskConfig(classes=4, dim=4).build)
+    server = made.server()
+    server.phase, before = "train", clone(server.state)
+    update = made.site("a").handle(made.method.broadcast(server, "a"))
+    aggregate(made.method, server, [update], "train")
+    names = [n for n in before if n.endswith("_weight")]
+    assert len(names) == 2
+    same_bytes({n: server.state[n] for n in names}, {n: before[n] for n in names})
 
 
 def test_fediot_gives_the_public_set_to_multimodal_sites() -> None:

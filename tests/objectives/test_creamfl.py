@@ -53,8 +53,9 @@ def test_rounding_makes_no_distance_of_equal_vectors_imaginary() -> None:
 
 
 def task(classes: int = 2, **settings: float) -> CreamFLTask:
-    """Class weights (1, 0) and (-3, 1), of which the negative entry counts as 0; then zeros."""
-    made = CreamFLTaskConfig(classes=classes, dim=2, **{"feature_scale": 2.0, "margin": 4.0, **settings}).build()
+    """Class weights (1, 0) and (-3, 1), of which the negative entry counts as 0; then zeros. One space for all."""
+    settings = {"feature_scale": 2.0, "margin": 4.0, **settings}
+    made = CreamFLTaskConfig(classes=classes, dim=2, label_spaces="shared", **settings).build()
     with torch.no_grad():
         made.weight.zero_()
         made.weight[:2] = torch.tensor([[1.0, 0.0], [-3.0, 1.0]])
@@ -67,19 +68,19 @@ def test_classification_by_hand() -> None:
 
     each row costs log(1 + e^-1).
     """
-    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]]), "image")
     assert losses["classification"].item() == pytest.approx(softplus(2))
     assert losses["centre"].item() == pytest.approx(0.5 * softplus(-1))
 
 
 def test_the_loss_is_the_mean_over_records() -> None:
-    losses = task().classify(torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[1.0, 0.0]] * 3))
+    losses = task().classify(torch.tensor([[1.0, 0.0]] * 3), torch.tensor([[1.0, 0.0]] * 3), "image")
     assert losses["classification"].item() == pytest.approx(softplus(2))
 
 
 def test_several_positive_labels_share_the_target() -> None:
     """Both positive: logits (2 - 4, 0 - 4), the mean of both cross entropies."""
-    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]))
+    losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), "image")
     assert losses["classification"].item() == pytest.approx((softplus(-2) + softplus(2)) / 2)
 
 
@@ -87,9 +88,9 @@ def test_a_record_without_a_positive_label_is_left_out_or_of_the_class_none() ->
     """Labels 0, -1 (uncertain) and nan are no positive ones."""
     features = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     labels = torch.tensor([[1.0, torch.nan], [0.0, -1.0]])
-    assert task().classify(features, labels)["classification"].item() == pytest.approx(softplus(2))
-    assert task().classify(features[1:], labels[1:])["classification"].item() == 0.0
-    none = task(classes=3).classify(features[1:], labels[1:])["classification"].item()  # logits (2, 0, 0 - 4)
+    assert task().classify(features, labels, "image")["classification"].item() == pytest.approx(softplus(2))
+    assert task().classify(features[1:], labels[1:], "image")["classification"].item() == 0.0
+    none = task(classes=3).classify(features[1:], labels[1:], "image")["classification"].item()  # logits (2, 0, 0 - 4)
     assert none == pytest.approx(math.log(math.exp(2) + 1 + math.exp(-4)) + 4)
 
 
@@ -107,15 +108,87 @@ def test_the_released_codes_numbers_are_the_defaults() -> None:
     assert isinstance(made, CreamFLTask)
     assert (made.scale.item(), made.shift.item()) == (15.0, 15.0)
     assert (made.feature_scale, made.margin, made.centre) == (128.0, 4.0, 0.5)
-    again = CreamFLTaskConfig().build()
-    assert torch.equal(made.weight, again.weight), "the same at the server and at every site"
+    assert made.label_spaces == "disjoint"
+
+
+@pytest.mark.parametrize("spaces", ["disjoint", "shared"])
+def test_class_weights_are_those_of_the_seed(spaces: str) -> None:
+    """Else every site would start from the prototypes of all others."""
+    config = CreamFLTaskConfig(label_spaces=spaces)
+    one, again, other = (config.build(seed=seed).state_dict() for seed in (3, 3, 4))
+    weights = [name for name in one if name.endswith("weight")]
+    assert weights == (["weight"] if spaces == "shared" else ["image_weight", "text_weight"])
+    for name in weights:
+        assert torch.equal(one[name], again[name])
+        assert not (one[name] == other[name]).any()
+
+
+def test_images_and_reports_that_stand_alone_are_classified_in_label_spaces_of_their_own() -> None:
+    """Labels a, b, c and "none": images know a and c, reports b; what is only in the other's space is "none" here.
+
+    All class weights are 0, so each class has the same logit but for the margin of 4 on the positive one.
+    """
+    made = CreamFLTaskConfig(classes=4, dim=2, margin=4.0).build()
+    assert isinstance(made, CreamFLTask)
+    with torch.no_grad():
+        made.image_weight.zero_()
+        made.text_weight.zero_()
+    features = torch.tensor([[1.0, 0.0]])
+    of_three, of_two = math.log(2 + math.exp(-4)) + 4, softplus(4)
+    for labels in ([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]):
+        image = made.classify(features, torch.tensor([labels]), "image")
+        text = made.classify(features, torch.tensor([labels]), "text")
+        assert image["classification"].item() == pytest.approx(of_three)
+        assert text["classification"].item() == pytest.approx(of_two)
+        assert image["centre"].item() == pytest.approx(0.5 * math.log(3))
+        assert text["centre"].item() == pytest.approx(0.5 * math.log(2))
+
+
+def test_what_a_record_trains() -> None:
+    """``idle`` says which own parameters a record leaves without a gradient; a row of the other's space has none."""
+    for spaces in ("disjoint", "shared"):
+        for modalities in (("image", "text"), ("image",), ("text",)):
+            made = CreamFLTaskConfig(classes=4, dim=2, label_spaces=spaces).build()
+            assert isinstance(made, CreamFLTask)
+            made.add_module("extra", torch.nn.Linear(1, 1))  # of the method: none of its own
+            unit = torch.tensor([[0.6, 0.8], [0.8, 0.6]])
+            output = VLOutput(**dict.fromkeys(modalities, unit))
+            losses = made(output, {"labels": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])})
+            torch.stack(list(losses.values())).sum().backward()
+            moved = {name for name, p in made.named_parameters(recurse=False) if p.grad is not None}
+            assert made.idle(modalities) == {name for name, _ in made.named_parameters(recurse=False)} - moved
+    assert CreamFLTaskConfig().build().idle(("image",)) == {"scale", "shift", "text_weight"}  # type: ignore[operator]
+
+
+def test_rows_of_the_other_label_space_are_not_trained() -> None:
+    made = CreamFLTaskConfig(classes=6, dim=2).build()
+    assert isinstance(made, CreamFLTask)
+    with torch.no_grad():
+        made.image_weight.fill_(0.5)
+    made.classify(torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0] * 5]), "image")["classification"].backward()
+    assert made.image_weight.grad is not None
+    assert made.image_weight.grad.any(dim=1).tolist() == [True, False, True, False, True, True]
+    assert made.text_weight.grad is None
+
+
+def test_a_label_space_of_one_class_is_refused() -> None:
+    """Three labels and no "none of them": reports would have the second label alone."""
+    made = CreamFLTaskConfig(classes=3, dim=2).build()
+    assert isinstance(made, CreamFLTask)
+    features, labels = torch.ones(1, 2), torch.ones(1, 3)
+    made.classify(features, labels, "image")
+    with pytest.raises(ValueError, match="1 of 3 labels for sites with text alone, expected at least 2 classes; set"):
+        made.classify(features, labels, "text")
+    CreamFLTaskConfig(classes=3, dim=2, label_spaces="shared").build().classify(features, labels, "text")  # type: ignore[operator]
+    with pytest.raises(ValueError, match="label_spaces 'own'; choose one of disjoint, shared"):
+        CreamFLTaskConfig(label_spaces="own")
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"weights \[2, 2\].*features \[1, 3\].*set objective.dim"):
-        task().classify(torch.ones(1, 3), torch.ones(1, 2))
+        task().classify(torch.ones(1, 3), torch.ones(1, 2), "image")
     with pytest.raises(ValueError, match=r"labels \[1, 4\]"):
-        task().classify(torch.ones(1, 2), torch.ones(1, 4))
+        task().classify(torch.ones(1, 2), torch.ones(1, 4), "image")
     for wrong in ({"classes": 1}, {"dim": 0}):
         with pytest.raises(ValueError, match="expected at least 2 and 1"):
             CreamFLTaskConfig(**wrong)
@@ -124,7 +197,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
 
 def test_class_weights_start_uniform_within_one_over_the_root_of_the_width() -> None:
     """20,000 draws within 1/4: the largest and smallest lie within 1 % of the ends, the mean near 0."""
-    weight = CreamFLTaskConfig(classes=1250, dim=16).build().weight
+    weight = CreamFLTaskConfig(classes=1250, dim=16, label_spaces="shared").build().weight
     assert -0.25 <= weight.min() < -0.2475
     assert 0.2475 < weight.max() <= 0.25
     assert abs(weight.mean()) < 0.005

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from support.toy import clone, forked, same_bytes
 
+from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.client import named_state
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast
+from fedvlp.core.types import GROUPS, Broadcast, State, group
 from fedvlp.data.cohort import PUBLIC, SPLITS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, answer
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
+from fedvlp.flare.jobs import job_files
+from fedvlp.methods import CreamFL, FedIoT
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly, public_id
-from fedvlp.run.config import from_config, to_config
+from fedvlp.run.config import described, from_config, to_config
 from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.folder import RunFolder
 from fedvlp.training.config import Training
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
@@ -152,11 +162,80 @@ def test_sites_may_have_models_of_their_own() -> None:
     assert models["site-2"] is models["site-3"]
     assert models["site-1"] is assembly.modules()[0]
     assert models["site-2"].config == other
-    client = assembly.site("site-2").client
+
+
+def initial(experiment: Experiment, site: str) -> State:
+    """The weights from which a site's own model starts."""
+    client = Assembly(experiment).site(site).client
+    for parameter in (*client.model.parameters(), *client.objective.parameters()):
+        parameter.data.zero_()  # a task of another site may have left anything there
     assert client.initial is not None
-    initial = {name: tensor.clone() for name, tensor in client.state().items()}
-    client.model.image_head[0].weight.data.zero_()
-    assert all(torch.equal(client.initial()[name], tensor) for name, tensor in initial.items())
+    return client.initial()
+
+
+def test_every_site_draws_its_own_model_from_its_own_seed(tmp_path: Path) -> None:
+    """The same in any process, whatever other sites there are; class weights too. The server's is another."""
+    objective = CreamFLTaskConfig(classes=6, dim=16)
+    cohort = SyntheticCohort(sites=3, size=200, image_size=36)
+    mine = replace(SMALL, method=CreamFL(), objective=objective, data=cohort)
+    states = {site: initial(mine, site) for site in ("site-1", "site-2", "site-3")}
+    states["server"] = named_state(*Assembly(mine).modules())
+    drawn = [name for name, tensor in states["server"].items() if len(tensor.unique()) > 2]
+    assert {"objective.image_weight", "objective.text_weight"} < set(drawn)
+    assert {group(name) for name in drawn} >= set(GROUPS)
+    for one, other in combinations(states.values(), 2):
+        assert not any(torch.equal(one[name], other[name]) for name in drawn)
+    fewer = replace(mine, data=replace(mine.data, sites=2), partition=Partition(text_only=1, public=0.25))
+    same_bytes(initial(fewer, "site-2"), states["site-2"])
+    reseeded = initial(replace(mine, rounds=replace(mine.rounds, seed=1)), "site-2")
+    assert not any(torch.equal(reseeded[name], states["site-2"][name]) for name in drawn)
+
+    def elsewhere() -> None:
+        torch.manual_seed(5)
+        save_tensors(tmp_path / "initial.safetensors", initial(from_config(to_config(mine)), "site-2"), {})
+
+    assert forked(elsewhere) == 0
+    same_bytes(load_tensors(tmp_path / "initial.safetensors")[0], states["site-2"])
+
+
+def test_sites_whose_weights_are_averaged_start_from_the_servers() -> None:
+    """The own seeds are for models that stay at the sites: they would average to nothing."""
+    mine = replace(SMALL, method=FedIoT(local_steps=1), objective=CreamFLTaskConfig(classes=6, dim=16))
+    assembly = Assembly(mine)
+    server = assembly.server(assembly.sites())
+    server.phase = "train"
+    for name in ("site-1", "site-3", "site-5"):
+        client = assembly.site(name).client
+        mine.method.receive(client, mine.method.broadcast(server, name))
+        same_bytes(clone(client.state()), server.state)
+
+
+def test_models_for_sites_that_do_not_exist_are_refused() -> None:
+    """When the experiment is assembled, before anything is trained; at a hospital only its own records are there."""
+    models = (("site-2", MODEL), ("site-7", MODEL), ("clinic", MODEL))
+    mixed = replace(SMALL, method=CreamFL(), site_models=models)
+    expected = r"site_models names site-7, clinic; the sites are site-1, site-2, site-3, site-4, site-5\. Name sites of"
+    with pytest.raises(ValueError, match=expected):
+        Assembly(mixed).sites()
+    with pytest.raises(ValueError, match=expected):
+        job_files(mixed)
+    with pytest.raises(ValueError, match=r"site_models names site-7, clinic; the sites are a, site-2\."):
+        job_files(mixed, sites=["site-2", "a"])
+    job_files(mixed, sites=["site-2", "clinic", "site-7"])
+    at_one_site = replace(mixed, site_models=(("site-1", MODEL), ("elsewhere", MODEL)))
+    assert Assembly(at_one_site).site("site-1").client.name == "site-1"
+
+
+def test_a_run_from_before_there_were_label_spaces_has_one(tmp_path: Path) -> None:
+    """Its checkpoints hold one matrix of class weights. A new experiment has two, unless it says otherwise."""
+    written = described(replace(SMALL, objective=CreamFLTaskConfig(classes=6, dim=16)))
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert RunFolder(tmp_path).experiment().objective == CreamFLTaskConfig(classes=6, dim=16)
+    del written["args"]["objective"]["args"]["label_spaces"]
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    former = RunFolder(tmp_path).experiment()
+    assert former.objective == CreamFLTaskConfig(classes=6, dim=16, label_spaces="shared")
+    assert "objective.weight" in Assembly(former).server(("site-1",)).state
 
 
 def test_site_models_come_back_from_json_and_from_flares_builder() -> None:

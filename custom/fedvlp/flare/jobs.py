@@ -20,7 +20,7 @@ from fedvlp.core.validate import require, require_name
 from fedvlp.flare.overlap_messages import TASK
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
-from fedvlp.run.assembly import Assembly
+from fedvlp.run.assembly import Assembly, refuse_strangers
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 
@@ -59,7 +59,8 @@ def job_files(
     updates cannot be averaged as ciphertexts.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
-    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here.
+    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here, and
+    ValueError where ``site_models`` names a site that does not get the job.
     """
     experiment = experiment.pinned()
     if encrypted:
@@ -68,6 +69,7 @@ def job_files(
         refuse_unencryptable(experiment.method)
         experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
     sites = sorted(sites) or Assembly(experiment).sites()
+    refuse_strangers(experiment, sites)
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {
         "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),

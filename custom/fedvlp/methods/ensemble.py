@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedvlp.core.aggregation import Aggregator
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, Data
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server, Trainer
@@ -28,7 +28,7 @@ TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
 ROUNDING = 0.01  # what the length of a unit vector may lose as float16 or bfloat16
 SHOWN = 100  # public pairs whose representations are kept for the report
-ORDERS, NORMS = ("released", "paper"), ("mse", "l2")
+ORDERS, NORMS = ("released", "paper"), ("mse", "squared", "l2")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class PublicEnsemble(Method):
     combines what it received and distils it. ``paper``: the server trains on P after the sites have answered.
 
     ``kd_weight=0`` without a public pass leaves the server training on P alone. A modality that nobody supplied is
-    not distilled. A site's model, and its last representations, stay in its memory.
+    not distilled. A site's model, and its last representations, stay in its memory; its first weights are its own
+    (``client.initial``), so before round 0 no two sites represent anything alike. The server distils the very inputs
+    that the sites represented, without augmentation.
     """
 
     uses_public: ClassVar[bool] = True
@@ -51,7 +53,8 @@ class PublicEnsemble(Method):
     sites_per_round: int = 0  # drawn anew every round; 0 = all
     order: str = "released"  # released | paper
     kd_weight: float = 0.3  # weight of the distillation, >= 0; 0 = none
-    kd_norm: str = "mse"  # distance to the ensemble: mse (released code) | l2 (Eq. 7)
+    kd_norm: str = "mse"  # distance to the ensemble: mse, over rows and d (released code) | squared | l2 (Eq. 7)
+    distil_augmented: bool = False  # distil crops as those of the server's task, which no site has represented
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +136,8 @@ class PublicEnsemble(Method):
         if message.phase in (TASK, DISTIL):
             steps = self.server_steps if message.phase == TASK else self.distil_steps
             steps = steps or one_pass(client.data.num_train, batch_size)
+            if message.phase == DISTIL and not self.distil_augmented:
+                return islice(as_represented(client.data, batch_size, generator), steps)
             return client.data.train_batches(steps, batch_size, generator)
         return self.local_batches(client, message, batch_size, generator)
 
@@ -163,7 +168,7 @@ class PublicEnsemble(Method):
         """Mean distance of the rows of ``own`` and ``target``, both [B, d]."""
         if self.kd_norm == "l2":
             return torch.linalg.vector_norm(own - target, dim=1).mean()
-        return (own - target).square().mean()
+        return squared_distance(own, target) if self.kd_norm == "squared" else (own - target).square().mean()
 
     def upload(self, client: Client, message: Broadcast) -> State:
         reps = representations(client, client.data.modalities)
@@ -207,9 +212,24 @@ def one_pass(records: int, size: int) -> int:
     return max(1, records // size)
 
 
+def squared_distance(own: Tensor, target: Tensor) -> Tensor:
+    """Mean squared distance of the rows of ``own`` and ``target``, both [B, d]."""
+    return (own - target).square().sum(dim=1).mean()
+
+
+def as_represented(data: Data, size: int, generator: Generator) -> Iterator[Batch]:
+    """Passes over a training split without end, each in a random order, of the inputs that are represented.
+
+    A pass drops its last, smaller batch, unless there is no other.
+    """
+    while data.num_train:
+        order = torch.randperm(data.num_train, generator=generator)
+        yield from data.batches("train", size, drop_last=len(order) >= size, rows=order)
+
+
 def public_pass(client: Client, size: int, generator: Generator) -> Iterator[Batch]:
     """The public training split once, in random order and without augmentation; names begin with ``public/``."""
     assert client.public is not None
-    order = torch.randperm(client.public.num_train, generator=generator)
-    for batch in client.public.batches("train", size, drop_last=len(order) >= size, rows=order):
+    steps = one_pass(client.public.num_train, size)
+    for batch in islice(as_represented(client.public, size, generator), steps):
         yield {PUBLIC + name: tensor for name, tensor in only(batch, client.data.modalities).items()}

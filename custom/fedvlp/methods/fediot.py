@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Generator
 
 from fedvlp.core.aggregation import Aggregator
-from fedvlp.core.client import Client
+from fedvlp.core.client import OBJECTIVE, Client
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require
+from fedvlp.methods.ensemble import trainer
 
 SHARED = ""  # what belongs to no modality, e.g. the objective
+KINDS = (MODALITIES, *((name,) for name in MODALITIES))  # of sites, by what their records have
 
 
 @dataclass(frozen=True)
 class FedIoT(Method):
-    """FedAvg in which a site sends, and is averaged over, the modalities that it has; multimodal sites count more.
+    """FedAvg in which a site sends, and is averaged over, the tensors that its records train; multimodal sites count
+
+    more. These are the towers of its modalities, and of the objective what that does not call ``idle`` there.
 
     ``alpha=1`` and only multimodal sites is FedAvg. As in CreamFL's comparison all have the server's architecture, and
     the public set is given to the multimodal sites: every second step of theirs is on it.
@@ -36,7 +40,7 @@ class FedIoT(Method):
         require(self.alpha > 0, f"alpha is {self.alpha}; it must be positive")
 
     def expects(self, server: Server, site: str) -> Expected:
-        return Expected(held(server.modalities[site], server.state))
+        return Expected(trained(server.modalities[site], server.state, trainer(server).client.objective))
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return ModalityMeans(self, server)
@@ -51,33 +55,45 @@ class FedIoT(Method):
             yield next(public) if step % 2 else batch
 
     def upload(self, client: Client, message: Broadcast) -> State:
-        return held(client.data.modalities, client.state())
+        return trained(client.data.modalities, client.state(), client.objective)
 
 
 class ModalityMeans:
-    """One mean for each modality's tensors, over the sites that have it, and one for what all share."""
+    """A mean for the tensors that the same kinds of sites train, over those sites; what nobody trained stays."""
 
     def __init__(self, method: FedIoT, server: Server) -> None:
         self._method = method
         self._server = server
-        self._means = {
-            kind: server.mean({name: t for name, t in server.state.items() if modality(name) == kind})
-            for kind in (*MODALITIES, SHARED)
-        }
+        of_kind = {kind: trained(kind, server.state, trainer(server).client.objective) for kind in KINDS}
+        together: dict[tuple[tuple[str, ...], ...], State] = {}  # tensors by the kinds of sites that train them
+        for name, tensor in server.state.items():
+            kinds = tuple(kind for kind in KINDS if name in of_kind[kind])
+            together.setdefault(kinds, {})[name] = tensor
+        self._means = {kinds: server.mean(tensors) for kinds, tensors in together.items()}
 
     def add(self, update: Update) -> None:
         modalities = self._server.modalities[update.site]
         weight = self._method.weight(self._server, update)
         if modalities == MODALITIES:
             weight *= self._method.alpha
-        for kind in (*modalities, SHARED):
-            self._means[kind].add(update.state, weight)
+        for kinds, mean in self._means.items():
+            if modalities in kinds:
+                mean.add(update.state, weight)
 
     def commit(self) -> None:
         for mean in self._means.values():
             self._server.replace(mean.result())
 
 
-def held(modalities: Sequence[str], state: State) -> State:
-    """The tensors that a site with records of ``modalities`` trains."""
-    return {name: tensor for name, tensor in state.items() if modality(name) in (*modalities, SHARED)}
+def trained(modalities: Sequence[str], state: State, objective: Any) -> State:
+    """The tensors of ``state`` that a site with records of ``modalities`` trains.
+
+    An objective whose own parameters are not all trained by all records says so in ``idle(modalities)``.
+    """
+    idle = {OBJECTIVE + name for name in getattr(objective, "idle", no_names)(modalities)}
+    return {name: t for name, t in state.items() if modality(name) in (*modalities, SHARED) and name not in idle}
+
+
+def no_names(modalities: Sequence[str]) -> frozenset[str]:
+    """Of an objective that is trained whole by any record."""
+    return frozenset()

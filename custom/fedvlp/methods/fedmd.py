@@ -12,7 +12,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, VLOutput
 from fedvlp.core.validate import require
-from fedvlp.methods.ensemble import PublicEnsemble
+from fedvlp.methods.ensemble import PublicEnsemble, squared_distance
 
 CONSENSUS = "consensus/"
 
@@ -27,7 +27,7 @@ class FedMD(PublicEnsemble):
 
     public_first: ClassVar[bool] = True
 
-    digest: float = 1.0  # weight of the distance to the consensus, >= 0
+    digest: float = 1.0  # weight of the squared distance to the consensus, >= 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,7 +38,7 @@ class FedMD(PublicEnsemble):
 
     def public_losses(self, client: Client, output: VLOutput, rows: Tensor, message: Broadcast) -> dict[str, Tensor]:
         known = [name for name in client.data.modalities if name in message.aux]
-        distances = [self.distance(getattr(output, name), message.aux[name][rows]) for name in known]
+        distances = [squared_distance(getattr(output, name), message.aux[name][rows]) for name in known]
         return {"digest": self.digest * torch.stack(distances).sum()} if distances else {}
 
     def close(self, server: Server, combined: State) -> None:

@@ -6,6 +6,7 @@ Differs: a record may have several positive labels, or none (see ``CreamFLTask``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedvlp.core.types import Batch, VLOutput
+from fedvlp.core.types import MODALITIES, Batch, VLOutput
+
+LABEL_SPACES = ("disjoint", "shared")
+PAIRED = ("scale", "shift")  # what pairs alone train
 
 
 def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -34,46 +38,72 @@ class CreamFLTask(nn.Module):
     Classes are the labels and, if ``classes`` is one more, "none of them". The target is uniform over a record's
     positive labels, so it is the papers' one-hot where there is one. Without a class "none of them", a record without a
     positive label is left out.
+
+    Images and reports that stand alone are classified in label spaces of their own, as the papers' are (CIFAR-100,
+    AG_NEWS): images by the first, third, ... label, reports by the second, fourth, ..., with class weights
+    ``image_weight`` and ``text_weight`` [C, d], in which the other's rows are not used. ``label_spaces="shared"``: both
+    by all labels, with one ``weight``.
     """
 
     needs = ("image", "text", "labels")
 
-    def __init__(
-        self, classes: int, dim: int, feature_scale: float, margin: float, centre: float, reduction: str
-    ) -> None:
+    def __init__(self, config: CreamFLTaskConfig, seed: int) -> None:
         super().__init__()
-        self.feature_scale, self.margin, self.centre, self.reduction = feature_scale, margin, centre, reduction
+        self.feature_scale, self.margin, self.centre = config.feature_scale, config.margin, config.centre
+        self.reduction, self.label_spaces = config.reduction, config.label_spaces
         self.scale, self.shift = (nn.Parameter(torch.tensor(15.0)) for _ in range(2))
-        self.weight = nn.Parameter(torch.empty(classes, dim))  # used as max(weight, 0)
-        generator = torch.Generator().manual_seed(0)
-        nn.init.uniform_(self.weight, -(dim**-0.5), dim**-0.5, generator=generator)
+        generator, bound = torch.Generator().manual_seed(seed), config.dim**-0.5
+        for name in dict.fromkeys(map(self.weight_of, MODALITIES)):
+            drawn = torch.empty(config.classes, config.dim).uniform_(-bound, bound, generator=generator)
+            self.register_parameter(name, nn.Parameter(drawn))  # used as max(weight, 0)
+
+    def weight_of(self, modality: str) -> str:
+        """The name of the class weights by which records of this modality alone are classified."""
+        return "weight" if self.label_spaces == "shared" else f"{modality}_weight"
+
+    def idle(self, modalities: Sequence[str]) -> frozenset[str]:
+        """The names of own parameters that records of these ``modalities`` do not train."""
+        trained = PAIRED if len(modalities) > 1 else map(self.weight_of, modalities)
+        return frozenset(name for name, _ in self.named_parameters(recurse=False)).difference(trained)
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
         """The terms of a batch; none without labels where one modality is absent."""
         if output.image is not None and output.text is not None:
             total = soft_contrastive(output.image, output.text, self.scale, self.shift)
             return {"contrastive": total / len(output.image) if self.reduction == "mean" else total}
-        features = output.image if output.image is not None else output.text
+        modality = "image" if output.image is not None else "text"
+        features: Tensor | None = getattr(output, modality)
         if features is None or "labels" not in batch:
             return {}
-        return self.classify(features, batch["labels"])
+        return self.classify(features, batch["labels"], modality)
 
-    def classify(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def classify(self, features: Tensor, labels: Tensor, modality: str) -> dict[str, Tensor]:
         """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the separation of the classes.
 
-        Raises ValueError where d or L does not fit the weights [C, d].
+        Both in the label space of ``modality``. Raises ValueError where d or L does not fit the weights [C, d], or the
+        space has a single class.
         """
-        if features.shape[1] != self.weight.shape[1] or len(self.weight) - labels.shape[1] not in (0, 1):
+        weight: Tensor = self.get_parameter(self.weight_of(modality))  # [C, d]
+        count = labels.shape[1]
+        if features.shape[1] != weight.shape[1] or len(weight) - count not in (0, 1):
             raise ValueError(
-                f"CreamFLTask: weights {list(self.weight.shape)} (classes, dim), features {list(features.shape)}, "
+                f"CreamFLTask: weights {list(weight.shape)} (classes, dim), features {list(features.shape)}, "
                 f"labels {list(labels.shape)}; set objective.dim to model.embedding_dim and objective.classes to the "
                 "number of labels, or one more"
             )
-        positive = (labels == 1).to(features.dtype)  # [B, L]
-        if len(self.weight) > labels.shape[1]:
+        shared = self.label_spaces == "shared"
+        own = list(range(count)) if shared else list(range(MODALITIES.index(modality), count, 2))
+        positive = (labels[:, own] == 1).to(features.dtype)  # [B, L of this space]
+        if len(weight) > count:
             positive = torch.cat([positive, (positive.sum(1, keepdim=True) == 0).to(features.dtype)], dim=1)
+            own.append(count)
+        if len(own) < 2:
+            raise ValueError(
+                f"CreamFLTask: {len(own)} of {count} labels for sites with {modality} alone, expected at least 2 "
+                "classes; set objective.label_spaces to shared, or objective.classes to one more than the labels"
+            )
         known = positive.sum(1) > 0
-        weight = self.weight.clamp_min(0)  # [C, d]
+        weight = weight[own].clamp_min(0)  # [C of this space, d]
         logits = self.feature_scale * features @ weight.T - self.margin * positive  # [B, C]
         target = positive / positive.sum(1, keepdim=True).clamp_min(1)
         losses = -(target * F.log_softmax(logits, dim=1)).sum(1)  # [B]
@@ -85,7 +115,7 @@ class CreamFLTask(nn.Module):
 class CreamFLTaskConfig:
     """Configuration of ``CreamFLTask``; the defaults are the released code's (spec 6.2).
 
-    Raises ValueError for fewer than 2 classes, a ``dim`` below 1 or an unknown ``reduction``.
+    Raises ValueError for fewer than 2 classes, a ``dim`` below 1, an unknown ``reduction`` or ``label_spaces``.
     """
 
     classes: int = 5  # C: L labels, or L + 1 with "none of them"; at least 2
@@ -94,13 +124,17 @@ class CreamFLTaskConfig:
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
     reduction: str = "sum"  # of the loss of pairs over the batch: "sum" (released code) or "mean" (as the other terms)
+    label_spaces: str = field(default="disjoint", metadata={"before": "shared"})  # or "shared": of single modalities
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.dim < 1:
             raise ValueError(f"CreamFLTask: classes {self.classes}, dim {self.dim}; expected at least 2 and 1")
         if self.reduction not in ("sum", "mean"):
             raise ValueError(f"CreamFLTask: reduction {self.reduction!r}, expected 'sum' or 'mean'")
+        if self.label_spaces not in LABEL_SPACES:
+            known = ", ".join(LABEL_SPACES)
+            raise ValueError(f"CreamFLTask: label_spaces {self.label_spaces!r}; choose one of {known}")
 
     def build(self, model: Any = None, seed: int = 0) -> nn.Module:
-        """The loss; its initial weights are always the same."""
-        return CreamFLTask(self.classes, self.dim, self.feature_scale, self.margin, self.centre, self.reduction)
+        """The loss; the same class weights for the same seed."""
+        return CreamFLTask(self, seed)

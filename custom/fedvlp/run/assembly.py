@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client, OnDevice, named_state
+from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
@@ -83,7 +85,11 @@ class Assembly:
         return tuple(sorted(set(self.cohort.sites or ()) - {PUBLIC}))
 
     def sites(self) -> tuple[str, ...]:
-        """The sites that train, sorted by name."""
+        """The sites that train, sorted by name. Raises ValueError where ``site_models`` names another."""
+        refuse_strangers(self.experiment, self.data_sites())
+        return self._trained()
+
+    def _trained(self) -> tuple[str, ...]:
         return (POOLED,) if self.pooled else self.data_sites()
 
     def config(self, site: str | None = None) -> ModelConfig:
@@ -97,25 +103,29 @@ class Assembly:
         """
         config = self.config(site)
         if config not in self._modules:
-            self._modules[config] = self._build(config)
+            self._modules[config] = self._build(config, self.experiment.rounds.seed)
         return self._modules[config]
 
-    def initial(self, site: str | None = None) -> State:
-        """The weights that a site (None: the server) starts from. Raises InitialWeightsError for ``model.init``."""
-        config = self.config(site)
-        model, objective = self._build(config)
-        load_initial(model, config.init)
-        return named_state(model, objective)
-
-    def _build(self, config: ModelConfig) -> tuple[Any, Any]:
-        """A model and an objective with random weights, the same for the same seed."""
-        seed, extra = self.experiment.rounds.seed, self.experiment.extra
-        model = config.build(seed)
-        objective: Any = self.experiment.objective.build(model, seed)
+    def _build(self, config: ModelConfig, own_seed: int) -> tuple[Any, Any]:
+        """A model and an objective with the initial weights of this seed."""
+        extra = self.experiment.extra
+        model = config.build(own_seed)
+        objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
         if extra is not None:
-            objective.add_module("extra", extra.build(config, seed))
+            objective.add_module("extra", extra.build(config, own_seed))
         return model, objective
+
+    def initial(self, site: str | None = None) -> State:
+        """The weights from which a site's own model starts: of a seed of the site's; None: the server's.
+
+        Where weights are averaged, sites start from those that they receive instead. ``model.init`` takes the place of
+        the encoders' weights. Raises InitialWeightsError for it.
+        """
+        config, run = self.config(site), self.experiment.rounds.seed
+        model, objective = self._build(config, run if site is None else seed(run, site, "initial"))
+        load_initial(model, config.init)
+        return named_state(model, objective)
 
     def open(self, folder: RunFolder, sites: tuple[str, ...]) -> tuple[Server, int]:
         """The server of a run and its next phase: as the last complete phase left them, or before round 0.
@@ -191,8 +201,7 @@ class Assembly:
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""
         model, objective = (module.to(self.experiment.training.torch_device()) for module in self.modules(site))
-        seed = self.experiment.rounds.seed
-        client = Client(name, seed, model, objective, data, site_only=self.site_only(site))
+        client = Client(name, self.experiment.rounds.seed, model, objective, data, site_only=self.site_only(site))
         client.initial = lambda: self.initial(site)
         if self.has_public:
             client.public, client.public_id = self.public(site), public_id(self.cohort)
@@ -205,8 +214,8 @@ class Assembly:
         for a name that cannot be a folder's.
         """
         self.gate()
-        if name not in self.sites():
-            known = ", ".join(self.sites())
+        if name not in self._trained():
+            known = ", ".join(self._trained())
             raise NoRecordsError(f"site {name!r} has no records in this experiment; there are: {known}")
         if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
             raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
@@ -249,6 +258,16 @@ def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
         )
     without_report, without_image = order[paired : paired + image_only], order[paired + image_only :]
     return cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+
+
+def refuse_strangers(experiment: Experiment, sites: Sequence[str]) -> None:
+    """Raises ValueError where ``site_models`` gives a model to a site that is none of ``sites``."""
+    strangers = [site for site, _ in experiment.site_models if site not in sites]
+    if strangers:
+        raise ValueError(
+            f"site_models names {', '.join(strangers)}; the sites are {', '.join(sites) or 'none'}. Name sites of this "
+            "experiment, or leave those models out: a site that is not named has the model of the server"
+        )
 
 
 def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:

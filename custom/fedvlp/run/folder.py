@@ -20,7 +20,7 @@ from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.run import plugins
-from fedvlp.run.config import described, fingerprint, from_config
+from fedvlp.run.config import completed, described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
 
@@ -133,7 +133,7 @@ class RunFolder:
         recorded = config.get("plugins", {})
         for name, digest in recorded.items():
             self._refuse_other(name, digest, plugins.admitted(name))
-        experiment: Experiment = from_config(config)
+        experiment: Experiment = from_config(completed(config))
         unrecorded = plugins.digests(experiment).keys() - recorded.keys()
         if unrecorded:
             raise plugins.PluginError(
