@@ -249,6 +249,9 @@ def test_a_job_without_a_presets_name_is_shown_whole() -> None:
 def test_threads_and_hours_are_the_sites_to_give(kit: Path) -> None:
     with pytest.raises(EnvelopeError, match=r"training\.threads is 17; this site lets a job have at most 16"):
         answered(kit, asked(training__threads=17))
+    many = replace(asked(), server_training=replace(asked().training, threads=17))
+    with pytest.raises(EnvelopeError, match=r"training\.threads is 17"):
+        Envelope().admit(many)
     limits(kit, hours=1e-9)
     with pytest.raises(EnvelopeError, match=r"took longer than the 1e-09 hours"):
         answered(kit, asked())

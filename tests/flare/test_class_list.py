@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app as cli
 from fedvlp.core import names
 from fedvlp.deploy.site_config import NamedData
+from fedvlp.flare import job_check
 from fedvlp.flare.class_list import needed, write
 from fedvlp.flare.job_check import CONFIGS, JobCheck
 from fedvlp.flare.jobs import COMMITTED
@@ -240,6 +241,33 @@ def test_no_text_of_the_job_forges_a_line_of_the_audit_log(
     assert "\n" not in "".join(lines[0].values())
     assert "admin" not in lines[0]["msg"], "nor one that reads like one"
     assert len(lines[0]["msg"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("verified", "signers", "said"),
+    [(True, [("lead@x", "cert")], "lead@x"), (False, [("mallory", "cert")], "unknown"), (True, [], "unknown")],
+)
+def test_only_a_signature_that_holds_says_who_sent_a_job(
+    verified: bool, signers: list[tuple[str, str]], said: str, kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE's own verification of the job's folder; test_provisioned.py has a real one."""
+    lines: list[dict[str, str]] = []
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
+    monkeypatch.setattr(job_check, "verify_folder_signature_and_get_signers", lambda app, root: (verified, signers))
+    JobCheck("client").validate(str(arrived(kit, "client", edit=component("subprocess.Popen"))))
+    assert [line["user"] for line in lines] == [said]
+
+
+def test_an_unsigned_job_is_nobodys(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, str]] = []
+    monkeypatch.setattr(AuditService, "add_event", lambda **line: lines.append(line))
+    JobCheck("client").validate(str(arrived(kit, "client", edit=component("subprocess.Popen"))))
+    assert [line["user"] for line in lines] == ["unknown"]
+
+
+def test_a_policy_for_another_side_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="side is 'site'; it is one of client, server"):
+        JobCheck("site")
 
 
 def test_the_sites_own_process_does_not_load_torch_for_it() -> None:
