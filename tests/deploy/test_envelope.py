@@ -193,6 +193,58 @@ def test_a_site_that_names_its_presets_runs_no_other_setting(kit: Path) -> None:
         answered(kit, asked())
 
 
+DATA: dict[str, Any] = {
+    "a size that fills the machine": {"data__size": 2**31 - 1},
+    "more studies than the preset's": {"data__size": 2001},
+    "other patients": {"data__seed": 1},
+    "another skew": {"data__beta": 1e-9},
+    "more sites": {"data__sites": 6},
+    "larger films": {"data__image_size": 73},
+}
+
+
+@pytest.mark.parametrize("what", DATA)
+def test_a_preset_runs_on_its_own_data_or_on_the_sites(what: str) -> None:
+    """The name of a preset says nothing of the size of what the built-in cohort draws at the site."""
+    envelope, fedavg = Envelope(presets=("fedavg",)), presets.get("fedavg")
+    envelope.admit(override(fedavg, "data.size", "1000"))
+    for size in (64, 72):
+        envelope.admit(replace(fedavg, data=NamedData("pretrain", size)))
+    ((key, value),) = DATA[what].items()
+    with pytest.raises(ValueError, match=r"none that this site accepted|at most 1,000,000"):
+        envelope.admit(override(fedavg, key.replace("__", "."), str(value)))
+    for size in (63, 73, 2**20):
+        with pytest.raises(EnvelopeError, match="none that this site accepted"):
+            envelope.admit(replace(fedavg, data=NamedData("pretrain", size)))
+
+
+EXTREMES: list[tuple[str, Any, str]] = [
+    ("training", {"lr": 1e300}, r"training\.lr is beyond 1000000000"),
+    ("training", {"warmup_steps": 2**40}, r"training\.warmup_steps is beyond"),
+    ("training", {"weight_decay": math.inf}, r"training\.weight_decay is beyond"),
+    ("training", {"compile": math.inf}, r"training\.compile is a float"),
+    ("training", {"micro_batch": 7.5}, r"training\.micro_batch is a float"),
+    ("method", {"local_steps": True}, r"method\.local_steps is a bool"),
+    ("model", {"embedding_dim": 2**31}, r"model\.embedding_dim is beyond"),
+    ("rounds", {"seed": 2**64}, r"rounds\.seed is beyond 9223372036854775808"),
+    ("partition", {"label_code": 7}, r"partition\.label_code is a int"),
+]
+
+
+@pytest.mark.parametrize(("group", "values", "why"), EXTREMES)
+def test_no_job_with_a_number_that_no_honest_job_has_runs(group: str, values: dict[str, Any], why: str) -> None:
+    """Also where any experiment may run: FLARE builds a job's classes from whatever values it gives."""
+    fedavg = presets.get("fedavg")
+    experiment = replace(fedavg, **{group: replace(getattr(fedavg, group), **values)})
+    with pytest.raises(EnvelopeError, match=why):
+        Envelope().admit(experiment)
+
+
+def test_the_numbers_of_every_preset_are_within() -> None:
+    for experiment in presets.PRESETS.values():
+        Envelope().admit(experiment)
+
+
 def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:
     """Its export drops the limits that need readable updates; another setting of the rounds is another experiment."""
     envelope, fedavg = Envelope(presets=("fedavg",)), presets.get("fedavg")

@@ -8,6 +8,7 @@ a site. Each is refused in words, without the attacker's, and leaves what silenc
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +22,9 @@ from support.hostile import Breach
 
 from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
+from fedvlp.deploy import envelope
 from fedvlp.deploy.envelope import Envelope
-from fedvlp.federation import codec, loop
+from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
 from fedvlp.flare import job_check, messages, task_handler, wire_filters
 from fedvlp.flare.controller import FederatedController
@@ -172,6 +174,7 @@ IN_JOBS: dict[str, Callable[[Patch], None]] = {
     "JobCheck: the line in the audit log": off(JobCheck, "_refused", lambda self, app, why: why),
     "FLARE's list of classes": off(ComponentPathAuthorizer, "authorize_component_config"),
     "the envelope's experiments": off(Envelope, "admit"),
+    "the envelope's data": off(envelope, "_are_data_of", lambda experiment, usual: True),
 }
 
 IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
@@ -180,6 +183,7 @@ IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the gate: header": ("plain", off(gate, "_check_header")),
     "the gate: scalars": ("FedDRA", off(gate, "_check_scalars")),
     "the gate: metrics": ("plain", off(gate, "_check_metrics")),
+    "the gate: names of metrics": ("plain", off(gate, "METRIC_NAME", re.compile(".{1,200}"))),
     "the gate: tensors": ("plain", off(gate, "check_tensors")),
     "the gate: values": ("plain", off(gate, "_check_values")),
     "the gate: which names are repeated": ("plain", off(gate, "plain", str)),
@@ -201,6 +205,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "which run it is": ("FedAvg", off(task_handler, "refuse_other")),
     "where the run lies": ("Local", off(task_handler, "under", _join)),
     "where the wire's copy lies": ("8-bit differences", _no_paths),
+    "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
     "words of other libraries": ("FedAvg", off(messages, "send_failure", _in_full)),
 }  # fmt: skip

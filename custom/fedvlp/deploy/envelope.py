@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from torch import Generator
@@ -17,11 +17,18 @@ from torch import Generator
 from fedvlp.core.types import Batch, Update
 from fedvlp.core.validate import require
 from fedvlp.run import presets
-from fedvlp.run.config import fingerprint, to_config
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.config import fingerprint, refuse_misfit, to_config
+from fedvlp.run.experiment import Experiment, Source
 
 FIGURES = ("loss", "probe", "val", "test")
 """What a metric's name begins with where it is computed from records."""
+
+
+LARGEST = 10**9
+"""No setting of an honest job is a larger number, but for a seed: a size beyond it would fill the machine."""
+
+
+MOST_SEED = 2**63
 
 
 class EnvelopeError(ValueError):
@@ -40,7 +47,7 @@ class Behind:
 class Envelope:
     """The site's limits. Any experiment may run where neither ``presets`` nor ``accepted`` names one."""
 
-    presets: tuple[str, ...] = ()  # whose settings may run, whatever the data set
+    presets: tuple[str, ...] = ()  # whose settings may run, on their own data or on a data set of the site
     accepted: tuple[str, ...] = ()  # fingerprints of experiments, as `fedvlp site accept` writes them
     least_records: int = 64  # distinct training records behind an update
     least_per_figure: int = 20  # distinct records behind a loss, a recall or another figure
@@ -63,6 +70,7 @@ class Envelope:
 
     def admit(self, experiment: Experiment) -> None:
         """Raises EnvelopeError unless a job with this experiment may run here."""
+        _refuse_extremes(experiment)
         if self.presets or self.accepted:
             named = (
                 any(_is_preset(experiment, name) for name in self.presets) or fingerprint(experiment) in self.accepted
@@ -115,9 +123,54 @@ class Envelope:
 
 
 def _is_preset(experiment: Experiment, name: str) -> bool:
-    """Whether it is the preset on any data set; also as an encrypted job has it, without limits of the server's."""
-    preset = replace(presets.get(name), data=experiment.data)
+    """Whether it is the preset, on its own data or on a data set of the site.
+
+    Also as an encrypted job has it, without limits of the server's.
+    """
+    usual = presets.get(name)
+    if not _are_data_of(experiment, usual.data):
+        return False
+    preset = replace(usual, data=experiment.data)
     return experiment in (preset, replace(preset, rounds=preset.rounds.of_encrypted()))
+
+
+def _are_data_of(experiment: Experiment, usual: Source) -> bool:
+    """Whether the data are a preset's, or of fewer studies, or a data set of the site with films as large as theirs."""
+    from fedvlp.deploy.site_config import NamedData
+
+    data: Any = experiment.data
+    most = getattr(usual, "image_size", 0)
+    if isinstance(data, NamedData):
+        return experiment.model.image_size <= data.image_size <= most
+    if type(data) is not type(usual) or not hasattr(usual, "size"):
+        return data == usual
+    return replace(data, size=usual.size) == usual and data.size <= usual.size
+
+
+def _refuse_extremes(settings: Any, name: str = "") -> None:
+    """Raises EnvelopeError for a setting of another type than its field's, or for a number that no honest job has.
+
+    FLARE builds a job's classes from whatever values the job gives.
+    """
+    for field_ in fields(settings):
+        value, called = getattr(settings, field_.name), f"{name}{field_.name}"
+        try:
+            refuse_misfit(type(settings), field_.name, value)
+        except ValueError:
+            raise EnvelopeError(f"{called} is a {type(value).__name__}, which the setting does not take") from None
+        _refuse_extreme(value, called)
+
+
+def _refuse_extreme(value: Any, called: str) -> None:
+    if is_dataclass(value):
+        _refuse_extremes(value, f"{called}.")
+    elif isinstance(value, tuple):
+        for part in value:
+            _refuse_extreme(part, called)
+    elif isinstance(value, (int, float)):
+        most = MOST_SEED if called.endswith("seed") else LARGEST
+        if not abs(value) <= most:
+            raise EnvelopeError(f"{called} is beyond {most}; this site runs no job with such a number")
 
 
 def differences(experiment: Experiment) -> list[str]:
