@@ -39,7 +39,7 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     from dataclasses import replace
 
     from fedvlp.data.sources import SOURCES
-    from fedvlp.deploy.site_config import NamedData
+    from fedvlp.deploy.named_data import NamedData
     from fedvlp.run import presets
     from fedvlp.run.config import choose, override
 

@@ -9,7 +9,7 @@ from fedvlp import __version__
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.deploy.envelope import Behind, Watched
-from fedvlp.deploy.site_config import accepts_phi_risk, at_site, envelope_at
+from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
 from fedvlp.run.assembly import Assembly
@@ -49,12 +49,14 @@ class TaskHandler:
             return self._prepared(run["folder"]).handle(message, should_stop)
         envelope.admit(self.experiment)
         site = self._prepared(run["folder"])
-        data = site.client.data = Watched(site.client.data)
+        named, evaluate = getattr(self.experiment.data, "name", SYNTHETIC), site.evaluate
+        data = site.client.data = Watched(site.client.data, getattr(site.client.objective, "targets", None))
+        site.evaluate = envelope.only_allowed(evaluate, named)
         try:
             update = site.handle(message, envelope.in_time(should_stop))
         finally:
-            site.client.data = data.unwatched
-        self.behind = data.behind()
+            site.client.data, site.evaluate = data.unwatched, evaluate
+        self.behind = data.behind(named)
         return envelope.passed(update, self.behind)
 
     def _prepared(self, folder: str) -> Site:
