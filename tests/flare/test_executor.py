@@ -28,10 +28,11 @@ from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
+from fedvlp.federation import site as site_module
 from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.flare.task_handler import MOST_SAMPLES, TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
@@ -278,7 +279,7 @@ def test_the_childs_update_is_the_sites_reply(
 
     def child(shareable: Shareable) -> Shareable:
         given.append(child_protocol.in_child(FLModelUtils.from_shareable(shareable)))
-        received, run, experiment, place = given[-1]
+        received, run, experiment, place, _ = given[-1]
         update = TaskHandler(experiment, place).answer(received, run, lambda: False)
         return FLModelUtils.to_shareable(child_protocol.answer(update))
 
@@ -287,7 +288,8 @@ def test_the_childs_update_is_the_sites_reply(
     expected = site_executor(FEDAVG).execute("train", task(data), fl_ctx, Signal())
     same_bytes(messages.receive_update(reply, "a").state, messages.receive_update(expected, "a").state)
     assert "fedvlp_site" not in str(reply)
-    ((_, run, experiment, place),) = given
+    ((_, run, experiment, place, most),) = given
+    assert most is None
     assert (run, fingerprint(experiment)) == (said_of(FEDAVG), fingerprint(FEDAVG))
     assert place == SitePaths("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
 
@@ -455,6 +457,32 @@ def test_a_rank_ends_with_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not parents
 
 
+def test_a_site_with_more_records_than_its_ciphertexts_hold_trains_nothing(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Site a has 8; what Decrypt found reaches the site in the job's own process and in a child's."""
+    trained: list[int] = []
+    monkeypatch.setattr(site_module, "train", lambda *args, **options: trained.append(1) or {})
+
+    def child(shareable: Shareable) -> Shareable:
+        received, run, experiment, place, most = child_protocol.in_child(FLModelUtils.from_shareable(shareable))
+        try:
+            update: Any = TaskHandler(experiment, place).answer(received, run, lambda: False, most)
+        except Exception as error:
+            update = error
+        return FLModelUtils.to_shareable(child_protocol.answer(update))
+
+    in_child(monkeypatch, child)
+    for executor in (site_executor(FEDAVG), child_executor()):
+        for most, refused in ((7, True), (8, False)):
+            fl_ctx.set_prop(MOST_SAMPLES, most, private=True, sticky=False)
+            failed = messages.failure(executor.execute("train", task(data), fl_ctx, Signal()))
+            assert (failed is not None) == refused
+            assert len(trained) == (not refused)
+            trained.clear()
+            assert failed is None or failed.text.startswith("PrivacyError: a has 8 training records; with weights")
+
+
 def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,12 +493,13 @@ def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
 
     monkeypatch.setattr(child_protocol.distributed, "tell", told)
     model = handed(data, tmp_path)
-    sent, run, experiment, place = child_protocol.in_child(model)
+    sent, run, experiment, place, most = child_protocol.in_child(model)
     sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, lr_scale=0.5)
-    passed = child_protocol.to_ranks((sent, run, experiment, place))
+    passed = child_protocol.to_ranks((sent, run, experiment, place, 77))
+    assert most is None
     assert passed is not None
     received, *rest = passed
-    assert rest == [run, experiment, place]
+    assert rest == [run, experiment, place, 77]
     assert (received.round, received.phase, received.lr_scale) == (0, "train", 0.5)
     same_bytes(received.state, sent.state)
     same_bytes(received.aux, sent.aux)
