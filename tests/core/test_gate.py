@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlp.core.gate import check, check_broadcast, check_tensors, one_line
+from fedvlp.core.gate import check, check_broadcast, check_tensors
 from fedvlp.core.types import Broadcast, Expected, Update
 
 REFERENCE = {"image_encoder.weight": torch.zeros(2, 3), "text_head.bias": torch.zeros(3), "count": torch.tensor(7)}
@@ -105,12 +105,6 @@ def test_a_name_that_is_not_plain_is_not_repeated(name: str) -> None:
         assert "J" not in answer
         assert answer.isprintable()
     assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
-
-
-def test_a_sites_words_are_one_line_of_a_length() -> None:
-    assert one_line("no room: 7\u00b5 \u00e4", 100) == "no room: 7\u00b5 \u00e4"
-    assert one_line("a\n[E]\x1b[31m\ud800\u202e", 100) == "a?[E]?[31m??"
-    assert one_line("x" * 11, 10) == "x" * 10
 
 
 # What a site takes from the server

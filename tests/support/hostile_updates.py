@@ -173,7 +173,7 @@ class Stage:
         said = record["dropped"].get("b")
         quiet, honest = self.silent[0], self.honest[0]
         if said is not None:
-            refuse_words(attack, said, quotes="failure" in name)
+            refuse_words(attack, said)
             if not self._equal(seen, quiet):
                 raise Breach(f"{attack}: refused ({said}), and yet the run is another than without this site")
             return "refused"

@@ -200,11 +200,6 @@ def _named(name: object) -> str:
     return repr(name) if plain(name) == name else f"named by {plain(name)}"
 
 
-def one_line(text: str, longest: int) -> str:
-    """A site's own words as a log, a record and a page may hold them: cut, and "?" for what cannot be printed."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
-
-
 def _shown(value: object) -> str:
     """A number as it is; of anything else, which may be a patient's words, what it is and how long."""
     if value is None or isinstance(value, (int, float)):
