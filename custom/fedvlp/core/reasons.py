@@ -26,7 +26,7 @@ LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError", "MemoryGoneError",
     "NoRecordsError", "NotHeldError", "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError",
-    "RefusedError", "SelectorError", "SiteConfigError", "StateMismatchError", "UnreadableImageError",
+    "RecordKeyError", "RefusedError", "SelectorError", "SiteConfigError", "StateMismatchError", "UnreadableImageError",
     "UnreadableRunError",
 )  # fmt: skip
 KINDS = frozenset({*PYTHONS, *LIBRARIES, *OWN})
