@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Generator
@@ -24,6 +25,12 @@ START_REPEATED = "FLARE start repeated"
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_record_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The key for record ids that tests, and programs that they start, make is none of this user's."""
+    os.environ["XDG_DATA_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedvlp.core.gate import check, check_broadcast, check_tensors, one_line
+from fedvlp.core.gate import check, check_broadcast, check_tensors
 from fedvlp.core.types import Broadcast, Expected, Update
 
 REFERENCE = {"image_encoder.weight": torch.zeros(2, 3), "text_head.bias": torch.zeros(3), "count": torch.tensor(7)}
@@ -28,6 +28,8 @@ def test_a_good_update_passes() -> None:
     assert checked(replace(GOOD, metrics={"loss/x": 1e12, "loss/y": -1e12})) is None
     assert checked(replace(GOOD, metrics={str(i): 1.0 for i in range(1000)})) is None
     assert checked(replace(GOOD, metrics={"x": 1.0, "y" * 200: 1.0})) is None
+    named = ("val/auc/Pleural Effusion", "site-1:val/all/mean/r1", "test/auc/\u00d6dem (links), 50%", "a@1")
+    assert checked(replace(GOOD, metrics=dict.fromkeys(named, 1.0))) is None
     declared = {"rows": torch.zeros(2)}
     assert check(
         replace(GOOD, aux={"rows": torch.ones(2)}), site="a", round=3, phase="train",
@@ -59,6 +61,10 @@ REFUSED = {
     "a metric without a name": (replace(GOOD, metrics={"": 1.0}), "a str of 0"),
     "a name of 201 characters": (replace(GOOD, metrics={"x" * 201: 1.0}), "a str of 201"),
     "a name that breaks the line": (replace(GOOD, metrics={"x\ny": 1.0}), "a str of 3"),
+    "a name with markup": (replace(GOOD, metrics={"loss/<b>x</b>": 1.0}), "a str of 13, expected at most 200 letters"),
+    "a name with a quote": (replace(GOOD, metrics={'x" y': 1.0}), "a str of 4"),
+    "a formula as a name": (replace(GOOD, metrics={"=1+1": 1.0}), "a str of 4"),
+    "a name that a spreadsheet runs": (replace(GOOD, metrics={"@SUM(1)": 1.0}), "a str of 7"),
     "a number as a name": (replace(GOOD, metrics={7: 1.0}), "the name of a metric is 7"),  # type: ignore[dict-item]
     "1,001 metrics": (replace(GOOD, metrics={str(i): 1.0 for i in range(1001)}), "a dict of 1001"),
     "a list of metrics": (replace(GOOD, metrics=[]), "metrics is a list"),  # type: ignore[arg-type]
@@ -99,12 +105,6 @@ def test_a_name_that_is_not_plain_is_not_repeated(name: str) -> None:
         assert "J" not in answer
         assert answer.isprintable()
     assert said[0] == f"1 unexpected tensor(s), e.g. a str of {len(name)}"
-
-
-def test_a_sites_words_are_one_line_of_a_length() -> None:
-    assert one_line("no room: 7\u00b5 \u00e4", 100) == "no room: 7\u00b5 \u00e4"
-    assert one_line("a\n[E]\x1b[31m\ud800\u202e", 100) == "a?[E]?[31m??"
-    assert one_line("x" * 11, 10) == "x" * 10
 
 
 # What a site takes from the server

@@ -122,7 +122,7 @@ def test_joined_cohorts_lose_nothing_of_any_field():
     both = Cohort.concat([one, other])
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
-        "imaged", "report_from", "phi",
+        "imaged", "report_from", "phi", "private",
     }, "a new field: say below how it is joined"  # fmt: skip
     for name in ("ids", "patients", "studies", "reports", "sites", "report_from"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
@@ -133,6 +133,8 @@ def test_joined_cohorts_lose_nothing_of_any_field():
     assert both.fingerprint not in (one.fingerprint, other.fingerprint)
     assert both.fingerprint != Cohort.concat([other, one]).fingerprint
     assert both.phi == {"name": 3}
+    assert not both.private
+    assert Cohort.concat([one, full("b", "south", 2, private=True)]).private
 
 
 def test_what_is_refused_alone_is_refused_joined():

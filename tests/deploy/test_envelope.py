@@ -25,10 +25,11 @@ from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED, AllowMetrics, SendAsReceived
 from fedvlp.flare.task_handler import BEHIND, TaskHandler
+from fedvlp.methods import FedAvg
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, override
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.experiment import Experiment, Partition
 
 SITE = "st-anna"
 LIGHT = {"model__image_size": 24, "model__max_tokens": 16, "model__init": ""}  # where the towers do not matter
@@ -181,6 +182,42 @@ def test_a_committed_job_keeps_to_the_default_limits(name: str) -> None:
             client.data = client.data.unwatched
 
 
+def test_a_site_measures_only_what_its_engineer_names(kit: Path) -> None:
+    """The executor does not even read the other records."""
+    few = asked(method__local_steps=2, **LIGHT)
+    limits(kit, evaluate=["synthetic/val/retrieval", "pretrain/*/*"])
+    update, behind = answered(kit, few, evaluate=2)
+    assert behind.data == "synthetic"
+    assert (behind.figures["val"], behind.figures["test"]) == (60, 0), "test was not read"
+    assert {name.split("/")[0] for name in update.metrics} == {"loss", "val", "seconds"}
+    limits(kit, evaluate=["synthetic/val/classification"])
+    update, behind = answered(kit, few, evaluate=2)
+    assert {name.split("/")[0] for name in update.metrics} == {"loss", "seconds"}
+    limits(kit, evaluate=[])
+    update, behind = answered(kit, few, evaluate=2)
+    assert behind.figures["val"] == behind.figures["test"] == 0
+
+
+def test_both_classes_of_a_finding_are_counted(kit: Path) -> None:
+    """As the objective takes them: uncertain findings count for nothing, and what a report leaves out is absent."""
+    classifier = asked("mfedavg", **LIGHT)
+    experiment = replace(classifier, method=FedAvg(local_steps=2), partition=Partition())
+    limits(kit, least_per_class=2)
+    update, behind = answered(kit, experiment, evaluate=1)
+    cohort = at_site(experiment, SITE, kit / "local").data.build()
+    labels = cohort.labels[cohort.rows("val")]
+    positive = dict(zip(cohort.label_names, (labels == 1).sum(0).tolist(), strict=True))
+    absent = dict(zip(cohort.label_names, (60 - (abs(labels) == 1).sum(0)).tolist(), strict=True))
+    assert behind.classes == {f"val/{name}": min(n, absent[name]) for name, n in positive.items()}
+    few, common = min(positive, key=lambda name: positive[name]), max(positive, key=lambda name: positive[name])
+    assert 2 < positive[few] < positive[common] < 40
+    assert {f"val/auc/{few}", "val/auc/macro"} < update.metrics.keys()
+    limits(kit, least_per_class=positive[few] + 1)
+    update, _ = answered(kit, experiment, evaluate=1)
+    assert f"val/auc/{common}" in update.metrics
+    assert not {f"val/auc/{few}", "val/auc/macro"} & update.metrics.keys()
+
+
 # Which experiments
 
 
@@ -195,6 +232,58 @@ def test_a_site_that_names_its_presets_runs_no_other_setting(kit: Path) -> None:
     limits(kit, presets=["fedprox"])
     with pytest.raises(EnvelopeError, match="none that this site accepted"):
         answered(kit, asked())
+
+
+DATA: dict[str, Any] = {
+    "a size that fills the machine": {"data__size": 2**31 - 1},
+    "more studies than the preset's": {"data__size": 2001},
+    "other patients": {"data__seed": 1},
+    "another skew": {"data__beta": 1e-9},
+    "more sites": {"data__sites": 6},
+    "larger films": {"data__image_size": 73},
+}
+
+
+@pytest.mark.parametrize("what", DATA)
+def test_a_preset_runs_on_its_own_data_or_on_the_sites(what: str) -> None:
+    """The name of a preset says nothing of the size of what the built-in cohort draws at the site."""
+    envelope, fedavg = Envelope(presets=("fedavg",)), presets.get("fedavg")
+    envelope.admit(override(fedavg, "data.size", "1000"))
+    for size in (64, 72):
+        envelope.admit(replace(fedavg, data=NamedData("pretrain", size)))
+    ((key, value),) = DATA[what].items()
+    with pytest.raises(ValueError, match=r"none that this site accepted|at most 1,000,000"):
+        envelope.admit(override(fedavg, key.replace("__", "."), str(value)))
+    for size in (63, 73, 2**20):
+        with pytest.raises(EnvelopeError, match="none that this site accepted"):
+            envelope.admit(replace(fedavg, data=NamedData("pretrain", size)))
+
+
+EXTREMES: list[tuple[str, Any, str]] = [
+    ("training", {"lr": 1e300}, r"training\.lr is beyond 1000000000"),
+    ("training", {"warmup_steps": 2**40}, r"training\.warmup_steps is beyond"),
+    ("training", {"weight_decay": math.inf}, r"training\.weight_decay is beyond"),
+    ("training", {"compile": math.inf}, r"training\.compile is a float"),
+    ("training", {"micro_batch": 7.5}, r"training\.micro_batch is a float"),
+    ("method", {"local_steps": True}, r"method\.local_steps is a bool"),
+    ("model", {"embedding_dim": 2**31}, r"model\.embedding_dim is beyond"),
+    ("rounds", {"seed": 2**64}, r"rounds\.seed is beyond 9223372036854775808"),
+    ("partition", {"label_code": 7}, r"partition\.label_code is a int"),
+]
+
+
+@pytest.mark.parametrize(("group", "values", "why"), EXTREMES)
+def test_no_job_with_a_number_that_no_honest_job_has_runs(group: str, values: dict[str, Any], why: str) -> None:
+    """Also where any experiment may run: FLARE builds a job's classes from whatever values it gives."""
+    fedavg = presets.get("fedavg")
+    experiment = replace(fedavg, **{group: replace(getattr(fedavg, group), **values)})
+    with pytest.raises(EnvelopeError, match=why):
+        Envelope().admit(experiment)
+
+
+def test_the_numbers_of_every_preset_are_within() -> None:
+    for experiment in presets.PRESETS.values():
+        Envelope().admit(experiment)
 
 
 def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:
@@ -283,6 +372,10 @@ def test_a_job_gets_no_more_processes_than_the_site_gives(kit: Path) -> None:
         ({"presets": ["fedavgg"]}, "names fedavgg"),
         ({"presets": "fedavg"}, "presets is 'fedavg'"),
         ({"accepted": [1]}, "accepted is no list of texts"),
+        ({"evaluate": ["pretrain"]}, r"evaluate has 'pretrain'; write \"<data set>/<split>/<evaluation>\""),
+        ({"evaluate": ["*/train/*"]}, r"evaluate has '\*/train/\*'"),
+        ({"evaluate": ["*/val/zero_shot"]}, "an evaluation of retrieval, classification, or"),
+        ({"least_per_class": 1}, "least_per_class is 1"),
     ],
 )
 def test_a_mistake_in_the_limits_lets_no_job_run(values: dict[str, Any], why: str, kit: Path) -> None:
@@ -299,9 +392,13 @@ def test_nobodys_own_machine_has_limits(tmp_path: Path) -> None:
 
 def test_the_engineer_reads_them_in_words() -> None:
     assert Envelope(presets=("fedavg",), accepted=("abc",)).in_words() == (
-        "jobs may run preset fedavg, experiment abc; an update rests on at least 64 distinct records, a figure on 20; "
-        "at most 8 processes of 16 threads, 24 hours a task"
+        "jobs may run preset fedavg, experiment abc; an update rests on at least 64 distinct records, a figure on 20, "
+        "one of a finding on 10 with it and as many without; measured may be anything on the val records of any data "
+        "set, and anything on the test records of any data set; at most 8 processes of 16 threads, 24 hours a task"
     )
+    named = Envelope(evaluate=("pretrain/*/retrieval",)).in_words()
+    assert "measured may be retrieval on the held-out records of pretrain;" in named
+    assert "measured may be nothing;" in Envelope(evaluate=()).in_words()
     assert Envelope().in_words().startswith("jobs may run any experiment;")
 
 
@@ -321,14 +418,16 @@ class Engine:
     def fire_event(self, event_type: str, fl_ctx: FLContext) -> None: ...
 
 
-def sent(kit: Path, behind: Behind | None, state: bool = True) -> Update | str:
+FIGURES = {"loss/contrastive": 1.0, "probe/loss": 2.0, "val/mean/r1": 3.0, "seconds": 4.0}
+
+
+def sent(kit: Path, behind: Behind | None, state: bool = True, metrics: dict[str, float] = FIGURES) -> Update | str:
     """What the plain policy lets go of an update that somebody's executor made."""
     context = FLContext()
     context.set_prop(ReservedKey.ENGINE, Engine(kit), private=True, sticky=False)
     context.set_prop(ReservedKey.IDENTITY_NAME, SITE, private=False, sticky=False)
     if behind is not None:
         context.set_prop(BEHIND, behind, private=True, sticky=False)
-    metrics = {"loss/contrastive": 1.0, "probe/loss": 2.0, "val/mean/r1": 3.0, "seconds": 4.0}
     update = Update(SITE, 0, "train", 300, {"w": torch.zeros(3)} if state else {}, metrics=metrics)
     reply = AllowMetrics(METRICS).process(messages.send_update(update), context)
     failed = messages.failure(reply)
@@ -355,12 +454,54 @@ def test_the_filter_holds_back_what_is_too_little_or_was_never_counted(kit: Path
     assert "SiteConfigError" in str(sent(kit, Behind(1000, {})))
 
 
+def test_the_filter_holds_back_figures_that_nobody_may_measure_here(kit: Path) -> None:
+    """Whatever executor measured them."""
+    counted = Behind(64, {"loss": 64, "val": 100, "test": 100}, {"val/Edema": 50}, "pretrain")
+    figures = {"loss/x": 1.0, "val/mean/r1": 2.0, "val/auc/Edema": 0.5, "val/x": 3.0, "test/similarity": 0.1}
+
+    def left(*patterns: str) -> set[str]:
+        limits(kit, evaluate=patterns)
+        update = sent(kit, counted, metrics=figures)
+        assert isinstance(update, Update)
+        return set(update.metrics) - {"loss/x"}
+
+    assert left("*/*/*") == {"val/mean/r1", "val/auc/Edema", "val/x", "test/similarity"}
+    assert left("*/*/retrieval") == {"val/mean/r1", "test/similarity"}
+    assert left("pretrain/val/classification") == {"val/auc/Edema"}
+    assert left("pretrain/val/*", "other/test/*") == {"val/mean/r1", "val/auc/Edema", "val/x"}
+    assert left("other/*/*") == left() == set()
+
+
+def test_the_filter_holds_back_a_figure_of_a_few_with_a_finding(kit: Path) -> None:
+    """And the means over findings: with the other findings' areas they would tell the one that is missing."""
+    areas = {
+        f"{split}/auc/{name}": 0.5 for split in ("val", "test") for name in ("Edema", "Pneumonia", "macro", "rare")
+    }
+    enough = {f"{split}/{name}": 10 for split in ("val", "test") for name in ("Edema", "Pneumonia")}
+
+    def left(**few: int) -> set[str]:
+        classes = enough | {f"val/{name}": count for name, count in few.items()}
+        update = sent(kit, Behind(64, {"val": 100, "test": 100}, classes), metrics=areas)
+        assert isinstance(update, Update)
+        return set(update.metrics)
+
+    of_test = {name for name in areas if name.startswith("test/")}
+    assert left() == set(areas)
+    assert left(Edema=9) == of_test | {"val/auc/Pneumonia"}
+    assert left(Edema=0, Pneumonia=0) == of_test
+    limits(kit, least_per_class=2)
+    assert left(Edema=2) == set(areas)
+    update = sent(kit, Behind(64, {"val": 100, "test": 100}), metrics=areas)
+    assert isinstance(update, Update)
+    assert not update.metrics, "nobody counted"
+
+
 def test_what_a_child_process_counted_reaches_the_filter() -> None:
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
     from fedvlp.flare import child_protocol
 
-    counted = Behind(70, {"loss": 70, "val": 25})
+    counted = Behind(70, {"loss": 70, "val": 25}, {"val/Edema": 12}, "pretrain")
     update = Update(SITE, 0, "train", 300, {"w": torch.zeros(3)})
     for behind in (counted, None):
         reply = FLModelUtils.to_shareable(child_protocol.answer(update, behind))

@@ -378,7 +378,7 @@ def test_the_server_is_reached_and_known_by_its_certificate(kit: Path, provision
 
 
 def test_no_line_holds_what_is_in_the_table(kit: Path) -> None:
-    """A broken table: counts and hashed ids, no report, no name of a file, no patient."""
+    """A broken table: counts and numbers of rows, no report, no name of a file, no patient."""
     table = kit / "data" / "cxr" / "pairs.csv"
     header, *rows = table.read_text().splitlines()
     table.write_text("\n".join([header, *(row.replace(".png", "-JANE-DOE.png") for row in rows)]))

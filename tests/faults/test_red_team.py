@@ -9,6 +9,7 @@ attack gets through.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.deploy import envelope, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
-from fedvlp.federation import codec, loop
+from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
 from fedvlp.flare import job_check, messages, task_handler, wire_filters
 from fedvlp.flare.controller import FederatedController
@@ -192,6 +193,7 @@ IN_JOBS: dict[str, Callable[[Patch], None]] = {
     "JobCheck: the line in the audit log": off(JobCheck, "_refused", lambda self, app, why: why),
     "FLARE's list of classes": off(ComponentPathAuthorizer, "authorize_component_config"),
     "the envelope's experiments": off(Envelope, "admit"),
+    "the envelope's data": off(envelope, "_are_data_of", lambda experiment, usual: True),
     "names of runs": off(experiment, "require_name"),
     "names of data sets": off(site_config, "require_name"),
     "names of towers": _any_tower,
@@ -229,12 +231,12 @@ IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the gate: header": ("plain", off(gate, "_check_header")),
     "the gate: scalars": ("FedDRA", off(gate, "_check_scalars")),
     "the gate: metrics": ("plain", off(gate, "_check_metrics")),
+    "the gate: names of metrics": ("plain", off(gate, "METRIC_NAME", re.compile(".{1,200}"))),
     "the gate: tensors": ("plain", off(gate, "check_tensors")),
     "the gate: values": ("plain", off(gate, "_check_values")),
     "the gate: which names are repeated": ("plain", off(gate, "plain", str)),
     "the gate: which values are repeated": ("plain", off(gate, "_shown", repr)),
-    "the gate: one line": ("plain", off(messages, "one_line", lambda text, longest: text[:longest])),
-    "the gate: of a length": ("plain", off(messages, "LONGEST_REASON", 10**9)),
+    "the gate: which reasons are repeated": ("plain", off(messages, "for_the_server", str)),
     "reading is guarded": ("plain", off(FederatedController, "_reply", staticmethod(_unguarded_reading))),
     "checking is guarded": ("plain", off(loop.Federation, "_problem", _unguarded_check)),
     "decoding is guarded": ("8-bit differences", off(ServerEnd, "_incoming", _unguarded_decoding)),
@@ -250,6 +252,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "which run it is": ("FedAvg", off(task_handler, "refuse_other")),
     "where the run lies": ("Local", off(task_handler, "under", _join)),
     "where the wire's copy lies": ("8-bit differences", _no_paths),
+    "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
     "words of other libraries": ("FedAvg", off(messages, "send_failure", _in_full)),
 }  # fmt: skip

@@ -29,10 +29,10 @@ def test_a_task_reaches_the_child_with_the_sites_own_experiment_and_place() -> N
     sent = Broadcast(3, "align", TENSORS, {"public": torch.randn(2, 2)}, lr_scale=1.25)
     task = messages.send_broadcast(sent, RUN)
     task.set_header("task_id", "17")
-    handed = fobs.loads(fobs.dumps(child_protocol.to_child(task, presets.get("feddra"), PLACE)))
+    handed = fobs.loads(fobs.dumps(child_protocol.to_child(task, presets.get("feddra"), PLACE, 77)))
     assert handed.get_header("task_id") == "17"
-    message, run, experiment, place = child_protocol.in_child(FLModelUtils.from_shareable(handed))
-    assert (message.round, message.phase, message.lr_scale, run, place) == (3, "align", 1.25, RUN, PLACE)
+    message, run, experiment, place, most = child_protocol.in_child(FLModelUtils.from_shareable(handed))
+    assert (message.round, message.phase, message.lr_scale, run, place, most) == (3, "align", 1.25, RUN, PLACE, 77)
     assert fingerprint(experiment) == fingerprint(presets.get("feddra"))
     assert message.state.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():

@@ -33,6 +33,7 @@ from support.flare_memory import (
 )
 from support.toy import same_bytes, small, three_sites
 
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind
@@ -197,7 +198,7 @@ def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> N
     failed = Fate(change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "ValueError")))
     flare = make({("a", 0): failed, ("c", 0): Fate(train=30.0)})
     flare.submit(grace=5.0)
-    assert dropped(flare) == [{"a": "ValueError"}, {}, {}]
+    assert dropped(flare) == [{"a": "ValueError: the log of the site says why"}, {}, {}]
     assert_engines_bytes(flare, tmp_path, ("a", 0))
 
 
@@ -500,13 +501,16 @@ def test_an_abort_before_the_first_task_leaves_a_run_that_begins_there(make: Mak
 def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, tmp_path: Path) -> None:
     """Two of three fail in round 1: the checkpoint is, byte for byte, the one after round 0."""
     fails = Fate(
-        change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "CheckpointError: the disk is full"))
+        change=lambda reply: messages.send_failure(
+            CheckpointError("cannot write x in /data/y: the disk is full; it needs 1,234 bytes there. Free space")
+        )
     )
     flare = make({("a", 1): fails, ("b", 1): fails})
     checkpoints: list[bytes] = []
     flare.clock.plan(2.0, lambda: checkpoints.append(flare.run.checkpoint.read_bytes()))
     job = flare.submit()
-    assert job.panic.startswith("round 1 phase train: 1 valid updates, 2 needed. a: CheckpointError: the disk is full")
+    said = "CheckpointError: cannot write a file of the run: the disk is full; it needs 1,234 bytes"
+    assert job.panic.startswith(f"round 1 phase train: 1 valid updates, 2 needed. a: {said}; b: {said}")
     assert job.panic.endswith(f"Submit the same job again to resume {flare.run.path.name}.")
     assert (status(flare)["status"], status(flare)["round"]) == ("stopped", 0)
     assert status(flare)["reason"] in job.panic

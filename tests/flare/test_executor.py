@@ -28,10 +28,12 @@ from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
+from fedvlp.deploy.envelope import EnvelopeError
+from fedvlp.federation import site as site_module
 from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.flare.task_handler import MOST_SAMPLES, TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
@@ -95,25 +97,46 @@ def broken(error: Exception) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "logged", "said"),
     [
-        (FileNotFoundError(2, "No such file", "/data/DOE^JANE"), "FileNotFoundError"),
-        (ValueError("Jane Doe"), "ValueError"),
-        (FloatingPointError("loss is nan"), "FloatingPointError: loss is nan"),
-        (MemoryError(), "MemoryError: this site's memory is too small; lower training.batch_size"),
+        (
+            FileNotFoundError(2, "No such file", "/data/DOE^JANE"),
+            "FileNotFoundError",
+            "FileNotFoundError: the log of the",
+        ),
+        (ValueError("Jane Doe"), "ValueError", "ValueError: the log of the site says why"),
+        (
+            FloatingPointError("st-anna: loss is nan"),
+            "FloatingPointError: st-anna: loss is",
+            "FloatingPointError: the log",
+        ),
+        (
+            MemoryError(),
+            "MemoryError: this site's memory is too small",
+            "MemoryError: this site's memory is too small; low",
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_failure_is_an_error_reply_in_fedvlps_words_only(
-    data: dict[str, Pairs], fl_ctx: FLContext, caplog: pytest.LogCaptureFixture, error: Exception, said: str
+def test_a_failure_is_an_error_reply_in_words_of_the_list_only(
+    data: dict[str, Pairs],
+    fl_ctx: FLContext,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    logged: str,
+    said: str,
 ) -> None:
     data["a"].tick = broken(error)
     executor = site_executor(FEDAVG)
     with caplog.at_level(logging.ERROR):
         reply = executor.execute("train", task(data), fl_ctx, Signal())
-    assert messages.failure(reply) == Failure(FailureKind.FAILED, said)
+    failed = messages.failure(reply)
+    assert failed is not None
+    assert failed.kind is FailureKind.FAILED
+    assert failed.text.startswith(said)
+    assert "anna" not in failed.text
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
-    assert f"train failed: {said}" in caplog.text
+    assert f"train failed: {logged}" in caplog.text
     assert "DOE" not in caplog.text
     assert "Jane" not in caplog.text
     data["a"].tick = lambda: None
@@ -134,11 +157,11 @@ def test_the_task_of_another_experiment_or_version_is_refused(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_handler, "Assembly", None)  # nothing may be built
-    for what in ("fingerprint", "version"):
+    for what, mine in (("fingerprint", fingerprint(FEDAVG)), ("version", __version__)):
         reply = site_executor(FEDAVG).execute("train", task(data, **{what: "another"}), fl_ctx, Signal())
         said = messages.failure(reply)
         assert said is not None
-        assert said.text.startswith(f"RefusedError: the server's {what} is another, this site's is ")
+        assert said.text.startswith(f"RefusedError: the server's {what} is not this site's, {mine}: server and site")
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "toy/../../x"])
@@ -278,7 +301,7 @@ def test_the_childs_update_is_the_sites_reply(
 
     def child(shareable: Shareable) -> Shareable:
         given.append(child_protocol.in_child(FLModelUtils.from_shareable(shareable)))
-        received, run, experiment, place = given[-1]
+        received, run, experiment, place, _ = given[-1]
         update = TaskHandler(experiment, place).answer(received, run, lambda: False)
         return FLModelUtils.to_shareable(child_protocol.answer(update))
 
@@ -287,7 +310,8 @@ def test_the_childs_update_is_the_sites_reply(
     expected = site_executor(FEDAVG).execute("train", task(data), fl_ctx, Signal())
     same_bytes(messages.receive_update(reply, "a").state, messages.receive_update(expected, "a").state)
     assert "fedvlp_site" not in str(reply)
-    ((_, run, experiment, place),) = given
+    ((_, run, experiment, place, most),) = given
+    assert most is None
     assert (run, fingerprint(experiment)) == (said_of(FEDAVG), fingerprint(FEDAVG))
     assert place == SitePaths("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
 
@@ -314,12 +338,13 @@ def test_an_abort_of_the_childs_task_stays_one(
 def test_what_the_child_says_of_its_failure_is_the_reply(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = child_protocol.answer(FloatingPointError("a: loss is nan at step 3"))
+    failed = child_protocol.answer(EnvelopeError("training.threads is 9; this site lets a job have at most 4"))
     in_child(monkeypatch, lambda shareable: FLModelUtils.to_shareable(failed))
     with caplog.at_level(logging.ERROR):
         reply = child_executor().execute("train", task(data), fl_ctx, Signal())
-    assert messages.failure(reply) == Failure(FailureKind.FAILED, "FloatingPointError: a: loss is nan at step 3")
-    assert "train failed: FloatingPointError: a: loss is nan at step 3" in caplog.text
+    said = "EnvelopeError: training.threads is 9; this site lets a job have at most 4"
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, said)
+    assert f"train failed: {said}" in caplog.text
 
 
 # --- the child ---------------------------------------------------------------------------------------------------
@@ -455,6 +480,32 @@ def test_a_rank_ends_with_its_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not parents
 
 
+def test_a_site_with_more_records_than_its_ciphertexts_hold_trains_nothing(
+    data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Site a has 8; what Decrypt found reaches the site in the job's own process and in a child's."""
+    trained: list[int] = []
+    monkeypatch.setattr(site_module, "train", lambda *args, **options: trained.append(1) or {})
+
+    def child(shareable: Shareable) -> Shareable:
+        received, run, experiment, place, most = child_protocol.in_child(FLModelUtils.from_shareable(shareable))
+        try:
+            update: Any = TaskHandler(experiment, place).answer(received, run, lambda: False, most)
+        except Exception as error:
+            update = error
+        return FLModelUtils.to_shareable(child_protocol.answer(update))
+
+    in_child(monkeypatch, child)
+    for executor in (site_executor(FEDAVG), child_executor()):
+        for most, refused in ((7, True), (8, False)):
+            fl_ctx.set_prop(MOST_SAMPLES, most, private=True, sticky=False)
+            failed = messages.failure(executor.execute("train", task(data), fl_ctx, Signal()))
+            assert (failed is not None) == refused
+            assert len(trained) == (not refused)
+            trained.clear()
+            assert failed is None or failed.text.startswith("PrivacyError: this site has 8 training records; with")
+
+
 def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,12 +516,13 @@ def test_a_task_reaches_the_other_ranks_as_rank_0_has_it(
 
     monkeypatch.setattr(child_protocol.distributed, "tell", told)
     model = handed(data, tmp_path)
-    sent, run, experiment, place = child_protocol.in_child(model)
+    sent, run, experiment, place, most = child_protocol.in_child(model)
     sent = Broadcast(sent.round, sent.phase, sent.state, {"public": torch.ones(2)}, lr_scale=0.5)
-    passed = child_protocol.to_ranks((sent, run, experiment, place))
+    passed = child_protocol.to_ranks((sent, run, experiment, place, 77))
+    assert most is None
     assert passed is not None
     received, *rest = passed
-    assert rest == [run, experiment, place]
+    assert rest == [run, experiment, place, 77]
     assert (received.round, received.phase, received.lr_scale) == (0, "train", 0.5)
     same_bytes(received.state, sent.state)
     same_bytes(received.aux, sent.aux)

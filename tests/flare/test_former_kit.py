@@ -7,9 +7,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from flare.test_class_list import JOB, arrived, built
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.utils.component_builder import ComponentBuilder
+from support.hostile_jobs import JOB, arrived, built
 
 from fedvlp.core.types import Update
 from fedvlp.data.sources.table import TableSource

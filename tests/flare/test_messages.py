@@ -64,7 +64,7 @@ def test_a_message_of_somebody_else_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", FailureKind)
 def test_the_kind_of_a_failure_survives(kind: FailureKind) -> None:
-    failed = Failure(kind, "some words")
+    failed = Failure(kind, "PathError: the server names a run folder outside this site's own; the task is refused")
     assert messages.failure(fobs.loads(fobs.dumps(messages.send_failure(failed)))) == failed
 
 
@@ -73,7 +73,29 @@ def test_a_strange_kind_is_an_ordinary_failure(kind: object) -> None:
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(messages.KIND, kind)
     reply.set_header(messages.REASON, "x" * 5000)
-    assert messages.failure(reply) == Failure(FailureKind.FAILED, "x" * messages.LONGEST_REASON)
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, "an error: the log of the site says why")
+
+
+@pytest.mark.parametrize("code", [ReturnCode.EXECUTION_EXCEPTION, ReturnCode.TASK_ABORTED, ReturnCode.TIMEOUT])
+def test_an_error_reply_without_words_is_told_by_flares_code(code: str) -> None:
+    assert messages.failure(make_reply(code)) == Failure(FailureKind.FAILED, code)
+
+
+@pytest.mark.parametrize("code", ["Jane Doe", "x" * 10**6, "EXECUTION_EXCEPTION\n[E:1]", 7])
+def test_a_code_that_flare_does_not_have_is_not_repeated(code: object) -> None:
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_return_code(code)
+    assert messages.failure(reply) == Failure(FailureKind.FAILED, "an error: the log of the site says why")
+
+
+@pytest.mark.parametrize("said", ["Jane Doe", "CheckpointError: cannot read /data/DOE^JANE/x", "x\n[E:1]", 7, ["x"]])
+def test_the_server_repeats_nothing_that_is_not_on_the_list(said: object) -> None:
+    """Whatever a site's own end let pass, or a site that has none sends."""
+    reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+    reply.set_header(messages.REASON, said)
+    failed = messages.failure(reply)
+    assert failed is not None
+    assert not any(word in failed.text for word in ("Jane", "DOE", "\n", "[E", "/data"))
 
 
 def test_a_text_that_begins_like_another_failure_changes_nothing() -> None:
@@ -83,14 +105,23 @@ def test_a_text_that_begins_like_another_failure_changes_nothing() -> None:
     assert failed.kind is FailureKind.FAILED
 
 
-def test_only_fedvlps_own_words_leave_a_site() -> None:
-    """An exception's text may hold a patient's path: of foreign errors just the type is sent."""
+def test_only_sentences_of_the_list_leave_a_site() -> None:
+    """An exception's text may hold a patient's path: of others just the kind is sent, in the reply itself."""
+
+    def sent(error: Exception) -> str:
+        reply = messages.send_failure(error)
+        failed = messages.failure(reply)
+        assert failed is not None
+        assert failed.text == reply.get_header(messages.REASON), "it is not the server that takes it out"
+        return failed.text
+
     foreign = FileNotFoundError(2, "No such file", "/data/DOE^JANE/scan.dcm")
-    assert messages.failure(messages.send_failure(foreign)) == Failure(FailureKind.FAILED, "FileNotFoundError")
-    assert messages.failure(messages.send_failure(ValueError("Jane Doe"))) == Failure(FailureKind.FAILED, "ValueError")
-    ours = CheckpointError("cannot write: the disk is full")
-    told = Failure(FailureKind.FAILED, "CheckpointError: cannot write: the disk is full")
-    assert messages.failure(messages.send_failure(ours)) == told
+    assert sent(foreign) == "FileNotFoundError: the log of the site says why"
+    assert sent(ValueError("Jane Doe")) == "ValueError: the log of the site says why"
+    ours = CheckpointError(
+        "cannot write x in /srv/anna: the disk is full; it needs 7,000 bytes there. The previous file"
+    )
+    assert sent(ours) == "CheckpointError: cannot write a file of the run: the disk is full; it needs 7,000 bytes"
     aborted = Failure(FailureKind.FAILED, ReturnCode.TASK_ABORTED)
     assert messages.failure(make_reply(ReturnCode.TASK_ABORTED)) == aborted
     assert messages.failure(messages.send_update(Update("a", 0, "train", 5))) is None

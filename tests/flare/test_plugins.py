@@ -154,7 +154,7 @@ def test_the_training_child_imports_what_the_jobs_process_had(tmp_path: Path) ->
     task.set_header("task_id", "1")
     handed = fobs.loads(fobs.dumps(child_protocol.to_child(task, chosen, SitePaths("site-1", "", ""))))
     forget()
-    _, _, experiment, _ = child_protocol.in_child(FLModelUtils.from_shareable(handed))
+    _, _, experiment, _, _ = child_protocol.in_child(FLModelUtils.from_shareable(handed))
     assert fingerprint(experiment) == expected
     assert experiment.method is not chosen.method
     assert write_job(experiment, tmp_path / "job").name == "job"

@@ -105,7 +105,8 @@ def test_at_the_budget_nothing_leaves_in_whatever_job(tmp_path: Path) -> None:
     replies = [ClipAndNoise(**tight).process(messages.send_update(update()), context(tmp_path)) for _ in range(4)]
     failures = [messages.failure(reply) for reply in replies]
     assert failures[0] is None
-    assert "the privacy budget of 'chest' is used up" in str(failures[-1])
+    assert "the privacy budget is used up: epsilon" in str(failures[-1])
+    assert "chest" not in str(failures[-1]), "nor is the name of a data set told"
     assert not replies[-1].get("DXO")
 
 
@@ -161,18 +162,20 @@ def test_a_filter_that_does_not_say_what_may_leave_cannot_be_made() -> None:
 def test_aux_tensors_and_strange_tensors_are_refused(tmp_path: Path) -> None:
     dp = ClipAndNoise(**BUDGET)
     assert "beside the model" in refused(dp, update(aux={"rep": torch.ones(2)}), context(tmp_path))
-    assert "exact figures of this site's records (loss)" in refused(
-        dp, update(scalars={"loss": 7.3}), context(tmp_path)
+    assert "exact figures of this site's records; take" in refused(dp, update(scalars={"loss": 7.3}), context(tmp_path))
+    assert "another type than float32" in refused(
+        dp, update(state={"image_head.w": torch.ones(100, 100).long()}), context(tmp_path)
     )
-    assert "int64" in refused(dp, update(state={"image_head.w": torch.ones(100, 100).long()}), context(tmp_path))
     assert "not received" in refused(dp, update(state={"other": torch.ones(1)}), context(tmp_path))
     assert not (tmp_path / "privacy").exists(), "a refusal costs no budget"
 
 
 def test_a_forbidden_tensor_stops_the_update_in_aux_too(tmp_path: Path) -> None:
     only_text = ExcludeVariables(["text_head.*"])
-    assert "text_head.w" in refused(only_text, update(), context(tmp_path))
-    assert "text_head.x" in refused(only_text, update(state={}, aux={"text_head.x": torch.ones(1)}), context(tmp_path))
+    assert "does not let 1 of the tensors go" in refused(only_text, update(), context(tmp_path))
+    assert "does not let 1 of the tensors go" in refused(
+        only_text, update(state={}, aux={"text_head.x": torch.ones(1)}), context(tmp_path)
+    )
     reply = only_text.process(messages.send_update(update(state={"image_head.w": torch.ones(1)})), context(tmp_path))
     assert messages.receive_update(reply, "site-1").state.keys() == {"image_head.w"}
     assert "matches no tensor" in refused(ExcludeVariables(["texthead.*"]), update(), context(tmp_path))
@@ -212,41 +215,48 @@ def test_a_figure_leaves_with_as_many_digits_as_the_site_says(tmp_path: Path) ->
 
 
 TELLING = [
-    "CheckpointError: cannot write x.safetensors in /srv/hospital/DOE^JANE/runs: the disk is full",
+    "CheckpointError: cannot write x.safetensors in /srv/hospital/DOE^JANE/runs: the disk is fulll",
     "SiteConfigError: '/data/cxr' is missing", "x: ~/secret", "ValueError: C:\\data\\x", r"ValueError: \\\\nas\\share",
-    "CheckpointError: (/a/b)", "PathError: ../../x",
+    "CheckpointError: (/a/b)", "PathError: ../../x", "SiteConfigError: local/fedvlp.json: 'root' is /data/cxr",
+    "NoRecordsError: site 'st-anna' has no records in this experiment; there are: Jane, Doe", "x" * 10**6,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", TELLING)
 def test_no_path_of_the_site_leaves_in_an_error(text: str, tmp_path: Path) -> None:
-    """Security S10: an error that the executor or a child process worded, and one of a filter itself."""
+    """Security S10: an error that the executor or a child process worded, and one of a filter itself.
+
+    Nor the name of a data set, a column or a site; tests/core/test_reasons.py has the whole list.
+    """
     kind = text.partition(":")[0]
-    said = leaving(text, tmp_path)
-    assert said == f"{kind}: the log of the site says which file"
 
     class Failing(UpdateFilter):
         def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
             raise CheckpointError(text.partition(": ")[2])
 
-    assert refused(Failing(), update(), context(tmp_path)) == "CheckpointError: the log of the site says which file"
+    raised = refused(Failing(), update(), context(tmp_path))
+    for said, begins in ((leaving(text, tmp_path), kind), (raised, "CheckpointError")):
+        assert said.startswith((f"{begins}: ", "an error: "))
+        assert len(said) < 200
+        assert not any(
+            word in said for word in ("/srv", "/data", "DOE", "secret", "nas", "../", "Jane", "st-anna", "xx")
+        )
 
 
-ORDINARY = [
-    "NoRecordsError: site data: training needs at least 2 records, this site has 1",
-    "PHIError: the reports seem to identify people (280 records: date in 3, name in 1); 1/2 of w/o",
-    "SiteConfigError: site st-anna offers no data set 'x'; its engineer adds one to local/fedvlp.json",
-    "RefusedError: the server's version is 0.2, this site's is 0.1: fedavg/001, loss/x, a and/or b",
-]
+ORDINARY = {
+    "NoRecordsError: site data: training needs at least 2 records, this site has 1": "",
+    "PHIError: the reports seem to identify people, so nothing is trained on them (280 records: date in 3). It":
+        "PHIError: the reports seem to identify people, so nothing is trained on them (280 records)",
+    "SiteConfigError: site st-anna offers no data set 'x'; its engineer adds one to local/fedvlp.json":
+        "SiteConfigError: this site offers no data set of that name; its engineer adds one to local/fedvlp.json",
+    "the training process ended or fell silent before it answered (killed for lack of memory, crashed or hung); this "
+    "site's log has its last lines. A smaller training.batch_size needs less memory": "",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ORDINARY)
-def test_fedvlps_own_words_leave_as_they_are(text: str, tmp_path: Path) -> None:
-    assert leaving(text, tmp_path) == text
-
-
-def test_no_reason_is_endless(tmp_path: Path) -> None:
-    assert leaving("x" * 10**6, tmp_path) == "x" * 1000 + " ..."
+def test_a_sentence_of_the_list_leaves_with_its_numbers(text: str, tmp_path: Path) -> None:
+    assert leaving(text, tmp_path) == (ORDINARY[text] or text)
 
 
 FILTERS = [ClipAndNoise(**BUDGET), ExcludeVariables(["text_head.*"]), AllowMetrics(["seconds"], drop=True)]
@@ -291,5 +301,6 @@ def test_what_rides_beside_an_update_or_on_a_failure_stays(tmp_path: Path) -> No
     assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     aborted = rule.process(make_reply(ReturnCode.TASK_ABORTED), context(tmp_path))
     assert aborted.get_return_code() == ReturnCode.TASK_ABORTED
-    own = rule.process(messages.send_failure(Failure(FailureKind.FAILED, "PrivacyError: used up")), context(tmp_path))
-    assert messages.failure(own) == Failure(FailureKind.FAILED, "PrivacyError: used up")
+    told = Failure(FailureKind.FAILED, "PrivacyError: the reply is not an update of fedvlp")
+    own = rule.process(messages.send_failure(told), context(tmp_path))
+    assert messages.failure(own) == told

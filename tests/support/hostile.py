@@ -15,12 +15,9 @@ class Breach(AssertionError):  # noqa: N818
     """A hostile party got further than it may; the message says with what."""
 
 
-def refuse_words(attack: str, said: str, quotes: bool = False) -> None:
-    """Raises Breach where an answer repeats the attacker's text (unless it ``quotes``), breaks the line or is endless.
-
-    What a site gives as the reason of its failure is quoted, as one printable line.
-    """
-    repeats = ("Jane" in said or "<script" in said) and not quotes
+def refuse_words(attack: str, said: str) -> None:
+    """Raises Breach where an answer repeats the attacker's text, breaks the line or is endless."""
+    repeats = "Jane" in said or "<script" in said
     if repeats or not said.isprintable() or len(said) > LONGEST:
         raise Breach(f"{attack}: the answer repeats what it was sent: {said[:300]!r}")
     if not said:

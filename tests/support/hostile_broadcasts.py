@@ -7,6 +7,7 @@ the outgoing filters. FLARE answers for a filter that raises, and goes on after 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import math
@@ -141,8 +142,9 @@ class Stage:
         return made[0], made[1]
 
     def answered(self, task: Any) -> Shareable:
-        """What leaves the site."""
+        """What leaves the site. The wire's filter changes a task in place, so it is given a copy."""
         wired = not self.setting.wire.plain
+        task = copy.copy(task)
         with self.engine.new_context() as context:
             if wired:
                 try:
@@ -205,6 +207,8 @@ class Stage:
             raise Breach(f"{attack}: answered to another run")
         if message.copy_base not in (0, honest.copy_base) and not self.setting.wire.plain:
             raise Breach(f"{attack}: changed another copy than the one it holds")
+        if not isinstance(message.scalars, dict):
+            raise Breach(f"{attack}: took {shown(message.scalars)} for scalars")
         numbers = [*message.scalars.values(), message.lr_scale, message.loss_scale]
         if not all(isinstance(number, (int, float)) for number in numbers) or type(message.round) is not int:
             raise Breach(f"{attack}: took for a number what is none")
@@ -278,7 +282,7 @@ def attacks(stage: Stage, seed: int, count: int) -> Iterator[tuple[str, Any]]:
     task = stage.tasks[1]
     meta = from_shareable(task).meta[messages.KEY]
     makers: tuple[Callable[[], tuple[str, Any]], ...] = (
-        lambda: _folder(random, task, meta),
+        lambda: _folder(random, random.choice(stage.tasks), meta),  # the first one is complete: it needs no copy
         lambda: _header(random, task, meta),
         lambda: _header(random, task, meta),
         lambda: _tensors(random, task),

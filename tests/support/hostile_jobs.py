@@ -12,7 +12,7 @@ import pkgutil
 import shutil
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -216,7 +216,7 @@ def _extreme(random: Random, config: dict[str, Any]) -> str:
                 found.append((node, key))
             walk(value)
 
-    walk(honest["args"])
+    walk(honest["args"] if random.random() < 0.6 else {"data": honest["args"]["data"]})
     said = []
     for node, key in random.sample(found, random.choice((1, 1, 3))):
         value = any_number(random)
@@ -344,7 +344,7 @@ def _by_flare(attack: Attack, kit: Path, app: Path) -> str:
     if attack.text:
         return _by_name(attack, kit, runs.experiment)
     usual = presets.get(attack.preset)
-    if runs.experiment != replace(usual, data=runs.experiment.data):  # a site's envelope leaves the data to the site
+    if runs.experiment != usual or runs.experiment.data.shared_habits is not usual.data.shared_habits:
         try:
             Envelope(presets=tuple(COMMITTED)).admit(runs.experiment)
         except EnvelopeError as error:

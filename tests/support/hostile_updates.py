@@ -174,7 +174,7 @@ class Stage:
         said = record["dropped"].get("b")
         quiet, honest = self.silent[0], self.honest[0]
         if said is not None:
-            refuse_words(attack, said, quotes="failure" in name)
+            refuse_words(attack, said)
             if not self._equal(seen, quiet):
                 raise Breach(f"{attack}: refused ({said}), and yet the run is another than without this site")
             return "refused"
@@ -226,7 +226,8 @@ class Stage:
     @staticmethod
     def _look_at_figures(attack: str, figures: dict[str, float]) -> None:
         for name, value in figures.items():
-            known = name.isprintable() and 0 < len(name) <= 200
+            plain = name[:1].isalnum() and name.isprintable() and not set(name) & set("<>&=\"'`")
+            known = plain and len(name) <= 200
             if not known or type(value) not in (int, float) or not abs(value) <= 1e12:
                 raise Breach(f"{attack}: noted the figure {name[:50]!r} = {value!r}")
         if len(figures) > 1001:
@@ -293,7 +294,7 @@ def _figures(random: Random, reply: Shareable) -> tuple[str, Any]:
     field_name = random.choice(("metrics", "metrics", "scalars"))
     names: Any = random.choice(
         ("loss/x", "update_norm/a", "probe/loss", "", WORDS, "x" * 201, "x" * 300_000, "\ud800", 7, None, ("a",),
-         "../../x", "=HYPERLINK(1)", "Jane Doe", "<script>x</script>")
+         "../../x", "=HYPERLINK(1)", "Jane Doe", "<script>x</script>", "loss/<b>x</b>", "val/\"r1", "@SUM(1)")
     )  # fmt: skip
     kind = random.randrange(4)
     if kind == 0:

@@ -74,7 +74,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     """
     from fedvlp.data.sources import SOURCES
     from fedvlp.data.synthetic.cohort import COHORTS
-    from fedvlp.deploy.site_config import NamedData
+    from fedvlp.deploy.named_data import NamedData
     from fedvlp.run.config import choose
 
     kind, _, rest = (data or "synthetic").partition(":")

@@ -30,6 +30,9 @@ MOST_ROUNDS = 10**9
 PLAIN_NAME = re.compile(rf"[\w.:/-]{{1,{LONGEST_NAME}}}", re.ASCII)
 """A name that an answer may repeat; any other could be a patient's, or forge a line of a log."""
 
+METRIC_NAME = re.compile(rf"(?=\w)[\w .:/@()+,%-]{{1,{LONGEST_NAME}}}")
+"""The form of a figure's name: a letter or a digit, then what a table, a page or a spreadsheet takes for plain text."""
+
 PUBLIC_IDS = 2**53
 """Every id of a public set is smaller, so that it is exact as a float too."""
 
@@ -96,8 +99,11 @@ def _check_metrics(update: Update) -> str | None:
     if not isinstance(metrics, dict) or len(metrics) > MOST_METRICS:
         return f"metrics is {_shown(metrics)}, expected a dictionary of at most {MOST_METRICS} figures"
     for name, value in metrics.items():
-        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-            return f"the name of a metric is {_shown(name)}, expected at most {LONGEST_NAME} printable characters"
+        if not isinstance(name, str) or not METRIC_NAME.fullmatch(name):
+            return (
+                f"the name of a metric is {_shown(name)}, expected at most {LONGEST_NAME} letters, digits, spaces and "
+                "characters of .:/@()+,%-_"
+            )
         if not _is_number(value) or not abs(value) <= LARGEST_METRIC:
             return f"metric {_named(name)} is {_shown(value)}, expected a finite number up to {LARGEST_METRIC:g}"
     return None
@@ -192,11 +198,6 @@ def plain(name: object) -> str:
 def _named(name: object) -> str:
     """The name in quotation marks, if it is plain."""
     return repr(name) if plain(name) == name else f"named by {plain(name)}"
-
-
-def one_line(text: str, longest: int) -> str:
-    """A site's own words as a log, a record and a page may hold them: cut, and "?" for what cannot be printed."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:longest])
 
 
 def _shown(value: object) -> str:

@@ -37,7 +37,7 @@ PUBLIC = {
     "fedvlp.data.RSNASource": "fedvlp.data.sources.rsna.RSNASource",
     "fedvlp.data.SyntheticCohort": "fedvlp.data.synthetic.cohort.SyntheticCohort",
     "fedvlp.data.TableSource": "fedvlp.data.sources.table.TableSource",
-    "fedvlp.deploy.NamedData": "fedvlp.deploy.site_config.NamedData",
+    "fedvlp.deploy.NamedData": "fedvlp.deploy.named_data.NamedData",
     "fedvlp.deploy.OwnData": "fedvlp.deploy.site_config.OwnData",
     "fedvlp.flare.AllowMetrics": "fedvlp.flare.privacy_filters.AllowMetrics",
     "fedvlp.flare.ChildExecutor": "fedvlp.flare.executor.ChildExecutor",

@@ -18,7 +18,7 @@ SPLITS = ("train", "val", "test")
 PUBLIC = "public"
 """Stands in the column ``sites`` for a record of the public set, which the server and every site hold."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi")
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -49,6 +49,7 @@ class Cohort:
         None  # id of the row a retrieved report was copied from; "" where it is its own
     )
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> reports that hold one (data/deid.py)
+    private: bool = False  # whether the ids are of a hospital's own records: see data/record_ids.py
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -193,6 +194,7 @@ class Cohort:
             imaged=np.concatenate([cohort.has_image() for cohort in cohorts]),
             report_from=retrieved if any(retrieved) else None,
             phi=dict(identifiers),
+            private=any(cohort.private for cohort in cohorts),
         )
 
 

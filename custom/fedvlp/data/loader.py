@@ -76,6 +76,11 @@ class SiteData:
         """Number of training records."""
         return self.sizes.get("train", 0)
 
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The L findings of the columns of ``labels``."""
+        return self._cohort.label_names
+
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """``steps`` batches of the training split. Order and crops come from ``generator`` alone.
 

@@ -9,19 +9,36 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
 from fedvlp.core.types import Batch, Update
 from fedvlp.core.validate import require
+from fedvlp.deploy.named_data import NamedData
+from fedvlp.evaluation import metric_names
 from fedvlp.run import presets
-from fedvlp.run.config import fingerprint, to_config
+from fedvlp.run.config import fingerprint, refuse_misfit, to_config
 from fedvlp.run.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedvlp.core.client import Client
+    from fedvlp.federation.site import Evaluate
 
 FIGURES = ("loss", "probe", "val", "test")
 """What a metric's name begins with where it is computed from records."""
+
+
+HELD_OUT = ("val", "test")
+EVALUATIONS = ("retrieval", "classification")
+
+LARGEST = 10**9
+"""No setting of an honest job is a larger number, but for a seed: a size beyond it would fill the machine."""
+
+
+MOST_SEED = 2**63
 
 
 class EnvelopeError(ValueError):
@@ -34,28 +51,39 @@ class Behind:
 
     update: int = 0
     figures: Mapping[str, int] = field(default_factory=dict)  # by what the metric's name begins with
+    classes: Mapping[str, int] = field(default_factory=dict)  # "<split>/<finding>": with it or without it, the fewer
+    data: str = ""  # name of the data set
 
 
 @dataclass(frozen=True)
 class Envelope:
     """The site's limits. Any experiment may run where neither ``presets`` nor ``accepted`` names one."""
 
-    presets: tuple[str, ...] = ()  # whose settings may run, whatever the data set
+    presets: tuple[str, ...] = ()  # whose settings may run, on their own data or on a data set of the site
     accepted: tuple[str, ...] = ()  # fingerprints of experiments, as `fedvlp site accept` writes them
     least_records: int = 64  # distinct training records behind an update
     least_per_figure: int = 20  # distinct records behind a loss, a recall or another figure
+    least_per_class: int = 10  # records with a finding, and without it, behind a figure of that finding
+    evaluate: tuple[str, ...] = ("*/val/*", "*/test/*")  # "<data set>/<split>/<evaluation>" that may be measured
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
 
     def __post_init__(self) -> None:
-        for name in ("presets", "accepted"):
+        for name in ("presets", "accepted", "evaluate"):
             texts = getattr(self, name)
             good = isinstance(texts, tuple) and all(isinstance(text, str) for text in texts)
             require(good, f"envelope.{name} is no list of texts")
         unknown = sorted(set(self.presets) - set(presets.PRESETS))
         require(not unknown, f"envelope.presets names {', '.join(unknown)}; there are: {', '.join(presets.PRESETS)}")
-        for name in ("least_records", "least_per_figure"):
+        for pattern in self.evaluate:
+            _, split, evaluation = _parts(pattern)
+            require(
+                split in ("*", *HELD_OUT) and evaluation in ("*", *EVALUATIONS),
+                f'envelope.evaluate has {pattern!r}; write "<data set>/<split>/<evaluation>" with a split of '
+                f"{', '.join(HELD_OUT)} and an evaluation of {', '.join(EVALUATIONS)}, or * for any",
+            )
+        for name in ("least_records", "least_per_figure", "least_per_class"):
             value = getattr(self, name)
             require(value >= 2, f"envelope.{name} is {value}; a figure of one record is that record's")
         for name in ("processes", "threads", "hours"):
@@ -63,6 +91,7 @@ class Envelope:
 
     def admit(self, experiment: Experiment) -> None:
         """Raises EnvelopeError unless a job with this experiment may run here."""
+        _refuse_extremes(experiment)
         if self.presets or self.accepted:
             named = (
                 any(_is_preset(experiment, name) for name in self.presets) or fingerprint(experiment) in self.accepted
@@ -101,23 +130,127 @@ class Envelope:
             )
         few = {kind for kind in FIGURES if behind.figures.get(kind, 0) < self.least_per_figure}
         metrics = {name: value for name, value in update.metrics.items() if name.partition("/")[0] not in few}
+        metrics = {name: value for name, value in metrics.items() if self.allows(behind.data, name)}
+        metrics = self._without_small_classes(metrics, behind.classes)
         scalars = dict.fromkeys(update.scalars, math.nan) if "probe" in few else update.scalars  # nan: unknown here
         return replace(update, metrics=metrics, scalars=scalars)
+
+    def allows(self, data: str, name: str) -> bool:
+        """Whether the figure ``name`` of held-out records of a data set may be measured; any figure of no such ones."""
+        split = name.partition("/")[0]
+        return split not in HELD_OUT or self._may_measure(data, split, metric_names.evaluation_of(name))
+
+    def _may_measure(self, data: str, split: str, evaluation: str = "") -> bool:
+        """``evaluation`` "": any."""
+        return any(
+            known_data in ("*", data) and known_split in ("*", split) and (not evaluation or known in ("*", evaluation))
+            for known_data, known_split, known in map(_parts, self.evaluate)
+        )
+
+    def only_allowed(self, evaluate: Evaluate | None, data: str) -> Evaluate | None:
+        """``evaluate`` of a site, which measures only what may be measured of a data set."""
+        if evaluate is None:
+            return None
+
+        def measured(client: Client, splits: tuple[str, ...]) -> dict[str, float]:
+            allowed = tuple(split for split in splits if self._may_measure(data, split))
+            return {name: value for name, value in evaluate(client, allowed).items() if self.allows(data, name)}
+
+        return measured
+
+    def _without_small_classes(self, metrics: dict[str, float], classes: Mapping[str, int]) -> dict[str, float]:
+        """The figures without those of a finding that few records have, or lack.
+
+        A mean over findings goes with the first of them: from it and the others the one that is missing would follow.
+        """
+        areas = {name: parsed for name in metrics if (parsed := metric_names.parse_auc(name))}
+        means = (metric_names.MACRO, metric_names.RARE)
+        small = {
+            (split, finding)
+            for split, finding in areas.values()
+            if finding not in means and classes.get(f"{split}/{finding}", 0) < self.least_per_class
+        }
+        splits = {split for split, _ in small}
+        held = {
+            name
+            for name, (split, finding) in areas.items()
+            if (split, finding) in small or (finding in means and split in splits)
+        }
+        return {name: value for name, value in metrics.items() if name not in held}
 
     def in_words(self) -> str:
         """For the engineer who looks at the site's rules."""
         named = [f"preset {name}" for name in self.presets] + [f"experiment {mark}" for mark in self.accepted]
         return (
             f"jobs may run {', '.join(named) or 'any experiment'}; an update rests on at least {self.least_records} "
-            f"distinct records, a figure on {self.least_per_figure}; at most {self.processes} processes of "
-            f"{self.threads} threads, {self.hours:g} hours a task"
+            f"distinct records, a figure on {self.least_per_figure}, one of a finding on {self.least_per_class} with "
+            f"it and as many without; measured may be {', and '.join(map(_measured, self.evaluate)) or 'nothing'}; "
+            f"at most {self.processes} processes of {self.threads} threads, {self.hours:g} hours a task"
         )
 
 
+def _parts(pattern: str) -> tuple[str, str, str]:
+    """Data set, split and evaluation of an entry of ``evaluate``; what is missing is empty."""
+    data, _, rest = pattern.partition("/")
+    split, _, evaluation = rest.partition("/")
+    return data, split, evaluation
+
+
+def _measured(pattern: str) -> str:
+    """An entry of ``evaluate`` in words."""
+    data, split, evaluation = _parts(pattern)
+    what = "anything" if evaluation == "*" else evaluation
+    records = "held-out" if split == "*" else split
+    return f"{what} on the {records} records of {'any data set' if data == '*' else data}"
+
+
 def _is_preset(experiment: Experiment, name: str) -> bool:
-    """Whether it is the preset on any data set; also as an encrypted job has it, without limits of the server's."""
-    preset = replace(presets.get(name), data=experiment.data)
+    """Whether it is the preset, on its own data or on a data set of the site.
+
+    Also as an encrypted job has it, without limits of the server's.
+    """
+    usual = presets.get(name)
+    if not _are_data_of(experiment, usual.data):
+        return False
+    preset = replace(usual, data=experiment.data)
     return experiment in (preset, replace(preset, rounds=preset.rounds.of_encrypted()))
+
+
+def _are_data_of(experiment: Experiment, usual: Any) -> bool:
+    """Whether the data are a preset's, or of fewer studies, or a data set of the site with films as large as theirs."""
+    data: Any = experiment.data
+    most = getattr(usual, "image_size", 0)
+    if isinstance(data, NamedData):
+        return experiment.model.image_size <= data.image_size <= most
+    if type(data) is not type(usual) or not hasattr(usual, "size"):
+        return data == usual
+    return replace(data, size=usual.size) == usual and data.size <= usual.size
+
+
+def _refuse_extremes(settings: Any, name: str = "") -> None:
+    """Raises EnvelopeError for a setting of another type than its field's, or for a number that no honest job has.
+
+    FLARE builds a job's classes from whatever values the job gives.
+    """
+    for field_ in fields(settings):
+        value, called = getattr(settings, field_.name), f"{name}{field_.name}"
+        try:
+            refuse_misfit(type(settings), field_.name, value)
+        except ValueError:
+            raise EnvelopeError(f"{called} is a {type(value).__name__}, which the setting does not take") from None
+        _refuse_extreme(value, called)
+
+
+def _refuse_extreme(value: Any, called: str) -> None:
+    if is_dataclass(value):
+        _refuse_extremes(value, f"{called}.")
+    elif isinstance(value, tuple):
+        for item in value:
+            _refuse_extreme(item, called)
+    elif isinstance(value, (int, float)):
+        most = MOST_SEED if called.endswith("seed") else LARGEST
+        if not abs(value) <= most:
+            raise EnvelopeError(f"{called} is beyond {most}; this site runs no job with such a number")
 
 
 def differences(experiment: Experiment) -> list[str]:
@@ -150,13 +283,16 @@ class Watched:
     """The data of a site during one task, which remember the records that they have served.
 
     A method trains on ``train_batches``; what it reads of the training split otherwise is measured (its probe), unless
-    it trains on that alone (a selector's gradient, say).
+    it trains on that alone (a selector's gradient, say). ``targets`` makes an objective's targets [B, L] in
+    {1, 0, nan} of the labels [B, L] of a batch; None: the labels as they are.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, targets: Callable[[Tensor], Tensor] | None = None) -> None:
         self.unwatched = data
+        self._targets = targets or (lambda labels: labels)
         self._trained: set[int] = set()
         self._readings: list[tuple[str, set[int]]] = []  # split and records, of every time that it was read
+        self._classes: list[tuple[str, list[Tensor]]] = []  # split and targets [B, L], of every time
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.unwatched, name)
@@ -167,10 +303,18 @@ class Watched:
     def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
         reading: set[int] = set()
         self._readings.append((split, reading))
-        return _noting(self.unwatched.batches(split, batch_size, **options), reading)
+        targets: list[Tensor] = []
+        self._classes.append((split, targets))
+        return self._with_targets(_noting(self.unwatched.batches(split, batch_size, **options), reading), targets)
 
-    def behind(self) -> Behind:
-        """What has been served; for a kind of figure, the fewest of one reading."""
+    def _with_targets(self, batches: Iterator[Batch], into: list[Tensor]) -> Iterator[Batch]:
+        for batch in batches:
+            if "labels" in batch:
+                into.append(self._targets(batch["labels"]).cpu())
+            yield batch
+
+    def behind(self, data: str = "") -> Behind:
+        """What has been served; for a kind of figure, the fewest of one reading. ``data``: name of the data set."""
 
         def fewest(split: str, otherwise: int) -> int:
             return min((len(rows) for name, rows in self._readings if name == split and rows), default=otherwise)
@@ -179,7 +323,21 @@ class Watched:
         trained = len(self._trained or read)
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
         probe = fewest("train", num_train)
-        return Behind(trained, {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)})
+        figures = {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)}
+        return Behind(trained, figures, self._fewer_class(), data)
+
+    def _fewer_class(self) -> dict[str, int]:
+        """ "<split>/<finding>" -> records of a reading that have the finding or that lack it, whichever are fewer."""
+        fewest: dict[str, int] = {}
+        for split, batches in self._classes:
+            if split not in HELD_OUT or not batches:
+                continue
+            targets = torch.cat(batches)  # [n, L]
+            counts = torch.minimum((targets == 1).sum(0), (targets == 0).sum(0)).tolist()
+            for finding, count in zip(self.unwatched.label_names, counts, strict=True):
+                name = f"{split}/{finding}"
+                fewest[name] = min(count, fewest.get(name, count))
+        return fewest
 
 
 def _noting(batches: Iterator[Batch], into: set[int]) -> Iterator[Batch]:

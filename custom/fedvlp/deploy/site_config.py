@@ -19,6 +19,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.deploy.overlap import OWN_MACHINE, Overlap, OverlapError
 from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
@@ -36,25 +37,6 @@ BUILT_IN = ("tiny", "gru")
 
 TOWER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 """A name as timm and transformers have them, of an owner perhaps; no address, and no path that leads up."""
-
-
-class SiteConfigError(ValueError):
-    """The site's file is missing or wrong, or lacks what a job asks for. Names no path, since the server reads it."""
-
-
-@dataclass(frozen=True)
-class NamedData:
-    """A data set that every site keeps and configures for itself; job and server know its name alone."""
-
-    name: str
-    image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides
-
-    def __post_init__(self) -> None:
-        require_name("the name of a data set", self.name)
-        require(self.image_size > 0, f"image_size is {self.image_size}; it must be positive")
-
-    def build(self) -> Cohort:
-        raise SiteConfigError(f"data set {self.name!r} is kept by the sites; export a job that names them, with --at")
 
 
 @dataclass(frozen=True)

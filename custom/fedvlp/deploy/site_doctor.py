@@ -188,7 +188,7 @@ def _data(local: Path) -> Iterator[Check]:
     for name, source in sorted(config.data.items()):
         try:
             counts = replace(source, cache=None).prepare(SAMPLE)[1]
-        except ValueError as error:  # the sources' own: counts and hashed ids
+        except ValueError as error:  # the sources' own: counts and numbers of rows
             yield Check(f"data set {name}", False, str(error))
         except Exception as error:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")

@@ -31,7 +31,7 @@ IMAGE_WEIGHT = "classifier/image"
 """The modality bias of a classifier: 0.5 is none."""
 
 _RECALL = re.compile(r"/r\d+$")
-_AUC = "/auc/"
+_AUC, _SIMILARITY = "/auc/", "/similarity"
 
 
 def recall_at(k: int, direction: str = BOTH) -> str:
@@ -56,7 +56,7 @@ def is_recall(name: str) -> bool:
 
 def similarity(split: str) -> str:
     """Mean cosine of the pairs of a split."""
-    return f"{split}/similarity"
+    return f"{split}{_SIMILARITY}"
 
 
 def auc(split: str, finding: str) -> str:
@@ -73,6 +73,13 @@ def parse_auc(name: str) -> tuple[str, str] | None:
     """(split, finding) of the name of an area; None for any other name. A prefix such as ``server/`` stays."""
     split, separator, finding = name.partition(_AUC)
     return (split, finding) if separator else None
+
+
+def evaluation_of(name: str) -> str:
+    """Which evaluation reports the figure of a split: ``retrieval``, ``classification``, or ``other``."""
+    if parse_auc(name):
+        return "classification"
+    return "retrieval" if is_recall(name) or name.endswith(_SIMILARITY) else "other"
 
 
 def over_sites(name: str, figure: str) -> str:

@@ -202,8 +202,7 @@ class SiteEnd:
         wire, on = self.wire, message.copy_base
         memory = own_memory(self._memory, key) if wire.skip_unchanged or wire.up == "int8" else {}
         held = without_prefix(memory, HELD) if on else {}
-        if on and float(memory.get(LABEL, torch.zeros(()))) != on:
-            raise NotHeldError("this site's copy of the model is not the one that the server knows of")
+        _refuse_other_copy(memory, on)
         came = message.state
         for name, tensor in came.items():
             if name + SCALE in came and name in held:
@@ -225,6 +224,12 @@ class SiteEnd:
         if memory:
             self._memory.after(current.key, memory)
         return replace(update, state=state)
+
+
+def _refuse_other_copy(memory: State, on: int) -> None:
+    """Raises NotHeldError unless the site holds the copy labelled ``on``; 0: the broadcast changes none."""
+    if on and float(memory.get(LABEL, torch.zeros(()))) != on:
+        raise NotHeldError("this site's copy of the model is not the one that the server knows of")
 
 
 class EncodedSite:

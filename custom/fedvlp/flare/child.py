@@ -53,9 +53,9 @@ def _reply() -> tuple[Update | Exception, Behind | None]:
 
 def _answer(task: child_protocol.Task) -> tuple[Update, Behind | None]:
     """The update, and the records that it rests on. An abort ends this process."""
-    message, run, experiment, paths = task
+    message, run, experiment, paths, most = task
     handler = TaskHandler(experiment, paths)
-    return handler.answer(message, run, should_stop=lambda: False), handler.behind
+    return handler.answer(message, run, lambda: False, most), handler.behind
 
 
 def _follow() -> None:

@@ -27,14 +27,15 @@ from fedvlp.training import distributed
 SITE = "fedvlp_site"
 FAILURE = "fedvlp_failure"
 COUNTED = "fedvlp_counted"
-Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths]
-"""What a training process is given."""
+Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths, int | None]
+"""What a training process is given; the number is the most records that its answer has room for, None: any."""
 
 
-def to_child(task: Shareable, experiment: Experiment, paths: SitePaths) -> Shareable:
+def to_child(task: Shareable, experiment: Experiment, paths: SitePaths, most_samples: int | None = None) -> Shareable:
     """The server's task, with the site's own part; the task's headers are kept."""
     dxo = from_shareable(task)
-    meta = {**dxo.meta, SITE: {"experiment": _parts(experiment), "paths": asdict(paths)}}
+    own = {"experiment": _parts(experiment), "paths": asdict(paths), "most_samples": most_samples}
+    meta = {**dxo.meta, SITE: own}
     return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
 
 
@@ -42,16 +43,17 @@ def in_child(model: FLModel) -> Task:
     """What :func:`to_child` put together: the message, the server's run, the experiment and the paths."""
     own: dict[str, Any] = model.meta[SITE]
     message, run = messages.receive_broadcast(FLModelUtils.to_shareable(model))
-    return message, run, _experiment(own["experiment"]), SitePaths(**own["paths"])
+    return message, run, _experiment(own["experiment"]), SitePaths(**own["paths"]), own["most_samples"]
 
 
 def to_ranks(task: Task | None) -> Task | None:
     """Rank 0's task (None: there are no more) at every process of the site (training/distributed.py)."""
     content, tensors = None, {}
     if task is not None:
-        message, run, experiment, paths = task
+        message, run, experiment, paths, most = task
         content = {
             "message": header(message), "run": run, "paths": asdict(paths), "experiment": _parts(experiment),
+            "most_samples": most,
         }  # fmt: skip
         tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
     content, tensors = distributed.tell(content, tensors)
@@ -62,7 +64,8 @@ def to_ranks(task: Task | None) -> Task | None:
         kind, _, rest = name.partition("/")
         apart[kind][rest] = tensor
     message = Broadcast(**content["message"], state=apart["state"], aux=apart["aux"])
-    return message, content["run"], _experiment(content["experiment"]), SitePaths(**content["paths"])
+    experiment = _experiment(content["experiment"])
+    return message, content["run"], experiment, SitePaths(**content["paths"]), content["most_samples"]
 
 
 def _parts(experiment: Experiment) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fedvlp.core.checkpoint import save_json
-from fedvlp.deploy.site_config import NamedData
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.federation.codec import Wire
 from fedvlp.flare.job_check import CONFIGS, LIST, named
 from fedvlp.flare.jobs import OVERLAP, job_files, overlap_files

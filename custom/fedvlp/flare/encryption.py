@@ -4,10 +4,15 @@ Every site sends ``num_samples * weights`` encrypted, the server adds ciphertext
 divides it by the total number of samples. Only additions are needed, so small parameters of CKKS do. All sites share
 one secret key, which FLARE's HEBuilder puts into their kits and not into the server's: a site that hands it to the
 server gives away everybody's updates.
+
+The server cannot look at what it adds. So each site keeps its own change within a norm before it encrypts it, and looks
+at every mean that comes back: one that moved farther than such changes can move it is refused.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +38,8 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.paths import runs_root, under
-from fedvlp.flare.privacy_filters import UpdateFilter
+from fedvlp.flare.privacy_filters import RECEIVED, UpdateFilter, received
+from fedvlp.flare.task_handler import MOST_SAMPLES
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, summary
 
@@ -41,6 +47,11 @@ CIPHERTEXT = "ciphertext"
 WEIGHT = "encrypted_weight"
 MAX_SITES = 64
 HEADER = 8  # bytes of a row that say how long its ciphertext is
+NORM = 100.0  # of a change in one round: 50 steps are 2.5 in a demo, and 12 at most with AdamW at 2e-5 on 150 M values
+LARGEST = 30.0  # change of one value; a weight moves by far less, a running variance may begin far off
+GROWTH = 4.0  # times that the largest weight may grow in a run whose sums are sure to fit
+
+logger = logging.getLogger(__name__)
 
 
 class Cipher:
@@ -55,6 +66,7 @@ class Cipher:
         self._tenseal = tenseal
         self._context = tenseal.context_from(context)
         first = self._context.seal_context().data.first_context_data()
+        self._level = self._context.seal_context().data.first_parms_id()
         degree = first.parms().poly_modulus_degree()
         self.slots = degree // 2
         self.width = HEADER + 16 * degree * (first.chain_index() + 1) + 1024  # two polynomials, uncompressed
@@ -79,10 +91,27 @@ class Cipher:
         largest = float(values.abs().max()) if len(values) else 0.0
         if not largest <= self.limit:
             raise PrivacyError(
-                f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold up to {self.limit:.3g}"
+                f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold {self.limit:.3g}: "
+                "provision with a smaller scale_bits, or train this site on fewer records"
             )
         vectors = (self._tenseal.ckks_vector(self._context, chunk.numpy()) for chunk in values.split(self.slots))
         return self._packed((vector.serialize() for vector in vectors), self.rows(len(values)))
+
+    def check(self, rows: Tensor, count: int) -> None:
+        """Raises PrivacyError unless each of ``rows`` is a ciphertext that :meth:`add` can take for ``count`` values.
+
+        What was encrypted under another key of the same parameters, and which values, cannot be told here.
+        """
+        scale = self._context.global_scale
+        for index, vector in enumerate(self._vectors(rows)):
+            values = min(self.slots, count - index * self.slots)
+            ciphertexts = vector.ciphertext()
+            if vector.size() != values or len(ciphertexts) != 1:
+                raise PrivacyError(f"a ciphertext holds {vector.size()} values, expected {values}")
+            (one,) = ciphertexts
+            known = one.size() == 2 and one.scale == scale and one.parms_id() == self._level
+            if not known or one.is_transparent():
+                raise PrivacyError("a ciphertext was made with other parameters, or hides nothing")
 
     def add(self, left: Tensor, right: Tensor) -> Tensor:
         """The ciphertexts of the sum."""
@@ -171,6 +200,14 @@ class EncryptedMean(Method):
         rows = self.cipher.rows(length(server.state))
         return Expected(aux={CIPHERTEXT: torch.empty(rows, self.cipher.width, dtype=torch.uint8)})
 
+    def objection(self, server: Server, update: Update) -> str | None:
+        if CIPHERTEXT in update.aux:
+            try:
+                self.cipher.check(update.aux[CIPHERTEXT], length(server.state))
+            except PrivacyError as error:
+                return str(error)
+        return None
+
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return CiphertextSum(self.cipher, server)
 
@@ -185,10 +222,15 @@ class CiphertextSum:
         self._samples = 0
 
     def add(self, update: Update) -> None:
-        if update.num_samples:
-            sent = update.aux[CIPHERTEXT]
+        if not update.num_samples:
+            return
+        sent = update.aux[CIPHERTEXT]
+        try:
             self._rows = self._cipher.add(self._rows, sent) if self._samples else sent.clone()
-            self._samples += update.num_samples
+        except Exception as error:  # two sites can agree on ciphertexts whose sum is none
+            logger.warning("%s: its ciphertexts cannot be added (%s); left out", update.site, type(error).__name__)
+            return
+        self._samples += update.num_samples
 
     def commit(self) -> None:
         if self._samples:
@@ -196,12 +238,47 @@ class CiphertextSum:
             self._server.memory = {CIPHERTEXT: self._rows, WEIGHT: weight}
 
 
-class Encrypt(UpdateFilter):
-    """task_result filter of a site: the weights leave as ciphertexts, or not at all. List it after ClipAndNoise."""
+def within(values: Tensor, before: Tensor, norm: float, largest: float, shorten: bool = False) -> Tensor:
+    """``values`` [n], if they went from ``before`` [n] by at most an L2 norm of ``norm`` and none by over ``largest``.
 
-    def __init__(self, context: str = "client_context.tenseal") -> None:
+    Otherwise PrivacyError, or with ``shorten`` the point on the way that does; float64.
+    """
+    change = values - before
+    length, most = float(change.norm()), float(change.abs().max()) if len(change) else 0.0
+    if not math.isfinite(length):
+        raise PrivacyError("the update holds NaN or infinite values; lower training.lr or look at the data")
+    if length <= norm and most <= largest:
+        return values
+    if not shorten:
+        raise PrivacyError(
+            f"training moved the weights by a norm of {length:.3g}, one of them by {most:.3g}; this site encrypts "
+            f"changes of up to {norm:g} and {largest:g}: look at its data and at training.lr, or set norm and largest "
+            "of Encrypt in its local/privacy.json"
+        )
+    return before + change * min(norm / length, largest / most)
+
+
+class Encrypt(UpdateFilter):
+    """task_result filter of a site: the weights leave as ciphertexts, or not at all. List it after ClipAndNoise.
+
+    The server cannot see how far an update goes, so this site does: a change with an L2 norm over ``norm``, or of one
+    value by over ``largest``, is refused, or shortened where ``shorten`` says so. ``Decrypt`` must be listed too.
+    """
+
+    def __init__(
+        self,
+        context: str = "client_context.tenseal",
+        norm: float = NORM,
+        largest: float = LARGEST,
+        shorten: bool = False,
+    ) -> None:
         super().__init__()
+        for name, value in {"norm": norm, "largest": largest}.items():
+            require(0 < value < math.inf, f"Encrypt: {name} is {value}; it must be positive and finite")
         self.context = context
+        self.norm = norm
+        self.largest = largest
+        self.shorten = shorten
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.aux:
@@ -209,34 +286,70 @@ class Encrypt(UpdateFilter):
         if not update.state:
             return update
         cipher = Cipher.load(self.context, fl_ctx)
-        return replace(update, state={}, aux={CIPHERTEXT: cipher.encrypt(flatten(update.state) * update.num_samples)})
+        after, before = flatten(update.state), received(fl_ctx)
+        if before.keys() != update.state.keys():
+            raise PrivacyError("the update has other tensors than the task brought, so its change is unknown")
+        values = within(after, flatten(before), self.norm, self.largest, self.shorten)
+        return replace(update, state={}, aux={CIPHERTEXT: cipher.encrypt(values * update.num_samples)})
 
 
 class Decrypt(Filter):
     """task_data filter of a site: turns the encrypted sum back into the mean, and keeps the trained model at the site.
 
-    The last broadcast's model is ``sites/<site>/trained.safetensors`` in the run's folder at the site.
+    The last broadcast's model is ``sites/<site>/trained.safetensors`` in the run's folder at the site. A mean that went
+    farther than ``norm`` a round from the last one that this process saw is refused: if every site's change is within
+    ``norm``, so is the mean's, and somebody sent values beyond it, or ciphertexts of another key.
     """
 
-    def __init__(self, context: str = "client_context.tenseal") -> None:
+    def __init__(self, context: str = "client_context.tenseal", norm: float = NORM) -> None:
         super().__init__()
+        require(0 < norm < math.inf, f"Decrypt: norm is {norm}; it must be positive and finite")
         self.context = context
+        self.norm = norm
+        self._seen: tuple[str, int, Tensor] | None = None  # run, round and the mean [n] that it began with
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         if overlap_messages.is_task(fl_ctx):  # brings no model
             return shareable
         message, run = messages.receive_broadcast(shareable)
-        if CIPHERTEXT not in message.aux:
-            return shareable
         cipher = Cipher.load(self.context, fl_ctx)
+        if CIPHERTEXT not in message.aux:
+            self._remember(message, run["folder"], flatten(message.state), cipher, fl_ctx)
+            return shareable
         mean = cipher.decrypt(message.aux[CIPHERTEXT], length(message.state)) / message.scalars[WEIGHT]
+        self._refuse_leap(message.round, run["folder"], mean)
         state = unflatten(mean, message.state)
+        self._remember(replace(message, state=state), run["folder"], mean, cipher, fl_ctx)
         if message.phase == EVALUATE:
             folder = under(runs_root(fl_ctx), run["folder"]) / "sites" / fl_ctx.get_identity_name()
             save_tensors(folder / "trained.safetensors", state)
         scalars = {name: value for name, value in message.scalars.items() if name != WEIGHT}
         plain = replace(message, state=state, aux={}, scalars=scalars)
         return from_shareable(messages.send_broadcast(plain, run)).update_shareable(shareable)
+
+    def _refuse_leap(self, round: int, run: str, mean: Tensor) -> None:
+        """Raises PrivacyError for a mean that honest changes cannot have led to."""
+        if not bool(torch.isfinite(mean).all()):
+            raise PrivacyError("the mean of the sites holds values that are no numbers; nothing is trained on it")
+        if self._seen is None or self._seen[0] != run:
+            return
+        _, before, known = self._seen
+        went, most = float((mean - known).norm()), self.norm * max(1, round - before)
+        if not went <= most * 1.001:  # what encryption and float32 add is below a thousandth
+            raise PrivacyError(
+                f"the mean of the sites moved by a norm of {went:.3g} since round {before}; if every site encrypts "
+                f"changes of up to {self.norm:g}, it moves by {most:g} at most. A site sent what it should not, or has "
+                "another key or norm: put the run back (`fedvlp jobs rollback`) and leave that site out"
+            )
+
+    def _remember(self, message: Broadcast, run: str, mean: Tensor, cipher: Cipher, fl_ctx: FLContext) -> None:
+        """What this task's answer is compared with, and how many records fit into its ciphertexts."""
+        self._seen = (run, message.round, mean.float())
+        before = {name: tensor.detach().clone() for name, tensor in message.state.items()}
+        fl_ctx.set_prop(RECEIVED, before, private=True, sticky=False)
+        largest = float(mean.abs().max()) * (1.0 if message.round else GROWTH)
+        most = int(cipher.limit / largest) if largest else None
+        fl_ctx.set_prop(MOST_SAMPLES, most, private=True, sticky=False)
 
 
 class EncryptedController(FederatedController):

@@ -24,7 +24,7 @@ from fedvlp.deploy.site_config import SiteConfigError, envelope_at, processes_at
 from fedvlp.federation.site import reason
 from fedvlp.flare import child_protocol, messages
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import BEHIND, TaskHandler
+from fedvlp.flare.task_handler import BEHIND, MOST_SAMPLES, TaskHandler
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.loop import Aborted
 
@@ -43,7 +43,8 @@ class SiteExecutor(Executor):
         try:
             message, run = messages.receive_broadcast(shareable)
             self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
-            update = self._handler.answer(message, run, should_stop=lambda: abort_signal.triggered)
+            most = fl_ctx.get_prop(MOST_SAMPLES)
+            update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
             fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -123,7 +124,8 @@ class ChildExecutor(ClientAPIExecutor):
         return True
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx))
+        most = fl_ctx.get_prop(MOST_SAMPLES)
+        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx), most)
         reply = super().execute(task_name, task, fl_ctx, abort_signal)
         code = reply.get_return_code(ReturnCode.OK)
         if code == ReturnCode.TASK_ABORTED:

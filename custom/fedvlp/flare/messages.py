@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
-from fedvlp.core.gate import one_line
+from fedvlp.core.reasons import IN_THE_LOG, UNKNOWN, for_the_server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update, header
 from fedvlp.federation import site
 from fedvlp.flare.tensor_stream import PieceDecomposer, loaded
@@ -24,8 +24,8 @@ AUX = "aux/"
 KIND, REASON = "fedvlp_failure", "fedvlp_reason"
 """Headers of an error reply: a FailureKind, and a text for people."""
 
-LONGEST_REASON = 2000
-"""Characters of a site's reason that the server keeps."""
+CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper() and isinstance(value, str))
+"""What FLARE itself answers."""
 
 
 def register(decomposer: PieceDecomposer | None = None) -> None:
@@ -81,16 +81,16 @@ def receive_update(shareable: Shareable, site: str) -> Update:
 
 
 def send_failure(failed: Failure | Exception) -> Shareable:
-    """An error reply."""
+    """An error reply; of its words what the list of core/reasons.py lets leave a site."""
     failed = failed if isinstance(failed, Failure) else site.failure(failed)
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(KIND, failed.kind.value)
-    reply.set_header(REASON, failed.text)
+    reply.set_header(REASON, for_the_server(failed.text))
     return reply
 
 
 def failure(shareable: Shareable) -> Failure | None:
-    """Why the site could not answer, or None when it did."""
+    """Why the site could not answer, or None when it did. Nothing of its words is repeated but what is on the list."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code == ReturnCode.OK:
         return None
@@ -99,4 +99,8 @@ def failure(shareable: Shareable) -> Failure | None:
         return Failure(FailureKind.NOT_HELD, text)
     kind, text = shareable.get_header(KIND), shareable.get_header(REASON)
     known = kind in [known.value for known in FailureKind]
-    return Failure(FailureKind(kind) if known else FailureKind.FAILED, one_line(str(text or code), LONGEST_REASON))
+    if text is None:
+        said = code if isinstance(code, str) and code in CODES else f"{UNKNOWN}: {IN_THE_LOG}"
+    else:
+        said = for_the_server(text)
+    return Failure(FailureKind(kind) if known else FailureKind.FAILED, said)

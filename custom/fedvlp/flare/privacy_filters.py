@@ -9,7 +9,6 @@ only the task that reaches the executor is sure to be the decoded one.
 from __future__ import annotations
 
 import math
-import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,23 +25,17 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
+from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
-from fedvlp.deploy.site_config import FILE, envelope_at
+from fedvlp.deploy.site_config import envelope_at
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.privacy_budget import Ledger
 from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
-
-PATH = re.compile(r"(?<![\w.])(/|~/|\.\./|[A-Za-z]:[\\/]|\\\\)[^\s/\\]")
-"""The beginning of an absolute path, of one in the home folder, or of one that leads up, also on Windows."""
-
-LONGEST = 1000  # characters of a reason
-MISTAKE = f"SiteConfigError: local/{FILE}"
-"""What the words begin with where the site's own file is wrong."""
 
 
 class RememberReceived(FLComponent):
@@ -81,7 +74,7 @@ class UpdateFilter(Filter):
         except Exception as error:
             refusal = failure(error)
             self.log_error(fl_ctx, f"not sent: {refusal.text}")
-            return messages.send_failure(replace(refusal, text=for_the_server(refusal.text)))
+            return messages.send_failure(refusal)
 
     @abstractmethod
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
@@ -97,16 +90,6 @@ def _bare_failure(code: str, shareable: Shareable) -> Shareable:
     if isinstance(said, str):
         reply.set_header(messages.REASON, for_the_server(said))
     return reply
-
-
-def for_the_server(text: str) -> str:
-    """Why a task failed, without what a path of this site would tell, and not endless; the site's log has all of it."""
-    kind = text.partition(":")[0]
-    if text.startswith(f"{MISTAKE}:"):  # and what is written there, which only the site's own log repeats
-        return f"{MISTAKE} has a mistake in it"
-    if PATH.search(text):
-        return f"{kind if kind.isidentifier() else 'an error'}: the log of the site says which file"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 def _checked(shareable: Shareable, site: str) -> Update:

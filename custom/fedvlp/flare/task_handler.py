@@ -7,9 +7,10 @@ from pathlib import Path
 
 from fedvlp import __version__
 from fedvlp.core.gate import check_broadcast, plain
+from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.deploy.envelope import Behind, Watched
-from fedvlp.deploy.site_config import accepts_phi_risk, at_site, envelope_at
+from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
 from fedvlp.run.assembly import Assembly
@@ -18,6 +19,10 @@ from fedvlp.run.experiment import Experiment
 
 BEHIND = "fedvlp_behind"
 """Property of a task's context: how many records its answer rests on, for the site's outgoing filters."""
+
+
+MOST_SAMPLES = "fedvlp_most_samples"
+"""Property of a task's context: how many records of a site the encryption of its answer has room for."""
 
 
 class RefusedError(ValueError):
@@ -34,27 +39,37 @@ class TaskHandler:
         self._site: Site | None = None
         self._folder = ""
 
-    def answer(self, message: Broadcast, run: dict[str, str], should_stop: Callable[[], bool]) -> Update:
+    def answer(
+        self,
+        message: Broadcast,
+        run: dict[str, str],
+        should_stop: Callable[[], bool],
+        most_samples: int | None = None,
+    ) -> Update:
         """The update; ``run`` is what the server says of its run (flare/messages.py).
 
         Raises RefusedError for a task of another experiment or of no form, EnvelopeError for what this site lets no job
-        do.
+        do, PrivacyError where the site has more than ``most_samples`` training records, before it trains.
         """
         refuse_other(self.experiment, run)
         problem = check_broadcast(message, self.experiment.method.phases)
         if problem:
             raise RefusedError(f"the task is none of this experiment: {problem}")
         envelope = envelope_at(Path(self.paths.local).parent)
-        if envelope is None:
-            return self._prepared(run["folder"]).handle(message, should_stop)
-        envelope.admit(self.experiment)
+        if envelope is not None:
+            envelope.admit(self.experiment)
         site = self._prepared(run["folder"])
-        data = site.client.data = Watched(site.client.data)
+        refuse_overflow(self.paths.site, site.client.data.num_train, most_samples)
+        if envelope is None:
+            return site.handle(message, should_stop)
+        named, evaluate = getattr(self.experiment.data, "name", SYNTHETIC), site.evaluate
+        data = site.client.data = Watched(site.client.data, getattr(site.client.objective, "targets", None))
+        site.evaluate = envelope.only_allowed(evaluate, named)
         try:
             update = site.handle(message, envelope.in_time(should_stop))
         finally:
-            site.client.data = data.unwatched
-        self.behind = data.behind()
+            site.client.data, site.evaluate = data.unwatched, evaluate
+        self.behind = data.behind(named)
         return envelope.passed(update, self.behind)
 
     def _prepared(self, folder: str) -> Site:
@@ -67,6 +82,16 @@ class TaskHandler:
             self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.paths.site)
             self._folder = folder
         return self._site
+
+
+def refuse_overflow(site: str, samples: int, most: int | None) -> None:
+    """Raises PrivacyError where ``samples`` times the model's weights would not fit into a ciphertext."""
+    if most is not None and samples > most:
+        raise PrivacyError(
+            f"{site} has {samples} training records; with weights as large as this model's, the parameters of the "
+            f"encryption hold the sum of at most {most}: provision with a smaller scale_bits or larger "
+            "coeff_mod_bit_sizes (HEBuilder in project.yml), or offer the job fewer records"
+        )
 
 
 def refuse_other(experiment: Experiment, run: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data.partition import write_assignment
+from fedvlp.data.record_ids import as_written
 from fedvlp.data.report_imputation import provenance
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation
@@ -28,9 +29,12 @@ def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
     owner = np.asarray([index_of[site] for site in cohort.sites or ()])
     seed = assembly.experiment.rounds.seed
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_assignment(folder.path / "partition.json", owner, cohort.ids, seed, sites=",".join(sites))
+    shown = as_written(cohort)
+    ids = [shown[name] for name in cohort.ids]
+    write_assignment(folder.path / "partition.json", owner, ids, seed, sites=",".join(sites))
     if cohort.report_from is not None:
-        rows = [("record", "report_of", "match"), *provenance(cohort)]
+        copied = [(shown[record], shown[source], match) for record, source, match in provenance(cohort)]
+        rows = [("record", "report_of", "match"), *copied]
         save_text(folder.path / "retrieved_reports.csv", "".join(f"{','.join(row)}\n" for row in rows))
 
 

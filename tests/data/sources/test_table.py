@@ -119,15 +119,15 @@ def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.Lo
     assert cohort.fingerprint == alone.fingerprint
 
 
-def test_too_many_unusable_rows_stop_with_counts_and_hashed_ids(tmp_path: Path) -> None:
+def test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows(tmp_path: Path) -> None:
     rows = good(tmp_path, 6)
     for row in rows[:2]:
         row[1] = "Canary."
     rows[2][0] = "canary-absent.png"
     message = silent_error(TableSource(write(tmp_path, rows), image_size=16))
     assert "3 of 6 rows" in message
-    assert "report too short 2" in message
-    assert "missing image 1" in message
+    assert "report too short 2 (row 1, 2)" in message
+    assert "missing image 1 (row 3)" in message
     TableSource(write(tmp_path, rows), image_size=16, max_skipped=0.5).build()
     (tmp_path / rows[3][0]).write_bytes(b"\x89PNG\r\n\x1a\n")
     assert "4 of 6 rows" in silent_error(TableSource(write(tmp_path, rows), image_size=16, max_skipped=0.5))

@@ -29,12 +29,12 @@ BELOW_ROOT = {"below_root": True}
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
-_ID, _TEXT = "\0id", "\0text"  # keys added to a row; no column has such a name
+_ID, _TEXT, _NUMBER = "\0id", "\0text", "\0number"  # keys added to a row; no column has such a name
 Row = dict[str, str]
 
 
 class _Skips:
-    """Counts rows that cannot be used, by reason, and remembers the hashed ids of up to five rows of each."""
+    """Counts rows that cannot be used, by reason, and remembers the numbers of up to five rows of each."""
 
     def __init__(self, total: int, most: float) -> None:
         self.counts: Counter[str] = Counter()
@@ -45,16 +45,19 @@ class _Skips:
         """Counts a row."""
         self.counts[reason] += 1
         if self.counts[reason] <= 5:
-            self._examples.setdefault(reason, []).append(row[_ID])
+            self._examples.setdefault(reason, []).append(row[_NUMBER])
 
     def check(self) -> None:
         """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
         bad = self.counts.total()
         if bad == self._total or bad > self._most * self._total:  # an empty table too
-            counts = [f"{reason} {n} ({', '.join(self._examples[reason])})" for reason, n in self.counts.most_common()]
+            counts = [
+                f"{reason} {n} (row {', '.join(self._examples[reason])})" for reason, n in self.counts.most_common()
+            ]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts) or 'the table is empty'}. Repair them (ids are hashed), or raise max_skipped"
+                f"{'; '.join(counts) or 'the table is empty'}. Repair them (row 1 is below the header), or raise "
+                "max_skipped"
             )
 
 
@@ -62,7 +65,8 @@ class _Skips:
 class TableSource:
     """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
 
-    Ids, patients and studies become hashes; errors and logs hold counts and hashed ids only.
+    Ids, patients and studies become hashes in memory, which no file has (data/record_ids.py); errors and logs hold
+    counts and numbers of rows only.
     """
 
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
@@ -220,6 +224,7 @@ class TableSource:
                 *content, labels.astype("<f4").tobytes(), images.checksums[number].astype("<u4").tobytes()
             ),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
+            private=True,
         )
 
     def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
@@ -270,6 +275,8 @@ def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
         raise ValueError(f"table source: {len(columns) - len(set(columns))} column names are repeated")
     filled = (line + [""] * len(columns) for line in lines[1:] if line)
     rows = [dict(zip(columns, map(str.strip, line), strict=False)) for line in filled]
+    for number, row in enumerate(rows, start=1):
+        row[_NUMBER] = str(number)
     return rows, columns, undecodable
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from fedvlp.data.synthetic.reports import write_reports
 
 VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
 ADDED = ("labels", "omitted", "test_rows")  # settings that old fingerprints do not know: left out where they are unused
+MOST = 1_000_000  # studies; their ids have six digits
 PROBES = 4  # films that enter the fingerprint, in case the version was not raised
 
 
@@ -22,7 +24,8 @@ PROBES = 4  # films that enter the fingerprint, in case the version was not rais
 class SyntheticCohort:
     """Specification of the built-in cohort. Equal specifications give equal bytes in every process.
 
-    Raises ValueError for fewer than 4 studies a site, an ``image_size`` outside of 32..2048, or a negative ``seed``.
+    Raises ValueError for fewer than 4 studies a site, more than ``MOST`` studies, an ``image_size`` outside of
+    32..2048, a ``beta`` that is not positive and finite, a negative ``seed``, or ``shared_habits`` that is no bool.
     """
 
     sites: int = 5  # named site-1..site-N
@@ -40,6 +43,12 @@ class SyntheticCohort:
     def __post_init__(self) -> None:
         if self.sites < 1 or self.size < 4 * self.sites:
             raise ValueError(f"synthetic: {self.size} studies for {self.sites} sites; at least 4 each are needed")
+        if self.size > MOST:
+            raise ValueError(f"synthetic: {self.size} studies; at most {MOST:,}")
+        if not 0 < self.beta < math.inf:
+            raise ValueError(f"synthetic: beta is {self.beta}; expected a positive, finite number")
+        if not isinstance(self.shared_habits, bool):
+            raise ValueError(f"synthetic: shared_habits is {self.shared_habits!r}; expected true or false")
         if not 32 <= self.image_size <= 2048:
             raise ValueError(f"synthetic: image_size is {self.image_size}; expected 32..2048 pixels")
         if self.seed < 0:

@@ -1,0 +1,85 @@
+"""Ids of private records as others may see them: keyed hashes, whose key never leaves this machine.
+
+Record numbers are short, so whoever has a plain hash finds the number by trying all of them. In memory, ids are plain
+hashes: splits, retrieved reports and the order of patients follow from them, on every machine alike. Whatever writes
+an id to a file or says it takes :func:`as_written`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlp.data.cohort import PUBLIC, Cohort
+
+NAME = "record-key"
+BYTES = 32
+
+
+class RecordKeyError(ValueError):
+    """The key for record ids cannot be made or used; the message says what to do."""
+
+
+def own_folder() -> Path:
+    """This user's folder for the key: ``fedvlp`` in $XDG_DATA_HOME, or in ~/.local/share."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "fedvlp"
+
+
+def key_in(folder: Path) -> bytes:
+    """The key in ``folder``, made at the first use and readable by its owner alone from its first byte on.
+
+    Of two processes that make it at once one wins, and both use that one's. Raises RecordKeyError.
+    """
+    file = folder / NAME
+    try:
+        if not file.exists():
+            _make(file)
+        key, mode = file.read_bytes(), file.stat().st_mode
+    except OSError as error:
+        raise RecordKeyError(
+            f"the key for record ids cannot be kept ({error.strerror}): set XDG_DATA_HOME to a folder of your own"
+        ) from None
+    if len(key) != BYTES:
+        raise RecordKeyError(
+            f"the key for record ids has {len(key)} bytes, expected {BYTES}; remove {NAME} for a new one"
+        )
+    if mode & 0o077:
+        raise RecordKeyError(f"others may read the key for record ids (mode {mode & 0o777:03o}): chmod 600 {NAME}")
+    return key
+
+
+def _make(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    own = file.with_name(f".{NAME}.{secrets.token_hex(8)}")
+    handle = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(secrets.token_bytes(BYTES))
+            out.flush()
+            os.fsync(out.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(own, file)
+    finally:
+        own.unlink()
+
+
+def hidden(ids: Sequence[str], key: bytes) -> tuple[str, ...]:
+    """Each id as a keyed hash (BLAKE2b) of 32 hex digits."""
+    return tuple(hashlib.blake2b(name.encode(), key=key, digest_size=16).hexdigest() for name in ids)
+
+
+def as_written(cohort: Cohort) -> dict[str, str]:
+    """Every id of a cohort -> how a file may have it: a keyed hash, for private records; a public record's own id.
+
+    Raises RecordKeyError.
+    """
+    if not cohort.private:
+        return {name: name for name in cohort.ids}
+    sites = cohort.sites or ("",) * len(cohort)
+    own = [name for name, site in zip(cohort.ids, sites, strict=True) if site != PUBLIC]
+    shown = dict(zip(own, hidden(own, key_in(own_folder())), strict=True))
+    return {name: shown.get(name, name) for name in cohort.ids}

@@ -1,0 +1,27 @@
+"""A data set that a job names and every site keeps for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedvlp.core.validate import require, require_name
+from fedvlp.data.cohort import Cohort
+
+
+class SiteConfigError(ValueError):
+    """The site's file is missing or wrong, or lacks what a job asks for. Names no path, since the server reads it."""
+
+
+@dataclass(frozen=True)
+class NamedData:
+    """A data set that every site keeps and configures for itself; job and server know its name alone."""
+
+    name: str
+    image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides
+
+    def __post_init__(self) -> None:
+        require_name("the name of a data set", self.name)
+        require(self.image_size > 0, f"image_size is {self.image_size}; it must be positive")
+
+    def build(self) -> Cohort:
+        raise SiteConfigError(f"data set {self.name!r} is kept by the sites; export a job that names them, with --at")
