@@ -27,9 +27,10 @@ poc: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# The rest too: simulator, provisioned and POC runs, several processes per site, another device.
+# The rest too: simulator, provisioned and POC runs, several processes per site, another device. Three at a time on two
+# cores: half of their time they wait for each other.
 test-all: test
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 3 -m slow
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
 # A warning is an error; mkdocs does not count warnings when it is told to be quiet.

@@ -164,10 +164,12 @@ def test_a_row_without_an_image_at_a_site_that_has_some_is_black() -> None:
 
 
 def test_an_empty_report_has_its_first_token() -> None:
-    data = site([0, 1], [2], n=3, reports=["", "", "word"])
-    (batch,) = data.train_batches(1, 2, generator(0))
-    assert batch["text"].tolist() == [[1], [1]]
-    assert batch["text_mask"].tolist() == [[True], [True]]
+    data = site([0, 1], [2], n=3, reports=["", "word", ""])
+    (batch,) = data.batches("train", 2, drop_last=False)
+    assert batch["text"][0].tolist() == [1] + [0] * (batch["text"].shape[1] - 1)
+    assert batch["text_mask"][0].tolist() == [True] + [False] * (batch["text"].shape[1] - 1)
+    assert data.modalities_in("val") == ("image",)
+    assert "text" not in next(data.batches("val", 1, drop_last=False)), "a split without reports is no split of pairs"
 
     def blank(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(texts), 4, dtype=torch.int64), torch.zeros(len(texts), 4, dtype=torch.bool)

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedvlp.core.client import Client
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.report_imputation import best_matches, match_scores, provenance, retrieve_reports
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.methods import FedAvg
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment, Partition
@@ -48,7 +50,13 @@ def test_by_hand() -> None:
     assert found([1, 0, -1]) == "a, hedged c"
     assert found([1, 1, 1]) == "a and b"
     assert found([0, 1, 0]) == "a and b"
-    assert found([NAN, NAN, NAN], "val") == "healthy"
+    assert found([NAN, NAN, NAN]) == "healthy"
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_held_out_record_gets_no_report(split: str) -> None:
+    """Found by its labels, a report would be judged as if it were the record's own."""
+    assert found([1, 0, 0], split) == ""
 
 
 def test_no_report_of_a_site_or_of_a_held_out_split_is_given_away() -> None:
@@ -67,7 +75,7 @@ def test_scores() -> None:
 
 def experiment(seed: int = 0) -> Experiment:
     data, partition = (
-        SyntheticCohort(sites=3, size=240, image_size=36),
+        SyntheticCohort(sites=3, size=240, image_size=72),
         Partition(image_only=1, public=0.2, retrieve=True),
     )
     base = Experiment("x", FedAvg(), data=data, partition=partition)
@@ -75,14 +83,18 @@ def experiment(seed: int = 0) -> Experiment:
 
 
 def test_the_built_in_cohort_with_a_site_without_reports() -> None:
-    """Every row has a report then; those of the last site come from public training rows, and all is written down."""
-    cohort = Assembly(experiment()).cohort
-    assert all(cohort.reports)
+    """Every training row has a report then; the last site's come from public training rows, and all is written down."""
+    assembly = Assembly(experiment())
+    cohort = assembly.cohort
+    bare = [row for row, report in enumerate(cohort.reports) if not report]
+    assert {(cohort.sites[row], cohort.splits[row]) for row in bare} == {  # type: ignore[index]
+        ("site-3", "val"), ("site-3", "test")
+    }  # fmt: skip
     assert cohort.report_from is not None
     place = {name: row for row, name in enumerate(cohort.ids)}
     retrieved = [row for row, source in enumerate(cohort.report_from) if source]
     assert {cohort.sites[row] for row in retrieved} == {"site-3"}  # type: ignore[index]
-    assert len(retrieved) == sum(site == "site-3" for site in cohort.sites or ())
+    assert len(retrieved) + len(bare) == sum(site == "site-3" for site in cohort.sites or ())
     for row in retrieved:
         source = place[cohort.report_from[row]]
         assert cohort.reports[row] == cohort.reports[source]
@@ -92,7 +104,11 @@ def test_the_built_in_cohort_with_a_site_without_reports() -> None:
     exact = [np.array_equal(cohort.labels[place[a]], cohort.labels[place[b]], equal_nan=True) for a, b, _ in rows]
     assert [how == "exact" for _, _, how in rows] == exact
     assert any(exact)
-    assert Assembly(experiment()).data("site-3").modalities == ("image", "text")
+    data = assembly.data("site-3")
+    assert data.modalities == data.modalities_in("train") == ("image", "text")
+    assert data.modalities_in("test") == ("image",)
+    assert "text" not in next(data.batches("test", 4, drop_last=False))
+    assert Retrieval()(Client("site-3", 0, *assembly.modules(), data), ("val", "test")) == {}, "no pair to be found"
     subset = cohort.take(np.array(retrieved[:3]))
     assert subset.report_from == tuple(cohort.report_from[row] for row in retrieved[:3])
 

@@ -112,6 +112,15 @@ def test_the_figures_of_a_split() -> None:
     films = torch.randn(4, 1, 16, 16), torch.randint(2, 64, (4, 8))
     data = Films(*films, val=films)
     metrics = Classification()(Client("s", 0, model, BCE(), data), ("val", "test"))
-    assert metrics.keys() == {"classifier/image", "val/auc/macro", "val/auc/a"}, "no known negative of b"
+    assert metrics.keys() == {
+        "classifier/image", "val/auc/macro", "val/auc/a", "val/auc/macro without image", "val/auc/macro without text"
+    }, "no known negative of b"  # fmt: skip
     assert metrics["val/auc/macro"] == metrics["val/auc/a"]
     assert Classification(batch_size=3)(Client("s", 0, model, BCE(), data), ("val", "test")) == pytest.approx(metrics)
+    with torch.no_grad():  # the classifier reads the image alone
+        model.classifier.weight[:, 8:] = 0
+    alone = Classification()(Client("s", 0, model, BCE(), data), ("val",))
+    assert alone["val/auc/macro without text"] == alone["val/auc/macro"]
+    assert alone["val/auc/macro without image"] == 0.5, "all records are the same to it"
+    data.modalities = ("image",)
+    assert "val/auc/macro without text" not in Classification()(Client("s", 0, model, BCE(), data), ("val",))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from support.toy import Toy, clone, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
-from fedvlp.core.types import MODALITIES, modality
+from fedvlp.core.client import Client
+from fedvlp.core.types import MODALITIES, State, modality
 from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Rounds
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.models.multimodal import fused
@@ -18,6 +22,7 @@ from fedvlp.objectives.bce import BCE
 
 PLAIN = MFedAvg(local_steps=2)
 WITH_PUBLIC = MFedAvg(local_steps=2, public=True)
+EVERY_ROUND = Rounds(rounds=3, evaluate_every=1)
 THREE = {"a": (1.0, 8), "b": (2.0, 12), "c": (4.0, 16)}
 
 
@@ -118,6 +123,66 @@ def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
     assert start.trainer is not None
     first = start.trainer.trained(bound, start, "public")
     same_bytes(world(bound, rounds=replace(world(bound).rounds, rounds=1)).run().state, clone(first))
+
+
+class Judged:
+    """An evaluation that gives the models it meets at the server the areas of a list, and notes these models."""
+
+    def __init__(self, *areas: float) -> None:
+        self.areas = dict(enumerate(areas))
+        self.met: list[State] = []
+
+    def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]:
+        if client.name != "server":
+            return {"test/auc/macro": float(client.state()["classifier.weight"].double().sum())}
+        known = [number for number, state in enumerate(self.met) if same(state, client.state())]
+        if not known:
+            self.met.append(clone(client.state()))
+        return {"val/auc/macro": self.areas[known[0] if known else len(self.met) - 1]}
+
+
+def same(one: State, other: State) -> bool:
+    return all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
+@pytest.mark.parametrize(
+    ("areas", "best"), [((0.5, 0.9, 0.7, 0.8), 1), ((0.5, 0.6, 0.6, 0.9), 3), ((0.9, 0.6, 0.8, 0.8), 2)]
+)
+def test_the_best_round_on_the_public_set_is_the_model(areas: tuple[float, ...], best: int) -> None:
+    """Spec 8.4: by the macro AUC on val, the untrained model apart; the first of equals. The last figures are of it."""
+    judged = Judged(*areas)
+    server = world(WITH_PUBLIC, rounds=EVERY_ROUND, evaluate=judged).run()
+    same_bytes(server.state, judged.met[best])
+    tested = [float(metrics["test/auc/macro"]) for metrics in server.history[-1]["sites"].values()]
+    assert set(tested) == {float(judged.met[best]["classifier.weight"].double().sum())}
+    assert not [name for name in server.memory if name.startswith("best/")], "a second model is not kept for ever"
+    last = Judged(*areas)
+    same_bytes(world(replace(WITH_PUBLIC, best_by=""), rounds=EVERY_ROUND, evaluate=last).run().state, last.met[3])
+
+
+def test_a_run_that_was_stopped_remembers_its_best_round(tmp_path: Path) -> None:
+    """Stopped after every phase in turn; the record of the best round is in the checkpoint."""
+    whole = world(WITH_PUBLIC, rounds=EVERY_ROUND, evaluate=Judged(0.5, 0.9, 0.7, 0.8)).run()
+    for stop in range(1, 4):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        judged = Judged(0.5, 0.9, 0.7, 0.8)
+        federation, _ = world(WITH_PUBLIC, rounds=EVERY_ROUND, evaluate=judged, folder=folder).federation(
+            report=stopping_after(stop)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            federation.run()
+        same_bytes(world(WITH_PUBLIC, rounds=EVERY_ROUND, evaluate=judged, folder=folder).run().state, whole.state)
+
+
+def stopping_after(phases: int) -> Callable[[object], None]:
+    left = iter(range(phases - 1))
+
+    def report(record: object) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return report
 
 
 def test_refusals() -> None:

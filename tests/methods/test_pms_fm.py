@@ -6,6 +6,7 @@ import signal
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import PMSFM, FedAvg, FedSM
-from fedvlp.methods.selection import FIRST, GRADIENT, SECOND
+from fedvlp.methods.selection import FIRST, FUSION, GRADIENT, SECOND
 from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
@@ -235,10 +236,89 @@ def test_no_gradient_or_upload_names_another_tensor() -> None:
     for _, reply in spy.replies:
         selector = {name for name in reply.state if name.startswith(GRADIENT)}
         assert bool(selector) == (reply.phase == "train")
-        assert not any(name.startswith(EXTRA) for name in reply.state), "the selector's weights stay at the server"
+        extra = {name for name in reply.state if name.startswith(EXTRA)}
+        assert all(name.startswith(FUSION) for name in extra), "the selector's weights stay at the server"
+        assert bool(extra) == (reply.phase == "personal"), "but for the site's own fusion"
+
+
+def test_every_site_has_a_text_fusion_of_its_own() -> None:
+    """M^TF_k is trained at site k alone (softpull 1), towards its own reports; towers get no gradient of it."""
+    method = replace(METHOD, softpull=1.0)
+    server = world(method).run()
+    names = [name for name in server.state if name.startswith(FUSION)]
+    assert names
+    own = {site: method.personal(server, site) for site in SITES}
+    assert differs(own["a"], own["b"], names)
+    assert differs(own["a"], server.state, names)
+    image_alone = partial(objective, SelectorConfig(sites=3, classes=SELECTOR.classes, embeddings=("image",), hidden=8))
+    without = world(method, objective=image_alone).run()
+    for site in SITES:
+        same_bytes(without_selector(own[site]), method.personal(without, site))
+
+
+def test_the_fusion_learns_its_sites_reports() -> None:
+    """L_emb falls at every site, and no term of it is there in ``train`` or without a fusion."""
+    spy = sent(replace(METHOD, local_steps=8))
+    terms: dict[str, list[float]] = {site: [] for site in SITES}
+    for site, reply in spy.replies:
+        assert ("loss/fusion" in reply.metrics) == (reply.phase == "personal")
+        if reply.phase == "personal":
+            terms[site].append(reply.metrics["loss/fusion"])
+    assert all(values[-1] < values[0] for values in terms.values())
+
+
+def test_a_run_from_before_personal_fusions_goes_on() -> None:
+    server = world().server()
+    METHOD.start(server)
+    server.memory = {name: t for name, t in server.memory.items() if f"/{FUSION}" not in name}
+    own = METHOD.personal(server, "a")
+    assert {name: own[name] for name in own if name.startswith(FUSION)} == {
+        name: tensor for name, tensor in server.state.items() if name.startswith(FUSION)
+    }
 
 
 # The selector
+
+TEMPLATES = replace(SELECTOR, templates=(("mild edema", "edema on the right"), ("pneumonia",)))
+
+
+def test_with_templates_it_is_trained_on_what_inference_shows_it() -> None:
+    """Every image with every sentence, each naming one finding: not the study's report, not its labels."""
+    gradients = []
+    for change in (0, 1):
+        data = sites()
+        for one in data.values():
+            image, text = one.content["train"]
+            one.content = {"train": (image, text + change)}
+            one.labels = one.labels.roll(change, dims=0)
+        first = world(replace(METHOD, local_steps=0), data, objective=partial(objective, TEMPLATES))
+        spy = Recorder(first)
+        first.run(spy)
+        gradients.append({n: t for n, t in spy.replies[0][1].state.items() if n.startswith(GRADIENT)})
+    same_bytes(*gradients)
+
+
+def test_the_templates_gradient_is_that_of_the_mean_over_all_pairs() -> None:
+    """By hand: for each sentence of class c, the loss of all images with it as report and c as their one finding."""
+    one = world(replace(METHOD, local_steps=0), objective=partial(objective, TEMPLATES))
+    spy = Recorder(one)
+    one.run(spy)
+    model, made = Spoken().eval(), objective(TEMPLATES)
+    selector: Any = made.extra
+    spoken = {text: model({"text": ids, "text_mask": ids.new_ones(1, 1).bool()}).text.detach()
+              for text in (*selector.words, *selector.sentences)
+              for ids in [model.tokenizer([text])[0]]}  # fmt: skip
+    words = torch.cat([spoken[word] for word in selector.words])
+    images = model({"image": sites()["a"].content["train"][0]}).image.detach()
+    labels = {"mild edema": [1.0, 0.0], "edema on the right": [1.0, 0.0], "pneumonia": [0.0, 1.0]}
+    losses = []
+    for text, own in labels.items():
+        report, named = spoken[text].expand(len(images), -1), torch.tensor([own]).expand(len(images), -1)
+        losses.append(selector.loss(images, report, words, named, 0))
+    torch.stack(losses).mean().backward()
+    sent_by_a = next(reply.state for site, reply in spy.replies if site == "a")
+    for name, parameter in selector.named_parameters():
+        torch.testing.assert_close(sent_by_a[GRADIENT + EXTRA + name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 class Double(Spoken):

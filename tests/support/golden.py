@@ -183,7 +183,7 @@ class Tolerances:
         if split in SPLITS and is_recall(metric):
             return 100 / self.queries(metric, reporter)
         if split in SPLITS and rest.startswith("auc/"):
-            return self.one_pair(split, rest.removeprefix("auc/"), reporter)
+            return self.one_pair(split, rest.removeprefix("auc/").partition(" without ")[0], reporter)
         if rest == "similarity":
             return COSINE
         if metric == "probe/distinct_partners":

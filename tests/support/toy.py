@@ -115,6 +115,9 @@ class Pairs:
             if len(chosen) == batch_size or not drop_last:
                 yield self._batch(split, chosen)
 
+    def modalities_in(self, split: str) -> tuple[str, ...]:
+        return self.modalities
+
     def _batch(self, split: str, rows: Tensor) -> Batch:
         there = dict(zip(("image", "text"), self.content[split], strict=True))
         if self.labels is not None and split == "train":
@@ -170,7 +173,7 @@ class World:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
             server.modalities = {name: data.modalities for name, data in self.data.items()}
-            server.trainer = ServerTrainer(self.client("server"), self.training)
+            server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate)
         return server
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, use_plugins
 
 app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
 
@@ -42,7 +42,7 @@ def jobs_build(
 def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
-    data: Annotated[str | None, typer.Option(help="synthetic, SOURCE:PATH or named:NAME (the sites' own).")] = None,
+    data: Annotated[str | None, typer.Option(help=DATA + " or named:NAME (the sites' own).")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,

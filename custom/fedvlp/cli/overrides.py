@@ -14,6 +14,9 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
+DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:PATH"
+"""What ``--data`` of every command takes."""
+
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
@@ -39,6 +42,7 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     from dataclasses import replace
 
     from fedvlp.data.sources import SOURCES
+    from fedvlp.data.synthetic.cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.run import presets
     from fedvlp.run.config import choose, override
@@ -51,11 +55,17 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
     elif rest:
         source = choose("source of --data", kind, "SOURCES", SOURCES)
         experiment = replace(experiment, data=source(path=str(Path(rest).absolute()), image_size=margin))
+    elif kind in COHORTS:
+        cohort = COHORTS[kind]
+        pixels = getattr(experiment.data, "image_size", margin)
+        experiment = replace(experiment, data=replace(cohort, image_size=pixels))
+        sites = sites or cohort.sites
     elif data not in (None, "synthetic"):
-        raise ValueError(f"--data is {data!r}; give synthetic or table:PATH.csv (a job: named:NAME too)")
+        known = ", ".join(["synthetic", *COHORTS])
+        raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
-        if kind == "synthetic":
+        if kind == "synthetic" or kind in COHORTS:
             experiment = override(experiment, "data.sites", str(sites))
         if hasattr(experiment.extra, "sites"):
             experiment = override(experiment, "extra.sites", str(sites))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, use_plugins
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -18,7 +18,7 @@ app = typer.Typer()
 @app.command()
 def simulate(
     preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")],
-    data: Annotated[str | None, typer.Option(help="synthetic (default), table:PATH.csv or SOURCE:PATH.")] = None,
+    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),

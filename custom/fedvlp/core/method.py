@@ -97,6 +97,9 @@ class ServerHooks(Schedule):
         shared = {name: t for name, t in server.state.items() if self.shares(name, phase)}
         return MeanAggregator(server, shared, self.weight, self.expected_weight(server))
 
+    def conclude(self, server: Server) -> None:
+        """Called after the last round, before the last evaluation, e.g. to go back to the best round."""
+
     def finish(self, server: Server) -> State:
         """The trained model."""
         return server.state

@@ -31,7 +31,7 @@ class _Split:
 
     size: int  # n
     images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S]; None at a site without images
-    text: Tensor  # [n, T] int64
+    text: Tensor | None  # [n, T] int64; None where no record of the split has a report
     mask: Tensor  # [n, T] bool
     lengths: Tensor  # [n] int64, tokens up to the last real one
     labels: Tensor  # [n, L] float32
@@ -41,7 +41,8 @@ class SiteData:
     """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
     Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
-    ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records.
+    ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records. A
+    split may have less: ``modalities_in``.
     """
 
     def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
@@ -51,9 +52,19 @@ class SiteData:
         self._tokenize = tokenize
         self._input_size = input_size
         self._splits: dict[str, _Split] = {}
-        own = np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()])
-        present = {"image": cohort.has_image()[own].any(), "text": any(cohort.reports[row] for row in own)}
-        self.modalities = tuple(name for name, has in present.items() if has or not len(own))
+        self.modalities = self._present(np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()]))
+
+    def modalities_in(self, split: str) -> tuple[str, ...]:
+        """Which of "image" and "text" the records of a split have; retrieved reports are in training records alone."""
+        return tuple(
+            name
+            for name in self._present(self._rows.get(split, np.empty(0, dtype=np.int64)))
+            if name in self.modalities
+        )
+
+    def _present(self, rows: np.ndarray) -> tuple[str, ...]:
+        present = {"image": self._cohort.has_image()[rows].any(), "text": any(self._cohort.reports[r] for r in rows)}
+        return tuple(name for name, has in present.items() if has or not len(rows))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -155,7 +166,7 @@ class SiteData:
         batch = {"row": rows}
         if image is not None:
             batch["image"] = image
-        if "text" in self.modalities:
+        if split.text is not None:
             longest = int(split.lengths[rows].max())
             batch["text"] = split.text[:, :longest].index_select(0, rows)
             batch["text_mask"] = split.mask[:, :longest].index_select(0, rows)
@@ -184,7 +195,7 @@ class SiteData:
         return _Split(
             size=len(rows),
             images=self._reader(rows) if "image" in self.modalities else None,
-            text=text.to(torch.int64).contiguous(),
+            text=text.to(torch.int64).contiguous() if "text" in self.modalities_in(name) else None,
             mask=mask,
             lengths=(mask * position).amax(dim=1),
             labels=torch.from_numpy(self._cohort.labels[rows]),

@@ -15,14 +15,16 @@ from fedvlp.data.cohort import PUBLIC, Cohort, digest
 
 
 def retrieve_reports(cohort: Cohort, seed: int) -> Cohort:
-    """The cohort with a report in every row. ``report_from`` has the id of the public record that a report came from.
+    """The cohort with a report in every training row. ``report_from`` has the id of the public record it came from.
 
+    Held-out rows stay as they are: a report that was found by their labels would be judged as if it were their own.
     Only reports of the public set are searched, so no report of one site reaches another. Raises ValueError where the
     public set has no training record with a report.
     """
-    missing = np.flatnonzero(~cohort.has_report())
+    train = np.asarray(cohort.splits) == "train"
+    missing = np.flatnonzero(train & ~cohort.has_report())
     public = np.asarray(cohort.sites or ()) == PUBLIC
-    corpus = np.flatnonzero(public & cohort.has_report() & (np.asarray(cohort.splits) == "train"))
+    corpus = np.flatnonzero(public & cohort.has_report() & train)
     if not len(corpus):
         raise ValueError(
             "retrieve_reports: the public set has no training record with a report; set partition.public, "

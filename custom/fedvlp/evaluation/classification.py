@@ -65,15 +65,20 @@ def auc(scores: Tensor, targets: Tensor, names: Sequence[str]) -> AUC:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, objective: Any, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+def predict(
+    model: nn.Module, objective: Any, batches: Iterator[Batch], without: str | None = None
+) -> tuple[Tensor, Tensor]:
     """Sigmoid scores [N, L] and the objective's targets [N, L], on the CPU. Sets the model to eval mode.
+
+    The modality ``without`` is kept from the model, to which its feature is zero then.
 
     Differs: the released code gives logits to torchmetrics, which guesses batch by batch whether they are scores.
     """
     model.eval()
     scores, targets = [], []
     for batch in batches:
-        scores.append(model(batch).logits.sigmoid())
+        seen = {name: value for name, value in batch.items() if not without or name.partition("_")[0] != without}
+        scores.append(model(seen).logits.sigmoid())
         targets.append(objective.targets(batch["labels"]))
     return torch.cat(scores).cpu(), torch.cat(targets).cpu()
 
@@ -89,7 +94,8 @@ class Classification:
     """Areas under the ROC curve of a classifier on held-out records, and its modality bias.
 
     The names of the figures are in ``metric_names``. A finding whose labels in the split are all alike has no area. A
-    record is judged by what its site has of it: the feature of an absent modality is zero.
+    record is judged by what its site has of it: the feature of an absent modality is zero. Where both are there, the
+    means of the same model with either zeroed say what each is worth.
     """
 
     batch_size: int = 96  # records embedded at once
@@ -104,9 +110,22 @@ class Classification:
 
     def measure(self, client: Any, split: str) -> dict[str, float]:
         """Name -> area on one split."""
-        batches = client.data.batches(split, self.batch_size, drop_last=False)
-        scores, targets = predict(client.model, client.objective, batches)
-        areas = auc(scores, targets, client.model.config.labels)
-        means = {metric_names.MACRO: areas.macro(), metric_names.RARE: areas.macro(areas.rare)}
-        figures = {name: value for name, value in means.items() if value is not None} | areas.by_label
+        areas = self.areas(client, split)
+        figures = means(areas) | areas.by_label
+        if client.data.modalities_in(split) == MODALITIES:
+            for modality in MODALITIES:
+                half = means(self.areas(client, split, modality))
+                figures |= {metric_names.without(name, modality): value for name, value in half.items()}
         return {metric_names.auc(split, name): value for name, value in figures.items()}
+
+    def areas(self, client: Any, split: str, without: str | None = None) -> AUC:
+        """The areas on one split, of the model as it is or with a modality zeroed."""
+        batches = client.data.batches(split, self.batch_size, drop_last=False)
+        scores, targets = predict(client.model, client.objective, batches, without)
+        return auc(scores, targets, client.model.config.labels)
+
+
+def means(areas: AUC) -> dict[str, float]:
+    """The macro and the rare mean of areas, where they exist."""
+    macro_and_rare = {metric_names.MACRO: areas.macro(), metric_names.RARE: areas.macro(areas.rare)}
+    return {name: value for name, value in macro_and_rare.items() if value is not None}

@@ -5,7 +5,8 @@ The names are in metrics.csv, in TensorBoard and in summaries, so they must not 
 - ``<split>/<direction>/r<k>``: Recall@k in percent, in batches; ``<split>/all/...`` over the whole set,
   ``<split>/fold/...`` mean over folds. The direction is ``i2t``, ``t2i`` or ``mean`` (of both).
 - ``<split>/similarity``: mean cosine of the pairs, -1..1.
-- ``<split>/auc/<finding>``, ``<split>/auc/macro``, ``<split>/auc/rare``: area under the ROC curve, 0..1.
+- ``<split>/auc/<finding>``, ``<split>/auc/macro``, ``<split>/auc/rare``: area under the ROC curve, 0..1;
+  ``<split>/auc/macro without image`` or ``text``: the same model with that feature zeroed.
 - ``classifier/image``: share of the classifier's absolute weight on the image, 0..1.
 - ``<name>/average``, ``<name>/worst``, ``<name>/disparity_population_std``: a figure over sites.
 """
@@ -30,7 +31,7 @@ IMAGE_WEIGHT = "classifier/image"
 """The modality bias of a classifier: 0.5 is none."""
 
 _RECALL = re.compile(r"/r\d+$")
-_AUC, _SIMILARITY = "/auc/", "/similarity"
+_AUC, _SIMILARITY, _WITHOUT = "/auc/", "/similarity", " without "
 
 
 def recall_at(k: int, direction: str = BOTH) -> str:
@@ -61,6 +62,16 @@ def similarity(split: str) -> str:
 def auc(split: str, finding: str) -> str:
     """Area under the ROC curve on a split, of a finding or of ``MACRO`` or ``RARE``."""
     return f"{split}{_AUC}{finding}"
+
+
+def without(mean: str, modality: str) -> str:
+    """``MACRO`` or ``RARE`` of the same model where the feature of a modality is zero."""
+    return f"{mean}{_WITHOUT}{modality}"
+
+
+def is_mean(finding: str) -> bool:
+    """Whether the "finding" of an area is a mean over findings, of the whole model or of one without a modality."""
+    return finding.partition(_WITHOUT)[0] in (MACRO, RARE)
 
 
 def parse_auc(name: str) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.core.types import Batch
+from fedvlp.core.types import MODALITIES, Batch
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.retrieval import folded_retrieval, in_batch_retrieval, retrieval
 
@@ -32,7 +32,7 @@ class Retrieval:
     """Image-text retrieval (spec 10.1): in batches of ``batch_size`` in fixed order, and over the whole split.
 
     The names of the figures are in ``metric_names``. A split smaller than one batch has no in-batch figure, a split of
-    one pair none, and a site without images or without reports none either.
+    one pair none, and one without images or without reports none either.
     """
 
     batch_size: int = 32  # candidates of a query in batch
@@ -45,10 +45,8 @@ class Retrieval:
     def __call__(self, client: Any, splits: tuple[str, ...]) -> dict[str, float]:
         """Name -> figure on ``splits`` of ``client.data`` for ``client.model``."""
         metrics: dict[str, float] = {}
-        if set(client.data.modalities) != {"image", "text"}:
-            return metrics
         for split in splits:
-            if client.data.sizes.get(split, 0) >= 2:
+            if client.data.sizes.get(split, 0) >= 2 and client.data.modalities_in(split) == MODALITIES:
                 metrics |= self.measure(client.model, client.data, split)
         return metrics
 

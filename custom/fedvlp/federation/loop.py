@@ -135,6 +135,7 @@ class Federation:
                 self.report(server.history[-1])
             first = 0
         if self.rounds.evaluate_every and not (server.history and server.history[-1]["phase"] == EVALUATE):
+            self.method.conclude(server)
             server.phase = EVALUATE
             self._phase(0)
             self._save(0)

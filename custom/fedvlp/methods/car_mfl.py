@@ -48,6 +48,7 @@ class CARMFL(MFedAvg):
     # Server half
     def prepare(self, server: Server) -> None:
         """Features [P, d] of the public set by the global model, and its findings [P, L], if a site needs them."""
+        super().prepare(server)
         assert server.trainer is not None
         if all(server.modalities.get(site) == MODALITIES for site in server.sites):
             return

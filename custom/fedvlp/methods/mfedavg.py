@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
@@ -15,6 +18,9 @@ from fedvlp.core.validate import require
 
 VIRTUAL = "public"
 """The phase in which the server trains on the public set, as one more client."""
+
+BEST, BEST_FIGURE = "best/", "best_figure"
+"""In the server's memory: the weights of the best round so far, and its figure [] on the public set."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class MFedAvg(Method):
 
     public: bool = False  # mFedAvgP: the server trains on the public set, as one more client of n_p samples
     private: bool = True  # False is the paper's lower bound: the public set alone, trained centrally
+    best_by: str = "val/auc/macro"  # the figure on the public set whose best round is the model (8.4); "" = the last
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +47,18 @@ class MFedAvg(Method):
         return self.local_steps if self.private or phase == VIRTUAL else 0
 
     # Server half
+    def prepare(self, server: Server) -> None:
+        if server.round:  # before round 0 nothing has been trained
+            keep_best(server, server.metrics.get(self.best_by))
+
+    def conclude(self, server: Server) -> None:
+        """The best of the rounds that were evaluated, the last among them, is the model (spec 8.4)."""
+        if BEST_FIGURE in server.memory and server.trainer is not None:
+            keep_best(server, server.trainer.measure(server.state, 1).get(self.best_by))
+            best = {name.removeprefix(BEST): t for name, t in server.memory.items() if name.startswith(BEST)}
+            server.replace(best)
+            server.memory = {name: t for name, t in server.memory.items() if not name.startswith(BEST)}
+
     def expects(self, server: Server, site: str) -> Expected:
         return Expected({n: t for n, t in server.state.items() if self.sends(server.modalities[site], n)})
 
@@ -71,6 +90,13 @@ class MFedAvg(Method):
 
     def upload(self, client: Client, message: Broadcast) -> State:
         return {name: t for name, t in client.state().items() if self.sends(client.data.modalities, name)}
+
+
+def keep_best(server: Server, figure: float | None) -> None:
+    """Notes the server's weights in its memory if no round before had a better ``figure``; None says nothing."""
+    if figure is not None and figure > float(server.memory.get(BEST_FIGURE, -math.inf)):
+        server.memory |= {BEST + name: tensor.clone() for name, tensor in server.state.items()}
+        server.memory[BEST_FIGURE] = torch.tensor(figure, dtype=torch.float64)
 
 
 class TowerMeans:

@@ -5,7 +5,7 @@ The part that FedSM and PMS-FM share beside SoftPull: the training of one select
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,11 +16,12 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Expected, State, Update
+from fedvlp.core.types import Batch, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.methods.softpull import SoftPull
 
 GRADIENT = "gradient/"
+FUSION = EXTRA + "text."
 STEP, FIRST, SECOND = "selector/step", "selector/exp_avg/", "selector/exp_avg_sq/"  # Adam's memory
 BATCH = 64  # records at a time in the pass over all of them
 
@@ -50,6 +51,13 @@ class Selection(SoftPull):
         server.memory[STEP] = torch.zeros(())
         for prefix in (FIRST, SECOND):
             server.memory |= {prefix + name: torch.zeros_like(t) for name, t in _selector(server.state).items()}
+
+    def personal(self, server: Server, site: str) -> State:
+        own = super().personal(server, site)
+        fusion = {name: t for name, t in server.state.items() if name.startswith(FUSION)}
+        return (
+            fusion | own if own else own
+        )  # a run that began when fusions were not personal goes on from the global one
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         message = super().broadcast(server, site)
@@ -84,6 +92,28 @@ class Selection(SoftPull):
         memory[STEP] = memory[STEP] + 1
 
     # Site half
+    def trains(self, name: str, phase: str) -> bool:
+        """A site's own model has a text fusion of its own (M^TF_k); the selector itself is the server's to train."""
+        return super().trains(name, phase) or (phase == "personal" and name.startswith(FUSION))
+
+    def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        selector: Any = getattr(client.objective, "extra", None)
+        if message.phase != "personal" or not hasattr(selector, "text"):
+            return super().losses(client, batch, message)
+        output = client.model(batch)
+        return {**client.objective(output, batch), "fusion": self.fusion_loss(client, message, output.text, batch)}
+
+    def fusion_loss(self, client: Client, message: Broadcast, report: Tensor | None, batch: Batch) -> Tensor:
+        """L_emb of the site's own fusion, of its own words as the phase begins; no encoder gets a gradient of it."""
+        selector: Any = client.objective.extra
+        frozen, labels = client.frozen(message.state), batch.get("labels")
+        words = texts(client, frozen, selector.words)
+        if selector.sentences:
+            report, labels = texts(client, frozen, selector.sentences), selector.template_labels.to(words.device)
+        if report is None:
+            return words.new_zeros(())
+        return selector.embedding_loss(report, words, selector.present(labels))
+
     def upload(self, client: Client, message: Broadcast) -> State:
         selector: Any = getattr(client.objective, "extra", None)
         learns = selector is not None and message.phase == "train"
@@ -92,17 +122,27 @@ class Selection(SoftPull):
     def gradient(self, client: Client, selector: Any, message: Broadcast) -> State:
         """Mean over all training records of the gradient of the selector's loss, at the received weights."""
         frozen, site = client.frozen(message.state), int(message.scalars["site"])
-        ids, mask = client.model.tokenizer(selector.words)
-        words = frozen({"text": ids, "text_mask": mask}).text  # [C, d]
+        words = texts(client, frozen, selector.words)  # [C, d]
+        templates = texts(client, frozen, selector.sentences) if selector.sentences else None  # [T, d]
         parameters = dict(selector.requires_grad_(True).named_parameters())
         total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         for batch in client.data.batches("train", BATCH, drop_last=False):
             output = frozen(batch)
-            loss = selector.loss(output.image, output.text, words, batch.get("labels"), site)
+            if templates is None:
+                loss = selector.loss(output.image, output.text, words, batch.get("labels"), site)
+            else:
+                loss = selector.loss_on_templates(output.image, templates, words, site)
             gradients: tuple[Tensor, ...] = torch.autograd.grad(loss, list(parameters.values()))
             for mean, gradient in zip(total.values(), gradients, strict=True):
                 mean.add_(gradient, alpha=len(batch["row"]) / client.data.num_train)
         return {GRADIENT + EXTRA + name: gradient for name, gradient in total.items()}
+
+
+def texts(client: Client, model: nn.Module, sentences: Sequence[str]) -> Tensor:
+    """Unit vectors [N, d] of N sentences."""
+    ids, mask = client.model.tokenizer(sentences)
+    embedded: Tensor = model(client.here({"text": ids, "text_mask": mask})).text
+    return embedded
 
 
 class SelectorStep:

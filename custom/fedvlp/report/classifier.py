@@ -22,7 +22,8 @@ EXPLANATION = (
     "Area under the ROC curve on held-out records, 0 to 1: of the server's model on the public set, and of every site "
     "on what it holds (where a modality is absent, its feature is zero). Macro is the unweighted mean over findings "
     "with both classes, rare the mean over those with fewer than one positive in ten. A classifier that listens to "
-    "both modalities alike has half of its absolute weight on the image."
+    "both modalities alike has half of its absolute weight on the image; what either is worth shows where the same "
+    "model gets zeros for it (without image, without text)."
 )
 
 

@@ -37,12 +37,15 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
 
 
 def _paired(assembly: Assembly) -> dict[str, Any]:
-    """The data of the sites with pairs: only these can be trained on and measured by retrieval.
+    """The data of the sites with pairs, training and held out: only these can be trained on and measured by retrieval.
 
     Raises ValueError where there is none.
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
-    paired = {site: records for site, records in data.items() if records.modalities == MODALITIES}
+    paired = {
+        site: records for site, records in data.items()
+        if records.modalities_in("train") == records.modalities_in("test") == MODALITIES
+    }  # fmt: skip
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
     return paired

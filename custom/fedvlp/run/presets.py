@@ -8,6 +8,7 @@ from typing import Any
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation.prompts import prompts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import (
     CARMFL,
@@ -73,7 +74,8 @@ def _heterogeneous(name: str, method: Method, extra: Extra) -> Experiment:
     return replace(demo, data=data, partition=partition, objective=MedCLIPConfig(), extra=extra, rounds=rounds)
 
 
-SELECTOR = SelectorConfig(sites=4, classes=FINDINGS)
+TEMPLATES = tuple(prompts(name, 3, seed=100) for name in FINDINGS)  # zero-shot draws others, with seeds 0 to 4
+SELECTOR = SelectorConfig(sites=4, classes=FINDINGS, templates=TEMPLATES)
 IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
 
 PMS_FM_PAPER = replace(  # spec 7.4, with MedCLIP's towers; a site's own local/fedvlp.json names its data set

@@ -14,7 +14,7 @@ import pytest
 import fedvlp
 from fedvlp.data.cohort import digest
 from fedvlp.data.synthetic.cases import EFFUSION, FINDINGS, PACEMAKER, SIDES
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.cohort import COHORTS, SyntheticCohort
 from fedvlp.data.synthetic.files import write
 
 SPEC = SyntheticCohort()
@@ -66,6 +66,79 @@ def test_seed_and_every_field_change_the_fingerprint():
         fields = {"sites": 2, "size": 60, "image_size": 48, "seed": 3, **change}
         prints.add(SyntheticCohort(**fields).build().fingerprint)
     assert len(prints) == 7
+
+
+def test_what_old_fingerprints_do_not_know_changes_them_only_where_it_is_used():
+    """Runs of before these settings go on: the fingerprint of a cohort without them is the one that it had."""
+    old = "43fba8e6a007d0939091eaf8b9009f90bd3b5461ce031072645dba3a45654c99"
+    assert SPEC.build().fingerprint == old
+    changes = ({"labels": "fourteen"}, {"omitted": 0.3}, {"test_rows": 100})
+    prints = {dataclasses.replace(SPEC, **change).build().fingerprint for change in changes}
+    assert len(prints | {old}) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"labels": "six"}, "five, fourteen"), ({"omitted": 1.1}, "0 to 1"), ({"test_rows": 201}, "twice as many"),
+     ({"test_rows": -1}, "0 or")],
+)  # fmt: skip
+def test_impossible_settings_are_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        SyntheticCohort(**wrong)
+
+
+def test_fourteen_labels_are_what_the_film_shows_and_the_last_are_rare():
+    spec = dataclasses.replace(SPEC, size=6000, labels="fourteen")
+    cases, cohort = spec.cases(), spec.build()
+    label = dict(zip(cohort.label_names, cohort.labels.T, strict=True))
+    assert len(label) == 14
+    assert np.array_equal(cohort.labels[:, :5], cases.labels, equal_nan=True)
+    assert np.array_equal(label["Pacemaker"] == 1, cases.devices[:, PACEMAKER])
+    assert np.array_equal(label["Cardiomegaly"] == 1, cases.heart > 0)
+    rates = {name: (values == 1).mean() for name, values in label.items()}
+    assert 0.01 < rates["Bilateral Pneumothorax"] < 0.02 < rates["Elevated Left Diaphragm"] < 0.04
+    assert all(rate > 0.05 for name, rate in list(rates.items())[:12])
+    one, both = label["Pneumothorax"], label["Bilateral Pneumothorax"]
+    assert np.array_equal(np.isnan(both), np.isnan(one))
+    assert np.array_equal(both == -1, one == -1)
+    assert np.array_equal(both == 1, (one == 1) & (cases.side[:, 3] == 2))
+
+
+def said_of(reports, labels, finding, value):
+    """Share of the studies with this label whose report names the finding."""
+    rows = np.flatnonzero(labels[:, finding] == value)
+    return np.mean([MENTION[finding] in reports[row].lower() for row in rows])
+
+
+def test_reports_leave_out_the_stated_share_and_contradict_nothing():
+    whole, less = SPEC.build(), dataclasses.replace(SPEC, omitted=0.4).build()
+    assert np.array_equal(whole.labels, less.labels, equal_nan=True)
+    assert np.array_equal(whole.images(np.arange(8)), less.images(np.arange(8)))
+    for finding in range(5):
+        for value in (1, 0, -1):
+            assert said_of(whole.reports, whole.labels, finding, value) == 1
+            near = 0.15 if value < 0 else 0.06  # few are uncertain
+            assert said_of(less.reports, less.labels, finding, value) == pytest.approx(0.6, abs=near)
+    sick = np.isin(less.labels, (1, -1)).any(axis=1)
+    assert not any("no acute" in less.reports[row].lower() and "bony" not in less.reports[row].lower()
+                   for row in np.flatnonzero(sick))  # fmt: skip
+    nothing = dataclasses.replace(SMALL, omitted=1.0).build()
+    assert not any(word in report.lower() for word in (*MENTION, "pacemaker", "heart") for report in nothing.reports)
+
+
+@pytest.mark.parametrize("name", sorted(COHORTS))
+def test_named_cohorts_have_a_thousand_queries_a_site(name):
+    cohort = COHORTS[name].build()
+    names = sorted(set(cohort.sites))
+    assert len(names) == 5
+    for site in names:
+        assert len(cohort.rows("test", site)) >= 1000
+        assert len(cohort.rows("train", site)) >= 500
+    rates = np.array([(cohort.labels[np.array(cohort.sites) == site] == 1).mean(axis=0) for site in names])
+    skew = (rates.max(axis=0) / rates.min(axis=0)).max()
+    assert skew > 5 if name == "label-skew" else skew < 4
+    styles = COHORTS[name].cases().styles
+    assert len({style.contrast for style in styles}) == (1 if name == "label-skew" else 5)
 
 
 def test_splits_are_by_patient_and_every_site_has_enough_of_each(cohort):

@@ -30,6 +30,12 @@ ZONES = {  # by finding, index = Cases.zone
 SEVERITIES = ("mild", "moderate", "severe")
 DEVICES = ("pacemaker", "endotracheal tube", "central line", "nasogastric tube", "sternal wires")
 PACEMAKER, ETT, LINE, NGT, WIRES = range(5)
+FOURTEEN = (
+    *FINDINGS, "Cardiomegaly", "Hyperinflation", "Support Devices", "Pacemaker", "Sternal Wires", "Granuloma",
+    "Aortic Calcification", "Elevated Left Diaphragm", "Bilateral Pneumothorax",
+)  # fmt: skip
+LABEL_SETS = {"five": FINDINGS, "fourteen": FOURTEEN}  # the last two of the fourteen are rare: 3 and 1.5 %
+SAYABLE = (*FINDINGS, *DEVICES, "heart", "volume", "diaphragm", "aorta", "granuloma")  # what a report may leave out
 STYLES = ("sections", "prose", "list", "impression", "terse")  # of reports; only the hard site is "terse"
 RATES = (0.34, 0.40, 0.34, 0.26, 0.32)  # probability of each finding, in the studies that are not drawn uniformly
 NEGATED = (
@@ -86,6 +92,7 @@ class Cases:
     body: np.ndarray  # [N, 8] float, anatomy of the patient, -1..1
     pose: np.ndarray  # [N, 4] float, positioning of the film: zoom, x, y, rotation, standard normal
     words: np.ndarray  # [N, 24] float, 0..1, choices of wording
+    omitted: np.ndarray  # [N, 15] bool, by SAYABLE: the report says nothing of it, whatever the film shows
     styles: tuple[SiteStyle, ...]  # by site
 
     def __len__(self) -> int:
@@ -105,7 +112,7 @@ def draw_cases(spec: SyntheticCohort) -> Cases:
     findings = _findings(rng, n)
     extras = _extras(rng, patient)
     styles = site_styles(spec.sites, spec.seed, spec.hard_site, spec.shared_habits)
-    least = min(4 * AT_LEAST_VAL, n // (4 * spec.sites))
+    least = max(min(4 * AT_LEAST_VAL, n // (4 * spec.sites)), 2 * spec.test_rows)
     site = dirichlet_partition(
         findings["labels"], patient, spec.sites, spec.beta, spec.seed, min_size=least, label_code=spec.label_code
     )
@@ -114,9 +121,10 @@ def draw_cases(spec: SyntheticCohort) -> Cases:
     return Cases(
         patient=patient,
         site=site,
-        split=_splits(stream(spec.seed, 2), patient, site, spec.sites),
+        split=_splits(stream(spec.seed, 2), patient, site, spec.sites, spec.test_rows),
         ap=ap | (sick & (rng.random(n) < 0.3)) | extras["devices"][:, ETT],  # intubated patients are imaged in bed
         styles=styles,
+        omitted=stream(spec.seed, 4).random((n, len(SAYABLE))) < spec.omitted,
         **findings,
         **extras,
     )
@@ -175,8 +183,22 @@ def _extras(rng: np.random.Generator, patient: np.ndarray) -> dict[str, np.ndarr
     }
 
 
-def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sites: int) -> np.ndarray:
-    """Split [N] by patient within each site: 15 % val, 15 % test, and at least 32 rows each at sites of 128."""
+def more_labels(cases: Cases) -> np.ndarray:
+    """Columns [N, 9] of ``FOURTEEN`` after the findings, float32 1 or 0: what the film shows, whatever the report says.
+
+    Both lungs' pneumothorax is as uncertain (-1) or blank (nan) as the pneumothorax itself.
+    """
+    one = cases.labels[:, PNEUMOTHORAX]
+    both = np.where((one == 1) & (cases.side[:, PNEUMOTHORAX] != SIDES.index("bilateral")), 0.0, one)
+    columns = (
+        cases.heart > 0, cases.volume == 2, cases.devices[:, [ETT, LINE, NGT]].any(axis=1), cases.devices[:, PACEMAKER],
+        cases.devices[:, WIRES], cases.granuloma > 0, cases.aorta, cases.raised == 2, both,
+    )  # fmt: skip
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sites: int, test_rows: int) -> np.ndarray:
+    """Split [N] by patient within each site: 15 % val, 15 % test (or ``test_rows``); 32 at least at sites of 128."""
     split = np.full(len(patient), SPLITS[0], dtype="<U5")
     for index in range(sites):
         rows = np.flatnonzero(site == index)
@@ -185,7 +207,7 @@ def _splits(rng: np.random.Generator, patient: np.ndarray, site: np.ndarray, sit
         order = rng.permutation(len(people))
         before = np.cumsum(studies[order]) - studies[order]  # rows ahead of this patient
         val = before < quota
-        test = ~val & (before < studies[order][val].sum() + quota)
+        test = ~val & (before < studies[order][val].sum() + max(quota, test_rows))
         for name, chosen in ((SPLITS[1], val), (SPLITS[2], test)):
             split[rows[np.isin(patient[rows], people[order][chosen])]] = name
     return split

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 
 import numpy as np
 
 from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.synthetic.cases import FINDINGS, Cases, draw_cases
+from fedvlp.data.synthetic.cases import LABEL_SETS, Cases, draw_cases, more_labels
 from fedvlp.data.synthetic.film import Renderer
 from fedvlp.data.synthetic.reports import write_reports
 
 VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
 MOST = 1_000_000  # studies; their ids have six digits
+ADDED = ("labels", "omitted", "test_rows")  # settings that old fingerprints do not know: left out where they are unused
 PROBES = 4  # films that enter the fingerprint, in case the version was not raised
 
 
@@ -35,6 +36,9 @@ class SyntheticCohort:
     hard_site: str | None = None  # name of a site made harder: noise, low contrast, bedside films, telegraphic reports
     shared_habits: bool = False  # all sites but ``hard_site`` take films and word reports as site-1 does
     label_code: str = "mention"  # class of a study for the skew: findings "mention"ed (as published) or "positive"
+    labels: str = "five"  # findings, or "fourteen" with heart, devices and rare ones, which are labels but no skew
+    omitted: float = 0.0  # share of what a film shows or lacks that its report leaves out, 0..1
+    test_rows: int = 0  # test studies a site at least; 0: 15 % and at least 32
 
     def __post_init__(self) -> None:
         if self.sites < 1 or self.size < 4 * self.sites:
@@ -49,6 +53,15 @@ class SyntheticCohort:
             raise ValueError(f"synthetic: image_size is {self.image_size}; expected 32..2048 pixels")
         if self.seed < 0:
             raise ValueError(f"synthetic: seed is {self.seed}; expected 0 or more")
+        if self.labels not in LABEL_SETS:
+            raise ValueError(f"synthetic: labels is {self.labels!r}; expected one of {', '.join(LABEL_SETS)}")
+        if not 0 <= self.omitted <= 1:
+            raise ValueError(f"synthetic: omitted is {self.omitted}; expected a share, 0 to 1")
+        if not 0 <= self.test_rows <= self.size // (2 * self.sites):
+            raise ValueError(
+                f"synthetic: test_rows is {self.test_rows} for {self.size} studies at {self.sites} sites; expected "
+                "0 or more, and at least twice as many studies a site"
+            )
 
     def build(self) -> Cohort:
         """The cohort. Labels and reports are made now; pixels are drawn when rows are read."""
@@ -56,18 +69,21 @@ class SyntheticCohort:
         reports = _reports(self)
         n = len(cases)
         probes = renderer(np.linspace(0, n - 1, PROBES).astype(np.int64)).tobytes()
-        spec = f"synthetic {VERSION} " + json.dumps(asdict(self), sort_keys=True)
+        labels = cases.labels if self.labels == "five" else np.hstack([cases.labels, more_labels(cases)])
+        new = {f.name for f in fields(self) if f.name in ADDED and getattr(self, f.name) == f.default}
+        given = {key: value for key, value in asdict(self).items() if key not in new}
+        spec = f"synthetic {VERSION} " + json.dumps(given, sort_keys=True)
         return Cohort(
             ids=tuple(f"syn-image-{self.seed}-{row:06d}" for row in range(n)),
             patients=tuple(f"syn-patient-{self.seed}-{patient:06d}" for patient in cases.patient.tolist()),
             studies=tuple(f"syn-study-{self.seed}-{row:06d}" for row in range(n)),
             reports=reports,
-            labels=cases.labels.copy(),
-            label_names=FINDINGS,
+            labels=labels.copy(),
+            label_names=LABEL_SETS[self.labels],
             splits=cases.split.copy(),
             sites=tuple(cases.styles[site].name for site in cases.site.tolist()),
             images=renderer,
-            fingerprint=digest(spec, "\n".join(reports), cases.labels.tobytes(), probes),
+            fingerprint=digest(spec, "\n".join(reports), labels.tobytes(), probes),
         )
 
     def cases(self) -> Cases:
@@ -91,3 +107,10 @@ def _cases(spec: SyntheticCohort) -> Cases:
 @lru_cache(maxsize=4)
 def _reports(spec: SyntheticCohort) -> tuple[str, ...]:
     return write_reports(_cases(spec))
+
+
+COHORTS = {
+    "label-skew": SyntheticCohort(size=12_000, beta=0.1, shared_habits=True, label_code="positive", test_rows=1000),
+    "scanner-shift": SyntheticCohort(size=12_000, beta=0.3, hard_site="site-5", test_rows=1000),
+}
+"""By name: one scanner and very different findings, as in the papers; unlike scanners and habits, and one hard site."""

@@ -1,12 +1,15 @@
 """Writes the report of each synthetic case: findings with side, zone and severity, denials, devices, normal remarks.
 
-A finding is named if and only if its label is not blank: stated (1), hedged (-1) or denied (0). Sites differ in layout,
-in preferred synonyms and in how they word a negation.
+A finding is named if and only if its label is not blank: stated (1), hedged (-1) or denied (0); but for what the cohort
+lets reports leave out (``omitted``), which no sentence then contradicts. Sites differ in layout, in preferred synonyms
+and in how they word a negation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from fedvlp.data.synthetic.cases import (
     CONSOLIDATION,
@@ -16,6 +19,7 @@ from fedvlp.data.synthetic.cases import (
     FINDINGS,
     PNEUMONIA,
     PNEUMOTHORAX,
+    SAYABLE,
     SIDES,
     ZONES,
     Cases,
@@ -102,6 +106,8 @@ class _Writer:
         self.style = cases.styles[cases.site[row]]
         self.words = cases.words[row].tolist()
         self.labels = cases.labels[row].tolist()
+        self.omitted = {SAYABLE[thing] for thing in np.flatnonzero(cases.omitted[row])}
+        self.said = [None if name in self.omitted else self.labels[f] for f, name in enumerate(FINDINGS)]
 
     def choose(self, options: Sequence[str], column: int) -> str:
         """One of ``options``: the site's preferred one with probability ``HABIT``, else any."""
@@ -114,9 +120,9 @@ class _Writer:
         """A sentence for each finding that is visible."""
         sentences = []
         for finding in range(len(FINDINGS)):
-            if self.labels[finding] == 1:
+            if self.said[finding] == 1:
                 sentences.append(self.fill(self.choose(STATED[finding], finding), finding))
-            elif self.labels[finding] == -1:
+            elif self.said[finding] == -1:
                 term = self.choose(TERMS[finding], finding)
                 where = "{side} " if finding == EFFUSION else "{side} {zone} "
                 what = self.fill(where + term, finding)
@@ -144,7 +150,7 @@ class _Writer:
 
     def denials(self) -> list[str]:
         """The findings that are denied, in one sentence or one sentence each."""
-        names = [self.choose(TERMS[f], 7) for f in range(len(FINDINGS)) if self.labels[f] == 0]
+        names = [self.choose(TERMS[f], 7) for f in range(len(FINDINGS)) if self.said[f] == 0]
         if not names:
             return []
         if self.style.words % 2:
@@ -157,21 +163,22 @@ class _Writer:
         cases, row = self.cases, self.row
         side = [SIDES[index] for index in cases.device_side[row]]
         carried = [d for d in range(len(DEVICES)) if cases.devices[row, d] and self.words[19 + d] < DEVICE_SAID]
-        return [self.choose(DEVICE[device], 9).format(side=side[device]) for device in carried]
+        said = [d for d in carried if DEVICES[d] not in self.omitted]
+        return [self.choose(DEVICE[device], 9).format(side=side[device]) for device in said]
 
     def incidental(self) -> list[str]:
         """Heart, lung volume, diaphragm, aorta, granuloma: if abnormal always; normal heart and volume sometimes."""
-        cases, row = self.cases, self.row
+        cases, row, said = self.cases, self.row, set(SAYABLE) - self.omitted
         sentences = []
-        if cases.heart[row] or self.words[18] < 0.6:
+        if "heart" in said and (cases.heart[row] or self.words[18] < 0.6):
             sentences.append(self.choose(HEART[cases.heart[row]], 10))
-        if cases.volume[row] != 1 or self.words[17] < 0.3:
+        if "volume" in said and (cases.volume[row] != 1 or self.words[17] < 0.3):
             sentences.append(self.choose(VOLUME[cases.volume[row]], 11))
-        if cases.raised[row]:
+        if "diaphragm" in said and cases.raised[row]:
             sentences.append(f"elevated {SIDES[cases.raised[row] - 1]} hemidiaphragm")
-        if cases.aorta[row]:
+        if "aorta" in said and cases.aorta[row]:
             sentences.append(self.choose(("calcified aortic knob", "aortic atherosclerosis with a prominent knob"), 12))
-        if cases.granuloma[row]:
+        if "granuloma" in said and cases.granuloma[row]:
             side, zone = divmod(int(cases.granuloma[row]) - 1, 3)
             spot = f"{SIDES[side]} {('upper', 'mid', 'lower')[zone]} zone"
             sentences.append(self.choose((f"calcified granuloma in the {spot}", f"small calcified nodule, {spot}"), 13))
@@ -185,7 +192,7 @@ class _Writer:
 
     def impression(self) -> str:
         """The findings labelled 1 in short, in the order of ``FINDINGS``; "as above" where there are none."""
-        seen = [f for f in range(len(FINDINGS)) if self.labels[f] == 1]
+        seen = [f for f in range(len(FINDINGS)) if self.said[f] == 1]
         if not seen:
             return "as above"
         return ", ".join(self.fill(f"{{side}} {TERMS[f][0]}", f) for f in seen)
@@ -194,7 +201,7 @@ class _Writer:
         """The report in the site's layout."""
         present, denied, devices, other = self.findings(), self.denials(), self.devices(), self.incidental()
         normal = self.choose(NORMAL, 15)
-        clear = [] if present else [self.choose(CLEAR, 16)]
+        clear = [] if {1.0, -1.0} & set(self.labels) else [self.choose(CLEAR, 16)]
         if self.style.report == "sections":
             body = _sentences([*present, *denied, *other, *devices, normal])
             summary = _sentences(clear or [self.impression()])
