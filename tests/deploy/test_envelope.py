@@ -472,6 +472,9 @@ def test_the_filter_holds_back_figures_that_nobody_may_measure_here(kit: Path) -
     assert left("other/*/*") == left() == set()
 
 
+AREAS = ("Edema", "Pneumonia", "macro", "rare", "macro without image", "rare without text")
+
+
 def test_the_filter_holds_back_a_figure_of_a_few_with_a_finding(kit: Path) -> None:
     """And the means over findings: with the other findings' areas they would tell the one that is missing."""
     areas = {

@@ -164,17 +164,16 @@ class Envelope:
         A mean over findings goes with the first of them: from it and the others the one that is missing would follow.
         """
         areas = {name: parsed for name in metrics if (parsed := metric_names.parse_auc(name))}
-        means = (metric_names.MACRO, metric_names.RARE)
         small = {
             (split, finding)
             for split, finding in areas.values()
-            if finding not in means and classes.get(f"{split}/{finding}", 0) < self.least_per_class
+            if not metric_names.is_mean(finding) and classes.get(f"{split}/{finding}", 0) < self.least_per_class
         }
         splits = {split for split, _ in small}
         held = {
             name
             for name, (split, finding) in areas.items()
-            if (split, finding) in small or (finding in means and split in splits)
+            if (split, finding) in small or (metric_names.is_mean(finding) and split in splits)
         }
         return {name: value for name, value in metrics.items() if name not in held}
 

@@ -31,7 +31,7 @@ IMAGE_WEIGHT = "classifier/image"
 """The modality bias of a classifier: 0.5 is none."""
 
 _RECALL = re.compile(r"/r\d+$")
-_AUC, _SIMILARITY = "/auc/", "/similarity"
+_AUC, _SIMILARITY, _WITHOUT = "/auc/", "/similarity", " without "
 
 
 def recall_at(k: int, direction: str = BOTH) -> str:
@@ -66,7 +66,12 @@ def auc(split: str, finding: str) -> str:
 
 def without(mean: str, modality: str) -> str:
     """``MACRO`` or ``RARE`` of the same model where the feature of a modality is zero."""
-    return f"{mean} without {modality}"
+    return f"{mean}{_WITHOUT}{modality}"
+
+
+def is_mean(finding: str) -> bool:
+    """Whether the "finding" of an area is a mean over findings, of the whole model or of one without a modality."""
+    return finding.partition(_WITHOUT)[0] in (MACRO, RARE)
 
 
 def parse_auc(name: str) -> tuple[str, str] | None:
