@@ -228,7 +228,7 @@ def test_the_key_must_be_private_and_the_certificate_the_kits_own(kit: Path, pro
     assert failed(kit) == ["certificate"], "another root's"
     for name in ("client.crt", "rootCA.pem"):
         (kit / "startup" / name).unlink()
-        assert failed(kit) == ["certificate"], "a file that is gone is a failing line too"
+        assert "certificate" in failed(kit), "a file that is gone is a failing line too"
         assert "cannot be used" in found(kit)["server reached"].found
 
 

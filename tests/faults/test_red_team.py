@@ -23,7 +23,7 @@ from support.hostile import Breach
 
 from fedvlp.core import gate
 from fedvlp.core.types import Failure, FailureKind, Update
-from fedvlp.deploy import envelope, site_config
+from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
 from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
@@ -170,7 +170,10 @@ _send_failure = messages.send_failure
 
 def _in_full(error: Exception | Failure) -> Any:
     """An error reply with whatever the error says."""
-    return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
+    failed = error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}")
+    reply = _send_failure(failed)
+    reply.set_header(messages.REASON, failed.text)
+    return reply
 
 
 def _no_paths(monkeypatch: Patch) -> None:
@@ -195,7 +198,7 @@ IN_JOBS: dict[str, Callable[[Patch], None]] = {
     "the envelope's experiments": off(Envelope, "admit"),
     "the envelope's data": off(envelope, "_are_data_of", lambda experiment, usual: True),
     "names of runs": off(experiment, "require_name"),
-    "names of data sets": off(site_config, "require_name"),
+    "names of data sets": off(named_data, "require_name"),
     "names of towers": _any_tower,
 }
 
@@ -212,8 +215,8 @@ def _every_time(batches: Any, into: set[Any]) -> Any:
         yield batch
 
 
-def _plenty(self: Watched) -> Behind:
-    return Behind(10**6, dict.fromkeys(FIGURES, 10**6))
+def _plenty(self: Watched, data: str = "") -> Behind:
+    return Behind(10**6, dict.fromkeys(FIGURES, 10**6), data=data)
 
 
 _passed = Envelope.passed

@@ -69,7 +69,13 @@ def sent(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> s
     return failed.text if failed else ""
 
 
-LIGHT = {"model__head_norm": "layer", "model__image_size": 32, "model__max_tokens": 16, "model__vocabulary": 256}
+LIGHT = {
+    "model__init": "random",
+    "model__head_norm": "layer",
+    "model__image_size": 32,
+    "model__max_tokens": 16,
+    "model__vocabulary": 256,
+}
 """Noise does not cover batch statistics; the rest only spares time."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from fedvlp.run import presets
@@ -27,4 +28,5 @@ def committed(name: str, **settings: Any) -> Experiment:
         group, _, field = key.partition(".")
         if hasattr(getattr(experiment, group), field):
             experiment = override(experiment, key, str(value))
-    return experiment
+    sites = {f"site-{number}" for number in range(1, experiment.partition.sites + 1)}
+    return replace(experiment, site_models=tuple(own for own in experiment.site_models if own[0] in sites))

@@ -253,6 +253,13 @@ REASONS = (
     ),
     Reason("OverlapError", "the message from * is none of the protocol *", "a message is none of the protocol"),
     Reason(
+        "OverlapError", "this site did not begin to count with *", "this site did not begin to count with that site"
+    ),
+    Reason("OverlapError", "the job brings a data set of its own; a site opens only what its own file names"),
+    Reason(
+        "OverlapError", "this site's list of jobs that counted patients *", "this site's list of such jobs is damaged"
+    ),
+    Reason(
         "OverlapError",
         "this site's process was started anew in the middle; in a simulation give -t as many threads as there are "
         "sites",
@@ -275,7 +282,11 @@ REASONS = (
         "nothing is sent",
     ),
     Reason("PrivacyError", "the update holds NaN or infinite values; lower training.lr or look at the data"),
-    Reason("PrivacyError", "metric {number} of {number2} is not on this site's list of names"),
+    Reason(
+        "PrivacyError",
+        "metric {number} of {number2} is not on this site's list of names; its engineer adds the name to AllowMetrics in "
+        "local/privacy.json, or sets drop there",
+    ),
     Reason("PrivacyError", "metric * is no finite number", "a metric is no finite number"),
     Reason(
         "PrivacyError",
@@ -289,7 +300,7 @@ REASONS = (
     ),
     Reason(
         "PrivacyError",
-        "* was not received in this shape and type, so there is no difference to clip",
+        "* was not received in this shape and type, so there is no difference to clip*",
         "a tensor was not received in this shape and type, so there is no difference to clip",
     ),
     Reason(

@@ -35,7 +35,8 @@ def needed(side: str) -> tuple[str, ...]:
     """
     classes: set[str] = set()
     for experiment, packing in _exported():
-        files = job_files(experiment, sites=("site",), **packing)  # type: ignore[arg-type]
+        sites = tuple(site for site, _ in experiment.site_models) or ("site",)
+        files = job_files(experiment, sites=sites, **packing)  # type: ignore[arg-type]
         classes |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
     counting = overlap_files(OVERLAP, NamedData("pretrain"), ("one", "other"))
     classes |= set(named(json.loads(counting[f"app/config/{CONFIGS[side]}"])))
