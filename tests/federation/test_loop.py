@@ -559,6 +559,9 @@ class PublicSet:
     def measure(self, state: State, splits: int) -> dict[str, float]:
         return {"splits": float(splits)}
 
+    def served(self, state: State) -> State:
+        return state
+
 
 def test_a_site_with_other_public_records_is_dropped_and_the_others_say_what_they_hold() -> None:
     def holding(public_id: int, *modalities: str) -> Answer:

@@ -11,7 +11,7 @@ import pytest
 
 import fedvlp
 from fedvlp.core import metric_names as phase_names
-from fedvlp.core.types import EVALUATE
+from fedvlp.core.types import EVALUATE, MODALITIES
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.experiment import POOLED
@@ -65,9 +65,17 @@ def test_every_figure_of_the_golden_runs_is_made_here() -> None:
     made |= {phase_names.update_norm(f"site-{number}") for number in range(1, 6)}
     made |= {phase_names.BYTES_DOWN, phase_names.BYTES_UP}
     others = {name for name in reported - made if phase_names.loss_term(name) is None}
-    probes = {phase_names.probe(name) for name in ("loss", "distinct_partners")}
+    made |= {
+        names.auc(split, names.without(mean, half))
+        for split, mean, half in product(splits, (names.MACRO, names.RARE), MODALITIES)
+    }
+    probes = {phase_names.probe(name) for name in ("loss", "loss_error", "distinct_partners")}
     assert others == {"dro_weights", "dro_losses"} | probes
     assert reported & made >= {"val/mean/r1", "test/all/t2i/r10", "val/auc/macro", "classifier/image", "bytes_up"}
+
+
+def test_the_core_knows_the_name_by_which_a_round_is_chosen() -> None:
+    assert names.auc("val", names.MACRO) == phase_names.MACRO_AUC_ON_VAL
 
 
 def test_names_are_read_as_they_are_made() -> None:

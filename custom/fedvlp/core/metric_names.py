@@ -17,6 +17,9 @@ BYTES_DOWN, BYTES_UP, SECONDS, PROCESSOR_SECONDS = "bytes_down", "bytes_up", "se
 TIMES = (SECONDS, PROCESSOR_SECONDS)
 """What two runs with the same bytes may differ in."""
 
+MACRO_AUC_ON_VAL = "val/auc/macro"
+"""The macro AUC on val, as evaluation/metric_names.py makes its name: by it a classifier's best round is chosen."""
+
 _LOSS, _PROBE, _UPDATE_NORM = "loss/", "probe/", "update_norm/"
 
 

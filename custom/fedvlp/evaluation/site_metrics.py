@@ -46,7 +46,9 @@ class Retrieval:
         """Name -> figure on ``splits`` of ``client.data`` for ``client.model``."""
         metrics: dict[str, float] = {}
         for split in splits:
-            if client.data.sizes.get(split, 0) >= 2 and client.data.modalities_in(split) == MODALITIES:
+            if client.data.modalities_in(split) != MODALITIES:
+                continue
+            if client.data.sizes.get(split, 0) >= 2:
                 metrics |= self.measure(client.model, client.data, split)
         return metrics
 

@@ -11,6 +11,7 @@ import torch
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
+from fedvlp.core.metric_names import MACRO_AUC_ON_VAL
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Broadcast, Expected, State, Update, modality
@@ -37,7 +38,7 @@ class MFedAvg(Method):
 
     public: bool = False  # mFedAvgP: the server trains on the public set, as one more client of n_p samples
     private: bool = True  # False is the paper's lower bound: the public set alone, trained centrally
-    best_by: str = "val/auc/macro"  # the figure on the public set whose best round is the model (8.4); "" = the last
+    best_by: str = MACRO_AUC_ON_VAL  # the figure on the public set whose best round is the model (8.4); "" = the last
 
     def __post_init__(self) -> None:
         super().__post_init__()
