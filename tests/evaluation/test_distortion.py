@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,8 @@ def run(tmp_path_factory: pytest.TempPathFactory):
         settings = {**extra, "rounds.rounds": 1, "method.local_steps": 1}
         for key, value in settings.items():
             experiment = override(experiment, key, str(value))
+        there = tuple(own for own in experiment.site_models if own[0] in ("site-1", "site-2", "site-3"))
+        experiment = replace(experiment, site_models=there)
         folders[name] = RunFolder.create(tmp_path_factory.mktemp("runs"), experiment)
         simulate(experiment, folders[name])
     return folders

@@ -170,10 +170,13 @@ _send_failure = messages.send_failure
 
 def _in_full(error: Exception | Failure) -> Any:
     """An error reply with whatever the error says."""
-    failed = error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}")
-    reply = _send_failure(failed)
-    reply.set_header(messages.REASON, failed.text)
-    return reply
+    return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
+
+
+def _any_words(monkeypatch: Patch) -> None:
+    """The list of sentences is a second guard, at both ends."""
+    monkeypatch.setattr(messages, "send_failure", _in_full)
+    monkeypatch.setattr(messages, "for_the_server", str)
 
 
 def _no_paths(monkeypatch: Patch) -> None:
@@ -257,7 +260,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "where the wire's copy lies": ("8-bit differences", _no_paths),
     "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
-    "words of other libraries": ("FedAvg", off(messages, "send_failure", _in_full)),
+    "words of other libraries": ("FedAvg", _any_words),
 }  # fmt: skip
 
 

@@ -284,8 +284,8 @@ REASONS = (
     Reason("PrivacyError", "the update holds NaN or infinite values; lower training.lr or look at the data"),
     Reason(
         "PrivacyError",
-        "metric {number} of {number2} is not on this site's list of names; its engineer adds the name to AllowMetrics in "
-        "local/privacy.json, or sets drop there",
+        "metric {number} of {number2} is not on this site's list of names; its engineer adds the name to AllowMetrics "
+        "in local/privacy.json, or sets drop there",
     ),
     Reason("PrivacyError", "metric * is no finite number", "a metric is no finite number"),
     Reason(
