@@ -26,7 +26,7 @@ from fedvlp.deploy import envelope
 from fedvlp.deploy.envelope import Envelope
 from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
-from fedvlp.flare import job_check, messages, task_handler, wire_filters
+from fedvlp.flare import job_check, messages, privacy_filters, task_handler, wire_filters
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
 
@@ -159,6 +159,13 @@ def _in_full(error: Exception | Failure) -> Any:
     return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
 
 
+def _any_reason(monkeypatch: Patch) -> None:
+    """The closed list, at the executor, at the site's filters and where the reply is read, and the rule before it."""
+    monkeypatch.setattr(messages, "send_failure", _in_full)
+    for module in (messages, privacy_filters):
+        monkeypatch.setattr(module, "for_the_server", str)
+
+
 def _no_paths(monkeypatch: Patch) -> None:
     """The wire's own check is a second one, behind which no task gets that the executor's lets pass."""
     for module in (wire_filters, task_handler):
@@ -206,7 +213,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "where the wire's copy lies": ("8-bit differences", _no_paths),
     "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
-    "words of other libraries": ("FedAvg", off(messages, "send_failure", _in_full)),
+    "which reasons leave": ("FedAvg", _any_reason),
 }  # fmt: skip
 
 
