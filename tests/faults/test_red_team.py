@@ -27,7 +27,7 @@ from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
 from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
-from fedvlp.flare import job_check, messages, task_handler, wire_filters
+from fedvlp.flare import job_check, messages, privacy_filters, task_handler, wire_filters
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
 from fedvlp.run import experiment
@@ -173,10 +173,11 @@ def _in_full(error: Exception | Failure) -> Any:
     return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
 
 
-def _any_words(monkeypatch: Patch) -> None:
-    """The list of sentences is a second guard, at both ends."""
+def _any_reason(monkeypatch: Patch) -> None:
+    """The closed list, at the executor, at the site's filters and where the reply is read, and the rule before it."""
     monkeypatch.setattr(messages, "send_failure", _in_full)
-    monkeypatch.setattr(messages, "for_the_server", str)
+    for module in (messages, privacy_filters):
+        monkeypatch.setattr(module, "for_the_server", str)
 
 
 def _no_paths(monkeypatch: Patch) -> None:
@@ -260,7 +261,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "where the wire's copy lies": ("8-bit differences", _no_paths),
     "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),
-    "words of other libraries": ("FedAvg", _any_words),
+    "which reasons leave": ("FedAvg", _any_reason),
 }  # fmt: skip
 
 

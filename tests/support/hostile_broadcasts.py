@@ -188,9 +188,10 @@ class Stage:
             refuse_words(f"{attack}, in the log", said or "-")
         failed = messages.failure(reply)
         if failed is not None:
-            refuse_words(attack, failed.text)
-            if str(self.folder) in failed.text:
-                raise Breach(f"{attack}: tells a path of the site: {failed.text}")
+            said = str(reply.get_header(messages.REASON, failed.text))  # as it leaves, whatever the server makes of it
+            refuse_words(attack, said)
+            if str(self.folder) in said:
+                raise Breach(f"{attack}: tells a path of the site: {said}")
         else:
             self._look_at_task(attack, hostile)
             self._look_at(attack, reply)
