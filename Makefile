@@ -79,7 +79,8 @@ RELEASE ?= build/release
 release: $(VENV)/ready
 	rm -rf $(RELEASE) build/source && mkdir -p $(RELEASE) build/source/custom
 	cp -r pyproject.toml README.md LICENSE build/source && cp -r custom/fedvlp build/source/custom
-	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-315532800} $(PIP) wheel --no-deps --no-index --no-build-isolation -w $(RELEASE) ./build/source
+	chmod -R u=rwX,go=rX build/source # modes are in a wheel, and must not be those of this shell's umask
+	umask 022 && SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-315532800} $(PIP) wheel --no-deps --no-index --no-build-isolation -w $(RELEASE) ./build/source
 	cp provisioning/requirements.txt $(RELEASE)
 	$(BIN)/python -W ignore -m cyclonedx_py requirements $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o $(RELEASE)/sbom.json provisioning/requirements.txt
 	cd $(RELEASE) && sha256sum *.whl requirements.txt sbom.json >SHA256SUMS
