@@ -34,7 +34,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
-pytestmark = pytest.mark.slow(seconds=300)
+pytestmark = pytest.mark.slow(seconds=330)
 
 COMPLETED = "FINISHED:COMPLETED"
 NOISE, DELTA = 8.0, 1e-5  # of the shipped privacy-dp.json

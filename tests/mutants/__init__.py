@@ -30,7 +30,7 @@ MODULES = (
     "objectives/bce", "objectives/creamfl", "objectives/words", "flare/privacy_filters", "flare/privacy_budget",
     "flare/job_check", "flare/class_list", "flare/paths", "deploy/envelope", "deploy/site_config", "core/validate",
 )  # fmt: skip
-"""Guards, losses, metrics, aggregation, codec, robust weights, privacy, selection and retrieval."""
+"""Guards of server and site, losses, metrics, aggregation, codec, robust weights, privacy, selection and retrieval."""
 
 DRAWINGS = ("heat_map", "_heat_map", "write_curves")
 """Functions that lay out a figure: their numbers are a matter of taste, and they are not mutated."""
