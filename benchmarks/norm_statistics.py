@@ -1,6 +1,6 @@
 """What batch normalisation's statistics are worth: averaged, each site's own, estimated on all records, or none.
 
-    python benchmarks/norm_statistics.py [--seeds 3] [--rounds 4] [--studies 4000] [--cohorts scanner-shift label-skew]
+    python benchmarks/norm_statistics.py [--seeds 3] [--rounds 3] [--studies 2400] [--cohorts scanner-shift label-skew]
 
 FedAvg and FedDRA on two cohorts: unlike scanners and reporting habits, or one scanner and unlike findings (Dirichlet,
 beta 0.1). A seed draws cohort, initial weights and batches anew and is the same for every row. Rows of one training:
@@ -12,7 +12,7 @@ beta 0.1). A seed draws cohort, initial weights and batches anew and is the same
 - ``layer``: layer normalisation, which has no statistics.
 
 Recall is of the test split, in batches of 32, mean of both directions, in percent: mean over sites and the worst site;
-mean and standard deviation over seeds. Films have 32 pixels and reports 32 tokens, so that a run takes half a minute.
+mean and standard deviation over seeds. Films have 32 pixels and reports 32 tokens: a training takes about a minute.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def report(results: dict[tuple[str, str, str], list[dict[str, float]]], options:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--studies", type=int, default=4000, help="of all sites; a fifth or so is the test split")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--studies", type=int, default=2400, help="of all sites; a fifth or so is the test split")
     parser.add_argument("--cohorts", nargs="+", choices=COHORTS, default=list(COHORTS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "feddra"])
     parser.add_argument("--quick", action="store_true", help="one seed, one round, few studies: does everything run?")
