@@ -227,15 +227,18 @@ def test_make_golden_says_what_changed_and_keeps_a_file_whose_figures_stayed(
 
 
 @pytest.mark.slow(seconds=100)
-def test_fedavg_reaches_five_times_chance_on_records_it_never_saw(tmp_path: Path) -> None:
+def test_fedavg_learns_on_records_it_never_saw(tmp_path: Path) -> None:
     """The preset as it is, tiny towers and 2,000 records at five sites; only the rounds are fewer.
 
-    R@1 in batches of 32: one of 32 candidates is right, so chance is 100 / 32 = 3.125 %, five times chance 15.625 %.
+    R@1 in batches of 32: one of 32 candidates is right, so chance is 100 / 32 = 3.125 %. The shipped encoders start at
+    about four times that, also under untrained heads; four rounds take them to ten times. Half of what is learnt would
+    be neither eight times chance nor four times more than at the start.
     """
     experiment = override(presets.get("fedavg"), "rounds.rounds", "4")
     experiment = override(experiment, "rounds.evaluate_every", "4")
     history = simulate(experiment, RunFolder(tmp_path), workers=2)
     chance = 100 / Retrieval().batch_size
     initial, trained = (summary(history)[model]["test/mean/r1/average"] for model in ("initial", "trained"))
-    assert initial < 2 * chance
-    assert trained >= 5 * chance
+    assert initial < 6 * chance
+    assert trained >= 8 * chance
+    assert trained - initial >= 4 * chance

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,17 @@ def test_shipped_weights_are_those_of_their_checksum(name: str) -> None:
     described = json.loads((FOLDER / name / "config.json").read_text())
     assert hashlib.sha256(content).hexdigest() == SHIPPED[name] == described["weights"]["sha256"]
     assert len(content) < 2.5e6, "they are in every installation"
+
+
+def test_an_installation_has_their_files() -> None:
+    """Not only a checkout: what pyproject.toml does not name is in no wheel."""
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    (line,) = re.findall(r"^fedvlp = (\[.*\])$", project.read_text(encoding="utf-8"), re.MULTILINE)
+    package = FOLDER.parents[1]
+    installed = {path for pattern in json.loads(line) for path in package.glob(pattern)}
+    files = {path for path in FOLDER.rglob("*") if path.is_file()}
+    assert len(files) == 1 + 2 * len(SHIPPED)
+    assert files <= installed
 
 
 def test_a_folder_of_the_same_name_does_not_take_their_place(
