@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,3 +67,11 @@ def test_unequal_terms_are_refused(other: str, ablation: Any) -> None:
     }  # fmt: skip
     with pytest.raises(SystemExit, match=name):
         ablation.refuse_unequal(spent | {name: replace(spent[name], **{other: changed[other]})})
+
+
+def test_the_interval_of_paired_differences_by_hand() -> None:
+    """1, 2, 3: mean 2, deviation 1, so 4.303 / sqrt 3 to each side; one difference alone says nothing."""
+    paired = runpy.run_path(str(BENCHMARKS / "common.py"))["paired"]
+    assert paired([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.303 / math.sqrt(3)))
+    assert paired([0.0, 2.0]) == pytest.approx((1.0, 12.706))
+    assert paired([5.0]) == (5.0, math.inf)

@@ -12,6 +12,7 @@ from support.presets import SMALL
 from support.toy import clone, differs, same_bytes
 
 from fedvlp.core.types import Broadcast
+from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, PMSFM, Centralized, FedDRA
@@ -75,7 +76,7 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
 
 
 def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
-    """Two paired sites, two with images, one with reports, two architectures; as many steps for everybody."""
+    """Two paired sites, two with images, one with reports, three architectures; as many steps for everybody."""
     demos = [experiment for experiment in PRESETS.values() if isinstance(experiment.method, PublicEnsemble)]
     demos = [demo for demo in demos if not demo.name.endswith("-paper")]
     names = {"creamfl", "fedmd", "fedet", "fedgems", *(f"reamfl-{n}" for n in ("mean", "avg", "iot", "gca", "inter"))}
@@ -85,13 +86,26 @@ def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
         assert replace(demo, name=first.name, method=first.method) == first
         method = demo.method
         assert isinstance(method, PublicEnsemble)
-        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (0, 10, 60, 60)
-        assert (method.kd_norm, method.kd_weight) == ("mse", 3.0 * 128)
+        assert (method.local_steps, method.local_epochs, method.server_steps, method.distil_steps) == (0, 1, 0, 0)
+        assert (method.kd_norm, method.kd_weight) == ("squared", 3.0)
         assert method.server_rounds == demo.rounds.rounds
-    assert first.partition == Partition(image_only=2, text_only=1, public=0.0625)
-    assert len({first.model, *dict(first.site_models).values()}) == 2
+    assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
     iot = PRESETS["fediot"]
     assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first
+
+
+def test_the_demo_of_representations_is_the_papers_setting() -> None:
+    """A public set as large as any site's records, label spaces apart, and a server that is the largest model."""
+    demo = PRESETS["creamfl"]
+    assembly = Assembly(demo)
+    public = len(assembly.cohort.rows("train", PUBLIC))
+    assert all(len(assembly.cohort.rows("train", site)) <= public for site in assembly.sites())
+    assert demo.objective.label_spaces == "disjoint"  # type: ignore[attr-defined]
+    models = dict(demo.site_models)
+    assert models.keys() == set(assembly.sites())
+    sizes = {config: sum(p.numel() for p in config.build(0).parameters()) for config in (demo.model, *models.values())}
+    assert len(sizes) == 3
+    assert all(sizes[config] < sizes[demo.model] for config in models.values())
 
 
 def test_the_methods_with_personalised_models_are_compared_on_equal_terms() -> None:

@@ -1,0 +1,203 @@
+"""The ladder of ``creamfl.py`` in small: records drawn from a latent vector, MLP towers, seconds a run.
+
+    python benchmarks/creamfl_latent.py [--names alone reamfl-mean ... creamfl] [--seeds 100 101 ...] [--kd 3 ...]
+
+The product's methods, losses, round loop and presets' steps; only data and towers are others. A record is a latent
+vector s of 16 normal numbers, its "image" tanh(2 A s) and its "text" tanh(2 B s), with noise, its five labels the signs
+of s_1 to s_5. Two sites with pairs, two with images, one with texts; |P| pairs that all hold; a server whose towers are
+the widest. What is printed is what ``creamfl.py`` prints: the sum of R@1, R@5 and R@10 of the server on 1,000 unseen
+pairs, preconditions, and paired differences. ``--start shared`` gives all sites one initialisation, ``--spaces shared``
+one label space, ``--augmented`` distils noisy inputs: what was done before; so each can be tried by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from common import machine, say, table
+from creamfl import ALONE, KS, NAMES, Figures, compared, preconditions, spread
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.client import Client, named_state
+from fedvlp.core.seeds import seed as named_seed
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.evaluation.metric_names import recall_at
+from fedvlp.evaluation.retrieval import retrieval
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.federation.server_trainer import ServerTrainer
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.ensemble import MODEL, PublicEnsemble
+from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.run import presets
+from fedvlp.training.config import Training
+
+LATENT, IMAGE, TEXT, DIM, LABELS = 16, 64, 48, 32, 5
+NOISE = 1.0  # standard deviation; what is measured lies within -1 to 1
+KINDS = {
+    "site-1": ("image", "text"), "site-2": ("image", "text"), "site-3": ("image",), "site-4": ("image",),
+    "site-5": ("text",),
+}  # fmt: skip
+WIDTHS = {"site-1": 64, "site-2": 96, "site-3": 64, "site-4": 96, "site-5": 64, "server": 256}
+TRAINING = Training(batch_size=64, lr=2e-3, weight_decay=0.05, warmup_steps=3)
+
+
+class Towers(nn.Module):
+    """image [B, 64] and text [B, 48] to unit vectors [B, 32], each by an MLP."""
+
+    def __init__(self, hidden: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.image_encoder, self.text_encoder = (
+                nn.Sequential(nn.Linear(n, hidden), nn.GELU(), nn.LayerNorm(hidden), nn.Linear(hidden, DIM))
+                for n in (IMAGE, TEXT)
+            )
+
+    def forward(self, batch: Batch) -> VLOutput:
+        towers = {"image": self.image_encoder, "text": self.text_encoder}
+        return VLOutput(**{n: F.normalize(tower(batch[n]), dim=1) for n, tower in towers.items() if n in batch})
+
+
+@dataclass
+class Records:
+    """Records in memory, of these modalities; a training batch has fresh noise of 0.1, as an augmentation."""
+
+    content: dict[str, Tensor]
+    modalities: tuple[str, ...]
+
+    @property
+    def num_train(self) -> int:
+        return len(self.content["image"])
+
+    def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]:
+        for _ in range(steps):
+            batch = self._batch(torch.randperm(self.num_train, generator=generator)[:batch_size])
+            for name in self.modalities:
+                batch[name] = batch[name] + 0.1 * torch.randn(batch[name].shape, generator=generator)
+            yield batch
+
+    def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
+        rows = torch.arange(self.num_train) if rows is None else rows
+        for chosen in rows.split(batch_size):
+            if len(chosen) == batch_size or not drop_last:
+                yield self._batch(chosen)
+
+    def _batch(self, rows: Tensor) -> Batch:
+        held = (*self.modalities, "labels")
+        return {"row": rows} | {name: self.content[name][rows] for name in held}
+
+
+@dataclass
+class Small:
+    """One federation, and the figures of its server."""
+
+    method: PublicEnsemble
+    seed: int
+    public: int
+    records: int  # of a site
+    start: str  # own | shared
+    spaces: str  # disjoint | shared
+    _sites: dict[str, Site] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+        maps = [torch.randn(LATENT, width, generator=generator) / LATENT**0.5 for width in (IMAGE, TEXT)]
+
+        def drawn(count: int) -> dict[str, Tensor]:
+            latent = torch.randn(count, LATENT, generator=generator)
+            image, text = (torch.tanh(2 * latent @ m) for m in maps)
+            image, text = (t + NOISE * torch.randn(t.shape, generator=generator) for t in (image, text))
+            return {"image": image, "text": text, "labels": (latent[:, :LABELS] > 0).float()}
+
+        self.shared, self.unseen = Records(drawn(self.public), KINDS["site-1"]), drawn(1000)
+        self.data = {site: Records(drawn(self.records), kinds) for site, kinds in KINDS.items()}
+        self.objective = CreamFLTaskConfig(LABELS + 1, DIM, reduction="mean", label_spaces=self.spaces)
+
+    def client(self, name: str) -> Client:
+        own = self.seed if self.start == "shared" or name == "server" else named_seed(self.seed, name, "initial")
+        width = WIDTHS[name] if self.start == "own" or name == "server" else WIDTHS["site-1"]
+        model, objective = Towers(width, own), self.objective.build(None, own)
+        client = Client(name, self.seed, model, objective, self.data.get(name, self.shared), public=self.shared)
+        first: State = {n: t.clone() for n, t in named_state(model, objective).items()}
+        client.initial = lambda: first
+        return client
+
+    def site(self, name: str) -> Site:
+        if name not in self._sites:
+            self._sites[name] = Site(self.client(name), self.method, TRAINING, SiteMemory(None))
+        return self._sites[name]
+
+    def measure(self) -> Figures:
+        host = self.client("server")
+        server = Server(tuple(KINDS), {n: t.clone() for n, t in named_state(host.model, host.objective).items()})
+        server.modalities, server.trainer = dict(KINDS), ServerTrainer(host, TRAINING)
+        with torch.no_grad():
+            images, texts = (self.client(site).model(self.shared.content) for site in ("site-3", "site-5"))
+        gap = retrieval(images.image, texts.text, KS)[recall_at(10)]
+        figures = {"gap R@10": gap, "chance R@10": 1000 / self.public, "public": float(self.public)}
+        rounds = Rounds(rounds=presets.get("creamfl").rounds.rounds, seed=self.seed, evaluate_every=0)
+        Federation(self.method, server, rounds, SequentialExchange(self.site)).run()
+        with server.trainer.session(server.state) as client:
+            recalls = self.recalls(client.model)
+        figures |= {f"R@{k}": value for k, value in recalls.items()}
+        figures["sum"] = sum(recalls.values())
+        for name in ("site-1", "site-2"):
+            site = self.site(name)
+            memory = site.memory.newest()
+            site.client.load({n.removeprefix(MODEL): t for n, t in memory.items() if n.startswith(MODEL)})
+            figures[f"sum of {name}"] = sum(self.recalls(site.client.model).values())
+        return figures
+
+    @torch.no_grad()
+    def recalls(self, model: nn.Module) -> dict[int, float]:
+        output = model.eval()(self.unseen)
+        found = retrieval(output.image, output.text, KS)
+        return {k: found[recall_at(k)] for k in KS}
+
+
+def method(name: str, kd: float | None, augmented: bool) -> PublicEnsemble:
+    """The preset's, or the server on the public set alone."""
+    chosen = presets.get("creamfl" if name.startswith(ALONE) else name).method
+    assert isinstance(chosen, PublicEnsemble)
+    if name.startswith(ALONE):
+        return replace(chosen, kd_weight=0.0, gamma=0.0, server_steps=0 if name == ALONE else 20)  # type: ignore[call-arg]
+    return replace(chosen, kd_weight=chosen.kd_weight if kd is None else kd, distil_augmented=augmented)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
+    parser.add_argument("--public", type=int, default=640)
+    parser.add_argument("--records", type=int, default=512, help="of each site")
+    parser.add_argument("--start", choices=("own", "shared"), default="own")
+    parser.add_argument("--spaces", choices=("disjoint", "shared"), default="disjoint")
+    parser.add_argument("--augmented", action="store_true")
+    parser.add_argument("--kd", type=float, help="instead of the presets' kd_weight")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    say({**machine(), **vars(options)})
+    found: dict[str, list[Figures]] = {name: [] for name in options.names}
+    for seed in options.seeds:
+        for name, runs in found.items():
+            chosen = method(name, options.kd, options.augmented)
+            runs.append(Small(chosen, seed, options.public, options.records, options.start, options.spaces).measure())
+    told = preconditions(found)
+    for what, holds in told.items():
+        print(f"\nprecondition {'holds' if holds else 'FAILS'}: {what}")
+    shown = [*(f"R@{k}" for k in KS), "sum", "sum of site-1", "sum of site-2"]
+    rows = [[name, *(spread([run[key] for run in runs]) for key in shown)] for name, runs in found.items()]
+    print("\n" + table(["server", *shown], rows))
+    lines = compared(found, all(told.values()))
+    print("\n" + table(["claim", "difference of the sums, 95 % interval", "by seed", "verdict"], lines))
+
+
+if __name__ == "__main__":
+    main()
