@@ -53,7 +53,7 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
-	for program in orchestration aggregation ablation baselines dro_weights retrieval neighbours distortion training pipeline creamfl public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done
+	for program in orchestration aggregation ablation baselines dro_weights retrieval neighbours distortion training pipeline creamfl creamfl_latent public_scores car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done
 
 clean:
 	rm -rf build runs $(VENV)
