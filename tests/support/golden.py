@@ -84,7 +84,7 @@ SHORTER: dict[str, dict[str, int]] = {
     "feddra": {"method.align_steps": 2},
     "fedrgb": {"method.aligner_steps": 2},
     "creamfl": {
-        "data.size": 1600, "training.batch_size": 128, "method.local_epochs": 1, "method.local_steps": 1,
+        "data.size": 1500, "training.batch_size": 128, "method.local_epochs": 1, "method.local_steps": 1,
         "method.server_steps": 1, "method.distil_steps": 1,
     },
     "pms-fm": {"data.size": 480},
