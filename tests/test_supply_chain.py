@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 PYTHONS = ("3.10", "3.11", "3.12")
-AT_SITES = ("dicom", "privacy", "he")  # extras of which a site's policies may need any
+AT_SITES = ("dicom", "privacy", "he", "ocr")  # extras of which a site's policies may need any
 LOCKS = {lock.SITE: AT_SITES, lock.EVERYTHING: ("dev",)}
 
 
