@@ -149,6 +149,7 @@ class Provisioned:
             noted = list(self._killed(folder, keeper, kills, whole))
             if keeper.wait(PATIENCE) != 0:
                 noted.append("did not end")
+                print((here.folder / "keep.log").read_text(errors="replace")[-3000:], file=sys.stderr)
         return folder, noted
 
     def _killed(self, folder: RunFolder, keeper: subprocess.Popen[bytes], kills: int, whole: float) -> Iterator[str]:
