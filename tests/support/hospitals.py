@@ -21,6 +21,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run.folder import RunFolder
+from support import release
 from support.provisioned import BIN, Consortium, free_port, until
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
@@ -77,6 +78,9 @@ class Hospitals(Consortium):
         project["participants"] = [*others, *called]
         if find_spec("tenseal"):
             project["builders"].insert(-1, ENCRYPTION)  # before the one that signs
+        software = self.folder / "build" / "release"  # as project.yml says, from where provisioning runs
+        if not software.exists():
+            release.written(software)
         file = self.folder / f"{workspace}.yml"
         file.write_text(yaml.safe_dump(project))
         command = [BIN / "nvflare", "provision", "-p", file, "-w", workspace, "--force", "-s"]

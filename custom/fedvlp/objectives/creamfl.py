@@ -92,18 +92,18 @@ class CreamFLTask(nn.Module):
                 "number of labels, or one more"
             )
         shared = self.label_spaces == "shared"
-        own = list(range(count)) if shared else list(range(MODALITIES.index(modality), count, 2))
-        positive = (labels[:, own] == 1).to(features.dtype)  # [B, L of this space]
+        space = slice(None) if shared else slice(MODALITIES.index(modality), None, 2)  # labels of this modality's space
+        positive = (labels[:, space] == 1).to(features.dtype)  # [B, L of this space]
         if len(weight) > count:
             positive = torch.cat([positive, (positive.sum(1, keepdim=True) == 0).to(features.dtype)], dim=1)
-            own.append(count)
-        if len(own) < 2:
+        if positive.shape[1] < 2:
             raise ValueError(
-                f"CreamFLTask: {len(own)} of {count} labels for sites with {modality} alone, expected at least 2 "
-                "classes; set objective.label_spaces to shared, or objective.classes to one more than the labels"
+                f"CreamFLTask: {positive.shape[1]} of {count} labels for sites with {modality} alone, "
+                "expected at least 2 classes; set objective.label_spaces to shared, or objective.classes to one more "
+                "than the labels"
             )
         known = positive.sum(1) > 0
-        weight = weight[own].clamp_min(0)  # [C of this space, d]
+        weight = torch.cat([weight[:count][space], weight[count:]]).clamp_min(0)  # [C of this space, d]
         logits = self.feature_scale * features @ weight.T - self.margin * positive  # [B, C]
         target = positive / positive.sum(1, keepdim=True).clamp_min(1)
         losses = -(target * F.log_softmax(logits, dim=1)).sum(1)  # [B]
