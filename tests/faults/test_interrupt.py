@@ -44,5 +44,5 @@ def test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path:
     until(lambda: not processes(str(tmp_path)), "no process is left", 30)
     assert 1 <= len(folder.history()) < 4, "interrupted, and what was complete is kept"
     again = start()
-    assert again.wait(120) == 0, (tmp_path / "log.txt").read_text()[-3000:]
+    assert again.wait(400) == 0, (tmp_path / "log.txt").read_text()[-3000:]
     assert folder.model.read_bytes() == engine.model.read_bytes()
