@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from typer.testing import CliRunner
 
@@ -112,12 +113,40 @@ def test_a_session_is_the_kits_user_and_is_closed_whatever_happens(
         raise KeyError
     assert log == [f"lead@lead.org {tmp_path}", "closed"]
 
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoConnection("nobody"),
+        FLCommunicationError("failed to challenge server: timeout: "),
+        FLCommunicationError("error:client_registration", FLCommunicationError("expect payload to be dict")),
+    ],
+)
+def test_a_server_that_comes_up_and_does_not_answer_the_login_yet_counts_as_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What FLARE raises for a server that takes the connection and says nothing is no NoConnection."""
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "lead@lead.org"}}')
+
     def silence(*_: Any, **__: Any) -> Any:
-        raise NoConnection("nobody")
+        raise error
 
     monkeypatch.setattr(module, "new_secure_session", silence)
     with pytest.raises(UnreachableError, match=r"no server answered lead@lead.org within 20 s"), session(tmp_path):
         pass
+
+
+def test_a_download_that_breaks_off_is_a_server_that_does_not_answer() -> None:
+    """FLARE raises a bare RuntimeError then, which could be anything; here it can be nothing else."""
+    server: Any = Server("FINISHED:EXECUTION_EXCEPTION")
+
+    def breaks_off(*_: Any) -> str:
+        raise RuntimeError("runtime error encountered: ERROR_RUNTIME: error receiving file")
+
+    server.download_job_result = breaks_off
+    with pytest.raises(UnreachableError, match=r"the results of job j did not arrive .*error receiving file"):
+        judge(server, "j")
 
 
 def test_status_of_a_downloaded_job(tmp_path: Path) -> None:

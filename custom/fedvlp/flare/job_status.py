@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
@@ -44,14 +45,18 @@ class Verdict:
 
 @contextmanager
 def session(kit: Path) -> Iterator[Session]:
-    """A FLARE API session with the admin startup kit ``kit``. Raises ResubmitError when it cannot be opened."""
+    """A FLARE API session with the admin startup kit ``kit``. Raises ResubmitError when it cannot be opened.
+
+    A server that takes connections and does not answer the login yet, because it comes up or has much to do, counts as
+    one that does not answer: FLARE raises FLCommunicationError then, and NoConnection where nothing listens.
+    """
     file = kit / "startup" / "fed_admin.json"
     if not file.exists():
         raise ResubmitError(f"{kit} is no admin startup kit: startup/fed_admin.json is missing there")
     user = json.loads(file.read_text(encoding="utf-8"))["admin"]["username"]
     try:
         opened = new_secure_session(user, str(kit.absolute()), timeout=TIMEOUT)
-    except NoConnection as error:
+    except (NoConnection, FLCommunicationError) as error:
         raise UnreachableError(f"no server answered {user} within {TIMEOUT:g} s; start it, then try again") from error
     try:
         yield opened
@@ -104,9 +109,15 @@ def judge(opened: Session, job_id: str) -> Verdict:
 
 
 def own_status(opened: Session, job_id: str) -> dict[str, Any]:
-    """The run's own ``run_status.json`` out of the job's results; empty when there is none."""
+    """The run's own ``run_status.json`` out of the job's results; empty when there is none.
+
+    Raises UnreachableError when the server goes while they are downloaded: FLARE has a bare RuntimeError for that.
+    """
     with TemporaryDirectory() as folder:
-        return read_status(Path(opened.download_job_result(job_id, folder)))
+        try:
+            return read_status(Path(opened.download_job_result(job_id, folder)))
+        except RuntimeError as error:
+            raise UnreachableError(f"the results of job {job_id} did not arrive ({error}); try again") from error
 
 
 def read_status(folder: Path) -> dict[str, Any]:
