@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from fedvlp.cli import app
 from fedvlp.flare import job_status as module
 from fedvlp.flare.job_status import ResubmitError, UnreachableError, judge, read_status, resubmit, session
 
+STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
 SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
 
 
@@ -25,14 +27,16 @@ class Server:
     def __init__(self, status: str, *, runs: bool = False, said: dict[str, Any] | None = None) -> None:
         self.status, self.runs, self.said = status, runs, said
         self.asked: list[str] = []
+        self.began = ""  # when the job was started, as FLARE writes it
 
     def get_job_meta(self, job_id: str) -> dict[str, str]:
         if job_id != "j":
             raise JobNotFound(job_id)
-        return {"status": self.status}
+        return {"status": self.status, "start_time": self.began} if self.began else {"status": self.status}
 
     def get_system_info(self) -> Any:
-        return SimpleNamespace(job_info=[SimpleNamespace(job_id="j")] if self.runs else [])
+        running = [SimpleNamespace(job_id="j")] if self.runs else []
+        return SimpleNamespace(job_info=running, server_info=SimpleNamespace(start_time=STARTED.timestamp()))
 
     def download_job_result(self, job_id: str, folder: str) -> str:
         if self.said:
@@ -81,6 +85,22 @@ def test_verdicts(status: str, runs: bool, said: dict[str, Any] | None, resume: 
         with pytest.raises(ResubmitError):
             resubmit(server, "j")
         assert server.asked == []
+
+
+def test_a_job_that_has_ended_at_the_server_is_no_job_whose_server_died() -> None:
+    """FLARE calls both running. A run that is complete, submitted again, would begin anew."""
+    server: Any = Server("RUNNING")
+    server.began = (STARTED + timedelta(seconds=1)).isoformat()
+    verdict = judge(server, "j")
+    assert (verdict.resume, verdict.running, verdict.complete, verdict.ending) == (False, False, False, True)
+    with pytest.raises(ResubmitError, match="has ended at the server; FLARE says how"):
+        resubmit(server, "j")
+    assert server.asked == []
+
+    server.began = (STARTED - timedelta(seconds=1)).isoformat()
+    verdict = judge(server, "j")
+    assert (verdict.resume, verdict.ending) == (True, False)
+    assert "the server died under it" in verdict.finding
 
 
 def test_a_running_job_is_aborted_only_when_asked_and_a_folder_may_take_its_place(tmp_path: Path) -> None:

@@ -40,17 +40,18 @@ class Server:
         self.looks, self.asked, self.downs = list(looks), list[str](), 0
         self.job = "j"
         self.jobs = list[dict[str, str]]()  # that were made, the newest last
+        self.started = 1.0  # after every job: each that says RUNNING and is not there has lost its server
 
     def list_jobs(self, detailed: bool) -> list[dict[str, str]]:
         assert detailed, "without it FLARE does not say of which job a job is a copy"
         return self.jobs
 
     def get_job_meta(self, job_id: str) -> dict[str, Any]:
-        return {"status": self.looks[0][0], "job_deploy_detail": DEPLOYED}
+        return {"status": self.looks[0][0], "job_deploy_detail": DEPLOYED, "start_time": "1970-01-01T00:00:00+00:00"}
 
     def get_system_info(self) -> Any:
         running = [SimpleNamespace(job_id=self.job)] if self.looks[0][1] else []
-        return SimpleNamespace(job_info=running)
+        return SimpleNamespace(job_info=running, server_info=SimpleNamespace(start_time=self.started))
 
     def get_client_job_status(self) -> list[dict[str, Any]]:
         kinds = {"silent": "no_reply", None: "no_jobs"}
@@ -162,6 +163,19 @@ def test_a_server_that_has_no_site_yet_or_much_to_do_is_asked_again(
         "once, and in its words"
     )
     assert server.asked == []
+
+
+def test_a_job_that_ended_at_the_server_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE calls it running until all its sites have told their end, or for 15 minutes where one of them died.
+
+    Seen in a provisioned system: a complete run was taken for one whose server had died, and trained a second time.
+    """
+    server: Any = Server((RUNNING, BOTH), *[(RUNNING, {})] * 5, DONE)
+    server.started = 0.0
+    verdict, said = kept(monkeypatch, server)
+    assert (verdict.complete, server.asked) == (True, [])
+    assert len(said) == 1
+    assert said[0].startswith("job j has ended at the server")
 
 
 def test_a_copy_whose_making_was_not_answered_is_followed_and_no_second_one_made(

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,6 +40,7 @@ class Verdict:
     resume: bool
     finding: str
     running: bool = False
+    ending: bool = False  # it has ended at the server, and FLARE has not said how
     complete: bool = False  # the results are
     aborted: bool = False  # somebody ended it
 
@@ -83,15 +85,22 @@ def resubmit(opened: Session, job_id: str, folder: Path | None = None, *, abort:
 def judge(opened: Session, job_id: str) -> Verdict:
     """What became of the job: FLARE's status, checked against what the server runs and what the run itself says."""
     try:
-        status = opened.get_job_meta(job_id).get(JobMetaKey.STATUS.value, "")
+        meta = opened.get_job_meta(job_id)
     except JobNotFound as error:
         raise ResubmitError(f"the server knows no job {job_id}; `nvflare job list` shows what it has") from error
-    alive = any(job.job_id == job_id for job in opened.get_system_info().job_info)
-    if alive:
+    status, server = meta.get(JobMetaKey.STATUS.value, ""), opened.get_system_info()
+    if any(job.job_id == job_id for job in server.job_info):
         hint = "to take back a site that was restarted, give --abort: it goes on after the last complete phase"
         return Verdict(False, f"job {job_id} runs ({status}); {hint}", running=True)
     if status in (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value):
         return Verdict(False, f"job {job_id} waits to be started ({status}); FLARE starts it when its sites are there")
+    if status == RunStatus.RUNNING.value and _began(meta) >= server.server_info.start_time:
+        return Verdict(
+            False,
+            f"job {job_id} has ended at the server; FLARE says how when all of its sites have told that they ended, or "
+            "after 15 minutes. Look again then.",
+            ending=True,
+        )
     if status == RunStatus.RUNNING.value:
         return Verdict(
             True,
@@ -106,6 +115,17 @@ def judge(opened: Session, job_id: str) -> Verdict:
         )
     why = f" The run says: {run['status']}. {run['reason']}" if run else ""
     return Verdict(True, f"job {job_id} is {status}.{why}", aborted=status == RunStatus.FINISHED_ABORTED.value)
+
+
+def _began(meta: dict[str, Any]) -> float:
+    """When the job was started, in seconds since 1970; 0 where FLARE does not say.
+
+    A server that was started after the job is another one than the job had: it knows nothing of it, and will not say how
+    it ended. The same server will; meanwhile it calls the job running, although no process of it is left, and the run
+    may be complete: submitted again, it would begin anew.
+    """
+    began = meta.get(JobMetaKey.START_TIME.value)
+    return datetime.fromisoformat(began).timestamp() if began else 0.0
 
 
 def own_status(opened: Session, job_id: str) -> dict[str, Any]:

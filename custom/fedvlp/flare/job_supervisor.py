@@ -74,7 +74,7 @@ class Following:
     since: float = 0.0
     ended: str = ""  # the last job that was submitted again, which this itself may have aborted
     waits: str = ""  # what was said of a server that does not answer; empty while it does
-    told: set[str] = field(default_factory=set)  # troubles for which no attempt is left
+    told: set[str] = field(default_factory=set)  # what is said once
 
     def look(self, opened: Session) -> Verdict | None:
         """One look at the job; a verdict if it is the last one."""
@@ -88,6 +88,8 @@ class Following:
             return verdict
         if verdict.aborted and self.ended != self.job_id:
             return _given_up(verdict, "somebody aborted it")
+        if verdict.ending:
+            self._tell(verdict.finding)
         problem = finding(opened, self.job_id, verdict)
         if problem != self.trouble:
             self.trouble, self.since = problem, time.monotonic()
@@ -104,10 +106,15 @@ class Following:
             self.say(problem if self.ended == self.job_id else f"{problem}\nsubmitted again as {self.job_id}")
         elif verdict.resume:
             return _given_up(verdict, "it was submitted again as often as --attempts allows")
-        elif problem not in self.told:
-            self.told.add(problem)
-            self.say(f"{problem}; it is left to run, as --attempts allows no more")
+        else:
+            self._tell(f"{problem}; it is left to run, as --attempts allows no more")
         return None
+
+    def _tell(self, words: str) -> None:
+        """Says it, unless it was said."""
+        if words not in self.told:
+            self.told.add(words)
+            self.say(words)
 
     def wait(self, error: Exception) -> None:
         """Says once why there is nothing to see now."""
