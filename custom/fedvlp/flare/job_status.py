@@ -120,9 +120,9 @@ def judge(opened: Session, job_id: str) -> Verdict:
 def _began(meta: dict[str, Any]) -> float:
     """When the job was started, in seconds since 1970; 0 where FLARE does not say.
 
-    A server that was started after the job is another one than the job had: it knows nothing of it, and will not say how
-    it ended. The same server will; meanwhile it calls the job running, although no process of it is left, and the run
-    may be complete: submitted again, it would begin anew.
+    A server that was started after the job is another one than the job had: it knows nothing of it, and will not say
+    how it ended. The same server will; meanwhile it calls the job running, although no process of it is left, and the
+    run may be complete: submitted again, it would begin anew.
     """
     began = meta.get(JobMetaKey.START_TIME.value)
     return datetime.fromisoformat(began).timestamp() if began else 0.0
