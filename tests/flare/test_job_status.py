@@ -87,6 +87,18 @@ def test_verdicts(status: str, runs: bool, said: dict[str, Any] | None, resume: 
         assert server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("said", "aborted"),
+    [(None, True), ({"status": "aborted", "reason": ""}, True), ({"status": "running", "reason": ""}, True),
+     (SAID, False), ({"status": "failed", "reason": "ValueError"}, False)],
+)  # fmt: skip
+def test_what_ended_by_itself_was_aborted_by_nobody(said: dict[str, Any] | None, aborted: bool) -> None:
+    """Whatever FLARE calls it: `jobs keep` leaves alone what somebody aborted, and nothing else."""
+    server: Any = Server("FINISHED:ABORTED", said=said)
+    verdict = judge(server, "j")
+    assert (verdict.aborted, verdict.resume) == (aborted, True)
+
+
 def test_a_job_that_has_ended_at_the_server_is_no_job_whose_server_died() -> None:
     """FLARE calls both running. A run that is complete, submitted again, would begin anew."""
     server: Any = Server("RUNNING")

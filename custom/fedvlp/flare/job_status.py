@@ -23,6 +23,9 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 STATUS_FILE = "run_status.json"
 TIMEOUT = 20.0  # seconds to connect to the server
 ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
+BY_ITSELF = ("stopped", "failed")
+"""What the controller writes of a run that nobody aborted. FLARE calls such a job aborted too, where a word of its
+process arrives after FLARE has struck it off."""
 
 
 class ResubmitError(ValueError):
@@ -114,7 +117,8 @@ def judge(opened: Session, job_id: str) -> Verdict:
             False, f"job {job_id} is {status} and its run has finished: the results are complete", complete=True
         )
     why = f" The run says: {run['status']}. {run['reason']}" if run else ""
-    return Verdict(True, f"job {job_id} is {status}.{why}", aborted=status == RunStatus.FINISHED_ABORTED.value)
+    aborted = status == RunStatus.FINISHED_ABORTED.value and run.get("status") not in BY_ITSELF
+    return Verdict(True, f"job {job_id} is {status}.{why}", aborted=aborted)
 
 
 def _began(meta: dict[str, Any]) -> float:
