@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ from fedvlp.cli import app
 from fedvlp.flare import job_status as module
 from fedvlp.flare.job_status import ResubmitError, UnreachableError, judge, read_status, resubmit, session
 
+STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
 SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
 
 
@@ -24,14 +27,16 @@ class Server:
     def __init__(self, status: str, *, runs: bool = False, said: dict[str, Any] | None = None) -> None:
         self.status, self.runs, self.said = status, runs, said
         self.asked: list[str] = []
+        self.began = ""  # when the job was started, as FLARE writes it
 
     def get_job_meta(self, job_id: str) -> dict[str, str]:
         if job_id != "j":
             raise JobNotFound(job_id)
-        return {"status": self.status}
+        return {"status": self.status, "start_time": self.began} if self.began else {"status": self.status}
 
     def get_system_info(self) -> Any:
-        return SimpleNamespace(job_info=[SimpleNamespace(job_id="j")] if self.runs else [])
+        running = [SimpleNamespace(job_id="j")] if self.runs else []
+        return SimpleNamespace(job_info=running, server_info=SimpleNamespace(start_time=STARTED.timestamp()))
 
     def download_job_result(self, job_id: str, folder: str) -> str:
         if self.said:
@@ -82,6 +87,34 @@ def test_verdicts(status: str, runs: bool, said: dict[str, Any] | None, resume: 
         assert server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("said", "aborted"),
+    [(None, True), ({"status": "aborted", "reason": ""}, True), ({"status": "running", "reason": ""}, True),
+     (SAID, False), ({"status": "failed", "reason": "ValueError"}, False)],
+)  # fmt: skip
+def test_what_ended_by_itself_was_aborted_by_nobody(said: dict[str, Any] | None, aborted: bool) -> None:
+    """Whatever FLARE calls it: `jobs keep` leaves alone what somebody aborted, and nothing else."""
+    server: Any = Server("FINISHED:ABORTED", said=said)
+    verdict = judge(server, "j")
+    assert (verdict.aborted, verdict.resume) == (aborted, True)
+
+
+def test_a_job_that_has_ended_at_the_server_is_no_job_whose_server_died() -> None:
+    """FLARE calls both running. A run that is complete, submitted again, would begin anew."""
+    server: Any = Server("RUNNING")
+    server.began = (STARTED + timedelta(seconds=1)).isoformat()
+    verdict = judge(server, "j")
+    assert (verdict.resume, verdict.running, verdict.complete, verdict.ending) == (False, False, False, True)
+    with pytest.raises(ResubmitError, match="has ended at the server; FLARE says how"):
+        resubmit(server, "j")
+    assert server.asked == []
+
+    server.began = (STARTED - timedelta(seconds=1)).isoformat()
+    verdict = judge(server, "j")
+    assert (verdict.resume, verdict.ending) == (True, False)
+    assert "the server died under it" in verdict.finding
+
+
 def test_a_running_job_is_aborted_only_when_asked_and_a_folder_may_take_its_place(tmp_path: Path) -> None:
     server: Any = Server("RUNNING", runs=True)
     resubmit(server, "j", tmp_path, abort=True)
@@ -112,12 +145,40 @@ def test_a_session_is_the_kits_user_and_is_closed_whatever_happens(
         raise KeyError
     assert log == [f"lead@lead.org {tmp_path}", "closed"]
 
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoConnection("nobody"),
+        FLCommunicationError("failed to challenge server: timeout: "),
+        FLCommunicationError("error:client_registration", FLCommunicationError("expect payload to be dict")),
+    ],
+)
+def test_a_server_that_comes_up_and_does_not_answer_the_login_yet_counts_as_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """What FLARE raises for a server that takes the connection and says nothing is no NoConnection."""
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "lead@lead.org"}}')
+
     def silence(*_: Any, **__: Any) -> Any:
-        raise NoConnection("nobody")
+        raise error
 
     monkeypatch.setattr(module, "new_secure_session", silence)
     with pytest.raises(UnreachableError, match=r"no server answered lead@lead.org within 20 s"), session(tmp_path):
         pass
+
+
+def test_a_download_that_breaks_off_is_a_server_that_does_not_answer() -> None:
+    """FLARE raises a bare RuntimeError then, which could be anything; here it can be nothing else."""
+    server: Any = Server("FINISHED:EXECUTION_EXCEPTION")
+
+    def breaks_off(*_: Any) -> str:
+        raise RuntimeError("runtime error encountered: ERROR_RUNTIME: error receiving file")
+
+    server.download_job_result = breaks_off
+    with pytest.raises(UnreachableError, match=r"the results of job j did not arrive .*error receiving file"):
+        judge(server, "j")
 
 
 def test_status_of_a_downloaded_job(tmp_path: Path) -> None:

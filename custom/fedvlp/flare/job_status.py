@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
@@ -21,6 +23,9 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 STATUS_FILE = "run_status.json"
 TIMEOUT = 20.0  # seconds to connect to the server
 ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
+BY_ITSELF = ("stopped", "failed")
+"""What the controller writes of a run that nobody aborted. FLARE calls such a job aborted too, where a word of its
+process arrives after FLARE has struck it off."""
 
 
 class ResubmitError(ValueError):
@@ -38,20 +43,25 @@ class Verdict:
     resume: bool
     finding: str
     running: bool = False
+    ending: bool = False  # it has ended at the server, and FLARE has not said how
     complete: bool = False  # the results are
     aborted: bool = False  # somebody ended it
 
 
 @contextmanager
 def session(kit: Path) -> Iterator[Session]:
-    """A FLARE API session with the admin startup kit ``kit``. Raises ResubmitError when it cannot be opened."""
+    """A FLARE API session with the admin startup kit ``kit``. Raises ResubmitError when it cannot be opened.
+
+    A server that takes connections and does not answer the login yet, because it comes up or has much to do, counts as
+    one that does not answer: FLARE raises FLCommunicationError then, and NoConnection where nothing listens.
+    """
     file = kit / "startup" / "fed_admin.json"
     if not file.exists():
         raise ResubmitError(f"{kit} is no admin startup kit: startup/fed_admin.json is missing there")
     user = json.loads(file.read_text(encoding="utf-8"))["admin"]["username"]
     try:
         opened = new_secure_session(user, str(kit.absolute()), timeout=TIMEOUT)
-    except NoConnection as error:
+    except (NoConnection, FLCommunicationError) as error:
         raise UnreachableError(f"no server answered {user} within {TIMEOUT:g} s; start it, then try again") from error
     try:
         yield opened
@@ -78,15 +88,22 @@ def resubmit(opened: Session, job_id: str, folder: Path | None = None, *, abort:
 def judge(opened: Session, job_id: str) -> Verdict:
     """What became of the job: FLARE's status, checked against what the server runs and what the run itself says."""
     try:
-        status = opened.get_job_meta(job_id).get(JobMetaKey.STATUS.value, "")
+        meta = opened.get_job_meta(job_id)
     except JobNotFound as error:
         raise ResubmitError(f"the server knows no job {job_id}; `nvflare job list` shows what it has") from error
-    alive = any(job.job_id == job_id for job in opened.get_system_info().job_info)
-    if alive:
+    status, server = meta.get(JobMetaKey.STATUS.value, ""), opened.get_system_info()
+    if any(job.job_id == job_id for job in server.job_info):
         hint = "to take back a site that was restarted, give --abort: it goes on after the last complete phase"
         return Verdict(False, f"job {job_id} runs ({status}); {hint}", running=True)
     if status in (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value):
         return Verdict(False, f"job {job_id} waits to be started ({status}); FLARE starts it when its sites are there")
+    if status == RunStatus.RUNNING.value and _began(meta) >= server.server_info.start_time:
+        return Verdict(
+            False,
+            f"job {job_id} has ended at the server; FLARE says how when all of its sites have told that they ended, or "
+            "after 15 minutes. Look again then.",
+            ending=True,
+        )
     if status == RunStatus.RUNNING.value:
         return Verdict(
             True,
@@ -100,13 +117,31 @@ def judge(opened: Session, job_id: str) -> Verdict:
             False, f"job {job_id} is {status} and its run has finished: the results are complete", complete=True
         )
     why = f" The run says: {run['status']}. {run['reason']}" if run else ""
-    return Verdict(True, f"job {job_id} is {status}.{why}", aborted=status == RunStatus.FINISHED_ABORTED.value)
+    aborted = status == RunStatus.FINISHED_ABORTED.value and run.get("status") not in BY_ITSELF
+    return Verdict(True, f"job {job_id} is {status}.{why}", aborted=aborted)
+
+
+def _began(meta: dict[str, Any]) -> float:
+    """When the job was started, in seconds since 1970; 0 where FLARE does not say.
+
+    A server that was started after the job is another one than the job had: it knows nothing of it, and will not say
+    how it ended. The same server will; meanwhile it calls the job running, although no process of it is left, and the
+    run may be complete: submitted again, it would begin anew.
+    """
+    began = meta.get(JobMetaKey.START_TIME.value)
+    return datetime.fromisoformat(began).timestamp() if began else 0.0
 
 
 def own_status(opened: Session, job_id: str) -> dict[str, Any]:
-    """The run's own ``run_status.json`` out of the job's results; empty when there is none."""
+    """The run's own ``run_status.json`` out of the job's results; empty when there is none.
+
+    Raises UnreachableError when the server goes while they are downloaded: FLARE has a bare RuntimeError for that.
+    """
     with TemporaryDirectory() as folder:
-        return read_status(Path(opened.download_job_result(job_id, folder)))
+        try:
+            return read_status(Path(opened.download_job_result(job_id, folder)))
+        except RuntimeError as error:
+            raise UnreachableError(f"the results of job {job_id} did not arrive ({error}); try again") from error
 
 
 def read_status(folder: Path) -> dict[str, Any]:
