@@ -80,7 +80,7 @@ class SelfSupervised:
 class TwoViews(SelfSupervised):
     """Settings of an objective on two views of every film. Raises ValueError for a value outside its range."""
 
-    min_area: float = 0.2  # of a crop, as a share of the film; above 0, at most 1, which crops nothing
+    min_area: float = 0.2  # of a crop, as a share of the film; above 0; 1 cuts off what the ratio of sides asks for
     jitter: float = 0.4  # of contrast and brightness, 0 to below 1
     hidden: int = 512  # width of the hidden layer of the projector (and of the predictor), at least 1
     dim: int = 128  # d of a view's vector, at least 1
