@@ -43,6 +43,8 @@ def objectives() -> dict[str, Any]:
 OBJECTIVES = objectives()
 SIZED = {
     "CreamFLTaskConfig": {"dim": MODEL.embedding_dim}, "MGCAConfig": {"prototypes": 8, "freeze_steps": 0},
+    "NTXentConfig": {"hidden": 16, "dim": 8, "predictor": True}, "BYOLConfig": {"hidden": 16, "dim": 8},
+    "MAEConfig": {"width": 16, "blocks": 1, "heads": 2},
 }  # fmt: skip
 """Settings of an objective that follow from the model, or let all of it learn in a step."""
 

@@ -12,6 +12,7 @@ import torch
 from support.presets import MODEL, SMALL
 from support.toy import same_bytes
 
+from fedvlp.core.client import TARGET
 from fedvlp.core.types import State, group
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare.jobs import experiment_of, job_files, write_job
@@ -51,8 +52,12 @@ def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> N
     state, random = assembly.initial(), plain.initial()
     same_bytes(encoders(state), expected)
     assert state.keys() == random.keys()
+    target = {n: t for n, t in state.items() if n.startswith(f"{TARGET}encoder.")}  # begins as a copy of the encoder
+    same_bytes(target, {n: expected["image_" + n.removeprefix(TARGET)] for n in target})
+    given_ones = expected.keys() | target.keys()
     same_bytes(
-        {n: t for n, t in state.items() if n not in expected}, {n: t for n, t in random.items() if n not in expected}
+        {n: t for n, t in state.items() if n not in given_ones},
+        {n: t for n, t in random.items() if n not in given_ones},
     )
     same_bytes(encoders(assembly.initial("site-with-a-model-of-its-own")), expected)
 

@@ -17,6 +17,8 @@ from fedvlp.core.types import Batch, State, VLOutput, group
 OBJECTIVE = "objective."
 EXTRA = OBJECTIVE + "extra."
 """Tensors of what a method trains beside model and objective (``Experiment.extra``)."""
+PREDICTOR, TARGET = OBJECTIVE + "predictor.", OBJECTIVE + "target."
+"""Tensors of an objective's predictor, and of its target network, which is not trained but follows the model."""
 
 
 class Data(Protocol):
@@ -196,11 +198,30 @@ class Client:
             self._anchor.load_state_dict(empty, assign=True)
             self._anchored = None
 
+    def drawn(self, batches: Iterator[Batch], generator: Generator) -> Iterator[Batch]:
+        """The batches with what the objective draws for each (``draw``): views of the images, a mask.
+
+        It draws for whole batches and from ``generator`` alone, so that neither micro-batches, nor several processes,
+        nor a restart in the middle of a phase change what is drawn.
+        """
+        draw = getattr(self.objective, "draw", None)
+        return batches if draw is None else (draw(batch, generator) for batch in batches)
+
     def stepped(self) -> None:
-        """Tells an objective that counts them (``after_step``) that an optimiser step is done."""
-        after_step = getattr(self.objective, "after_step", None)
+        """Tells the objective that an optimiser step is done.
+
+        One that counts steps has ``after_step``; one with a target network has ``follow``, by which that comes nearer
+        to the model.
+        """
+        after_step, follow = (getattr(self.objective, name, None) for name in ("after_step", "follow"))
         if after_step is not None:
             after_step()
+        if follow is not None:
+            follow(self.model)
+
+    def restart_target(self) -> None:
+        """The objective's target network, if it has one, becomes a copy of the model as it is."""
+        restart_target(self.model, self.objective)
 
     def set_trainable(self, trains: Any) -> None:
         """Freezes every parameter whose name ``trains`` refuses; a module with nothing to train goes to eval mode."""
@@ -216,6 +237,13 @@ def named_state(model: nn.Module, objective: nn.Module) -> State:
     state = dict(model.state_dict())
     state.update({OBJECTIVE + name: tensor for name, tensor in objective.state_dict().items()})
     return state
+
+
+def restart_target(model: nn.Module, objective: nn.Module) -> None:
+    """The target network of ``objective`` becomes a copy of ``model``; an objective without one has no ``restart``."""
+    restart = getattr(objective, "restart", None)
+    if restart is not None:
+        restart(model)
 
 
 def skeleton(model: nn.Module) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from fedvlp.core.client import TARGET
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, State, is_statistic
 
@@ -94,7 +95,8 @@ def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State
         )
     first = known if client.site_only <= known.keys() else _initial(client) | dict(known)
     whole = {**state, **{name: first[name] for name in client.site_only}}
-    client.load(whole)
+    target = {name: t for name, t in client.state().items() if name.startswith(TARGET)}
+    client.load({**target, **whole})  # a method may keep target networks at the sites: they are not estimated
     estimate(client)
     mine = client.state()
     return {**state, **{name: mine[name].clone() for name in sorted(client.site_only)}}

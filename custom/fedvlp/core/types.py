@@ -40,6 +40,8 @@ Batch = dict[str, Tensor]
 
 ``image`` [B, 1, H, W] float32, normalised; ``text`` [B, T] int64 token ids; ``text_mask`` [B, T] bool, True at real
 tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the split.
+What an objective draws (``Client.drawn``): ``views`` [B, V, 1, H, W] float32, changed copies of the image;
+``masked`` [B, P] bool, True at the patches that a view hides.
 """
 
 SPECIAL, WORD, CONTINUATION = 0, 1, 2
@@ -132,6 +134,8 @@ class VLOutput:
     ``image_attention`` [B, M-1] and ``text_attention`` [B, T-1] say how much the summary token attends to each other
     token in the block that gave the tokens: mean over its heads, no gradient, None where not asked for or not known.
     ``logits`` [B, L] are a classifier's, one per finding.
+    ``views`` [B, V, M, W] are the image alignment module's outputs for the ``views`` of a batch, position 0 the summary
+    token; the rest may be left out (M = 1) for an objective that does not need "patches".
     """
 
     image: Tensor | None = None
@@ -142,6 +146,7 @@ class VLOutput:
     logits: Tensor | None = None
     image_attention: Tensor | None = None
     text_attention: Tensor | None = None
+    views: Tensor | None = None
 
 
 GROUPS = ("encoder", "alignment", "head")

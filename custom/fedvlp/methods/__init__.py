@@ -6,6 +6,7 @@ from fedvlp.methods.centralized import Centralized
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.feddra import FedDRA
+from fedvlp.methods.fedema import FedEMA
 from fedvlp.methods.fedet import FedET
 from fedvlp.methods.fedfed import FedFed
 from fedvlp.methods.fedgems import FedGEMS
@@ -14,6 +15,8 @@ from fedvlp.methods.fedmd import FedMD
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
+from fedvlp.methods.fedu import FedU
+from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.methods.pms_fm import PMSFM
@@ -35,4 +38,7 @@ METHODS: dict[str, type[Method]] = {
     "pms-fm": PMSFM,
     "fedsm": FedSM,
     "fedfed": FedFed,
+    "fedema": FedEMA,
+    "fedu": FedU,
+    "fedx": FedX,
 }

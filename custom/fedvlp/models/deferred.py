@@ -12,7 +12,7 @@ from fedvlp.core.types import Batch, VLOutput
 if TYPE_CHECKING:
     from fedvlp.core.client import MicroBatching
 
-INPUTS = ("image", "text", "text_mask")
+INPUTS = ("image", "text", "text_mask", "views")
 """Keys of a batch that the towers read."""
 
 

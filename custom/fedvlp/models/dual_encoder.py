@@ -97,6 +97,7 @@ class Encoded:
     """The towers' outputs: image [B, M, W], text [B, T, W], text_mask [B, T]; None for an absent modality.
 
     ``image_attention`` [B, M], ``text_attention`` [B, T]: the summary token's, in the last block of each tower.
+    ``views`` [B, V, M, W]: of V changed copies of each image, where the batch has them.
     """
 
     image: Tensor | None = None
@@ -104,6 +105,7 @@ class Encoded:
     text_mask: Tensor | None = None
     image_attention: Tensor | None = None
     text_attention: Tensor | None = None
+    views: Tensor | None = None
 
 
 class DualEncoder(nn.Module):
@@ -156,13 +158,14 @@ class DualEncoder(nn.Module):
         image, image_attention = None, None
         if "image" in batch:
             image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
+        views = of_views(self.image_encoder, batch["views"]) if "views" in batch else None  # [B, V, M, W]
         if "text" not in batch:
-            return Encoded(image, image_attention=image_attention)
+            return Encoded(image, image_attention=image_attention, views=views)
         mask = batch.get("text_mask")
         mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
         text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
-        return Encoded(image, text, mask, image_attention, text_attention)
+        return Encoded(image, text, mask, image_attention, text_attention, views)
 
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens and, where asked for and there is no alignment block, the attention in its last block."""
@@ -188,6 +191,7 @@ class DualEncoder(nn.Module):
         return VLOutput(
             image, text, image_tokens, text_tokens, encoded.text_mask,
             image_attention=image_attention, text_attention=text_attention,
+            views=None if encoded.views is None else of_views(self.image_alignment, encoded.views),
         )  # fmt: skip
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
@@ -282,6 +286,12 @@ class DualEncoder(nn.Module):
         model = cls(config, saved=saved)
         model.load_state_dict(read_weights(folder, model.state_dict()))
         return model.eval()
+
+
+def of_views(module: nn.Module, views: Tensor) -> Tensor:
+    """A module of images or tokens applied to V of them for each of B records: [B, V, ...] -> [B, V, ...]."""
+    outputs: Tensor = module(views.flatten(0, 1))
+    return outputs.unflatten(0, views.shape[:2])
 
 
 def masked_mean(tokens: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import Client, OnDevice, named_state
+from fedvlp.core.client import Client, OnDevice, named_state, restart_target
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -125,6 +125,7 @@ class Assembly:
         config, run = self.config(site), self.experiment.rounds.seed
         model, objective = self._build(config, run if site is None else seed(run, site, "initial"))
         load_initial(model, config.init)
+        restart_target(model, objective)
         return named_state(model, objective)
 
     def open(self, folder: RunFolder, sites: tuple[str, ...]) -> tuple[Server, int]:

@@ -36,7 +36,7 @@ class Source(Protocol):
 class Objective(Protocol):
     """A configured loss."""
 
-    def build(self, model: Any = None, seed: int = 0) -> nn.Module:
+    def build(self, model: Any, seed: int = 0) -> nn.Module:
         """A module (VLOutput, batch) -> named terms, for outputs of ``model``, a DualEncoder."""
         ...
 

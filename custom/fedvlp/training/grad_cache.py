@@ -58,8 +58,10 @@ class MicroBatches:
             output = towers(batch)
             if self.tokens:
                 return output
-            pooled = (output.image, output.text)  # views, as a rule, which would keep all tokens alive
-            return VLOutput(*(None if features is None else features.clone() for features in pooled))
+            summaries = None if output.views is None else output.views[:, :, :1]
+            pooled = (output.image, output.text, summaries)  # slices, as a rule, which would keep all tokens alive
+            image, text, views = (None if features is None else features.clone() for features in pooled)
+            return VLOutput(image, text, views=views)
 
         return checkpoint(run, batch, use_reentrant=False) if torch.is_grad_enabled() else run(batch)
 

@@ -47,6 +47,8 @@ def train(
     batches = method.batches(client, message, training.batch_size, generator)
     if warms_up and training.make_up_warmup:
         batches = prolonged(batches, client, training, generator)
+    views = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "views"))
+    batches = client.drawn(batches, views)
 
     def losses(batch: Batch) -> dict[str, Tensor]:
         return method.losses(client, method.complete(client, batch, message), message)
