@@ -167,5 +167,17 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
+CHANGE = "change/"
+"""Prefix, in an update, of a change to what the server keeps beside the model for the tensor that follows it.
+
+It is measured from zero, and shortened where changes of the model are (core/aggregation.py).
+"""
+
+
+def subject(name: str) -> str:
+    """The tensor of the model that a tensor of an update tells of: ``change/<name>`` of ``<name>``, any of itself."""
+    return name.rpartition("/")[2]
+
+
 EVALUATE = "evaluate"
 """The phase at the end of a run that only measures."""
