@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlp.core.checkpoint import unwritten
-from fedvlp.core.types import CHANGE, TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
+from fedvlp.core.types import CHANGE, KEPT, TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
@@ -58,7 +58,11 @@ def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], ru
 @torch.no_grad()
 def _norm_beside(state: Mapping[str, Tensor]) -> float:
     """L2 norm of the changes to what the server keeps beside the model."""
-    return math.sqrt(sum(float(values.double().square().sum()) for n in _beside(state) for (values,) in blocks(state[n])))
+    squares = 0.0
+    for name in _beside(state):
+        for (values,) in blocks(state[name]):
+            squares += float(values.double().square().sum())
+    return math.sqrt(squares)
 
 
 def _beside(state: Mapping[str, Tensor]) -> list[str]:
@@ -84,7 +88,8 @@ def bounded(
     A change longer than ``times`` the median over sites is shortened to that, its direction kept; 0 shortens none. This
     is norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
     Weights, running statistics and changes beside the model (``CHANGE``) have a median each: the lower one, of changes
-    that are not zero. As long as at most half of the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change.
+    that are not zero. As long as at most half of the sites that trained send nonsense, each moves a mean by its share
+    of ``times`` an honest site's change.
     Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
 
     The medians and the sum are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES``
@@ -109,7 +114,8 @@ def bounded(
             if norm > limit:
                 logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
                 short = _shortened(update.state, reference, kind, limit / norm)
-                update = replace(update, state=update.state | short)
+                kept = {KEPT: limit / norm} if kind == BESIDE else {}
+                update = replace(update, state=update.state | short, scalars=update.scalars | kept)
         yield update
         del update
 

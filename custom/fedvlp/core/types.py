@@ -173,10 +173,23 @@ CHANGE = "change/"
 It is measured from zero, and shortened where changes of the model are (core/aggregation.py).
 """
 
+KEPT = "kept"
+"""The scalar by which an aggregator is told to what share of their length such changes of an update were shortened."""
+
 
 def subject(name: str) -> str:
     """The tensor of the model that a tensor of an update tells of: ``change/<name>`` of ``<name>``, any of itself."""
     return name.rpartition("/")[2]
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> State:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors under names that begin with ``prefix``."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 EVALUATE = "evaluate"

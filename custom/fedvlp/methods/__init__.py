@@ -10,13 +10,17 @@ from fedvlp.methods.fedet import FedET
 from fedvlp.methods.fedfed import FedFed
 from fedvlp.methods.fedgems import FedGEMS
 from fedvlp.methods.fediot import FedIoT
+from fedvlp.methods.fedldawa import FedLDAWA
 from fedvlp.methods.fedmd import FedMD
+from fedvlp.methods.fedmoon import FedMOON
+from fedvlp.methods.fednova import FedNova
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.methods.pms_fm import PMSFM
+from fedvlp.methods.scaffold import SCAFFOLD
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -35,4 +39,8 @@ METHODS: dict[str, type[Method]] = {
     "pms-fm": PMSFM,
     "fedsm": FedSM,
     "fedfed": FedFed,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "fedldawa": FedLDAWA,
+    "fedmoon": FedMOON,
 }

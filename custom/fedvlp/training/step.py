@@ -62,9 +62,7 @@ class Stepper:
         with self.client.in_micro_batches(MicroBatches(micro, gather, tokens)):
             yield
 
-    def __call__(
-        self, batch: Batch, losses: Losses, corrected: Callable[[], None] = lambda: None
-    ) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, losses: Losses, corrected: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """One step on ``batch``; the terms of the loss, detached. ``corrected`` may change the finished gradients."""
         several, gather = distributed.together(), self.training.gather_negatives
         if several:
