@@ -83,4 +83,4 @@ def divergence(own: Tensor, reference: Tensor) -> float:
         reference_squares += float(other @ other)
     if squares == 0 or reference_squares == 0:
         return 1.0
-    return min(1.0, product / (math.sqrt(squares) * math.sqrt(reference_squares)))
+    return min(1.0, product / math.sqrt(squares * reference_squares))
