@@ -243,6 +243,19 @@ def test_shortened_updates_come_in_the_order_of_the_sites() -> None:
     assert found == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
 
 
+def test_changes_beside_the_model_have_a_median_of_their_own() -> None:
+    """Of 3, 4 and 300 the median is 4, so c's is shortened to 8 and says so; the weights, of which a's is long, are not
+    counted with them."""
+    updates = (
+        Update(site, 0, "train", 1, {**single([moved]), "change/w": torch.tensor([0.0, change])})
+        for site, moved, change in (("a", 1e3, 3.0), ("b", 1.0, 4.0), ("c", 1.0, 300.0))
+    )
+    found = [
+        (u.state["w"].item(), u.state["change/w"].tolist(), u.scalars) for u in bounded(updates, single([0.0]), times=2)
+    ]
+    assert found == [(2, [0, 3], {}), (1, [0, 4], {}), (1, [0, 8], {"kept": pytest.approx(8 / 300)})]
+
+
 @pytest.mark.parametrize(
     ("counts", "share", "expected"),
     [

@@ -110,6 +110,12 @@ def test_a_forbidden_tensor_is_named_and_a_misspelt_name_is_an_error() -> None:
         refuse_named(update, update, ["text_head"])  # exact, no prefix
 
 
+def test_a_forbidden_tensor_is_forbidden_in_what_tells_of_it() -> None:
+    """SCAFFOLD's mean gradient of a tensor."""
+    with pytest.raises(PrivacyError, match=r"change/text_head.weight go \(1 tensors match 'text_\*'\)"):
+        refuse_named({"change/text_head.weight": torch.ones(1), "image_head.weight": torch.ones(1)}, {}, ["text_*"])
+
+
 def test_metrics_leave_by_name_and_as_numbers_alone() -> None:
     metrics = {"loss/contrastive": 1.5, "seconds": 2}
     assert allowed_metrics(metrics, ["loss/*", "seconds"], drop=False) == metrics

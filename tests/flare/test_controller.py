@@ -106,9 +106,12 @@ def test_flares_serialiser_changes_no_byte(make: Make, tmp_path: Path) -> None:
     assert_engines_bytes(flare, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "statistics"), [("feddra", "averaged"), ("local", "averaged"), ("feddra", "site")])
+@pytest.mark.parametrize(
+    ("name", "statistics"),
+    [("feddra", "averaged"), ("local", "averaged"), ("scaffold", "averaged"), ("feddra", "site")],
+)
 def test_phases_and_memories_pass_through_flare(make: Make, tmp_path: Path, name: str, statistics: str) -> None:
-    """FedDRA has two phases and a server that remembers, Local sites that do, each on its own disk.
+    """FedDRA has two phases and a server that remembers, Local sites that do, each on its own disk, SCAFFOLD both.
 
     So do sites that keep their batch normalisation, of which the model that is saved has none.
     """
@@ -118,7 +121,7 @@ def test_phases_and_memories_pass_through_flare(make: Make, tmp_path: Path, name
     flare.submit()
     assert_engines_bytes(flare, tmp_path)
     memories = list((tmp_path / "plain" / "sites").rglob("*.safetensors"))
-    assert bool(memories) == (name == "local" or statistics == "site")
+    assert bool(memories) == (name in ("local", "scaffold") or statistics == "site")
     for file in memories:
         site = file.parent.name
         theirs = tmp_path / site / "runs" / "toy" / "001" / "sites" / site / file.name

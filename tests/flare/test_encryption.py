@@ -449,7 +449,11 @@ def test_too_many_records_for_the_parameters_are_refused_before_a_round_is_train
         refuse_overflow("north", 2**19 + 1, 2**19)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedavg", "fedprox", "centralized")])
+MEANS = ("fedavg", "fedprox", "fedmoon", "centralized")
+"""Methods whose server half is FedAvg's."""
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in MEANS])
 def test_methods_whose_server_does_more_than_a_mean_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="only a mean of whole models"):
         refuse_unencryptable(METHODS[name]())

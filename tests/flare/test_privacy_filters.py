@@ -23,6 +23,7 @@ from fedvlp.flare.privacy_filters import (
     ClipAndNoise,
     ExcludeVariables,
     RememberReceived,
+    SendAsReceived,
     UpdateFilter,
 )
 
@@ -179,6 +180,15 @@ def test_a_forbidden_tensor_stops_the_update_in_aux_too(tmp_path: Path) -> None:
     reply = only_text.process(messages.send_update(update(state={"image_head.w": torch.ones(1)})), context(tmp_path))
     assert messages.receive_update(reply, "site-1").state.keys() == {"image_head.w"}
     assert "matches no tensor" in refused(ExcludeVariables(["texthead.*"]), update(), context(tmp_path))
+
+
+def test_the_change_of_a_control_variate_stays_with_the_tensor_that_it_tells_of(tmp_path: Path) -> None:
+    """The rows of a word embedding that have a mean gradient are those of words that occurred."""
+    sent = update(state={"image_head.w": torch.ones(1), "change/text_head.x": torch.ones(1)})
+    here = context(tmp_path, {**STATE, "text_head.x": torch.zeros(1)})
+    assert "was not received" in refused(SendAsReceived(["text_head.*"]), sent, here)
+    assert "does not let 1 of the tensors go" in refused(ExcludeVariables(["text_head.*"]), sent, here)
+    assert "not received" in refused(ClipAndNoise(**BUDGET), sent, here)
 
 
 @pytest.mark.parametrize("names", [[], "text_head.*"])

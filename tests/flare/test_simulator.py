@@ -44,7 +44,7 @@ def small(name: str, **settings: object) -> Experiment:
     ("name", "threads", "remembering", "settings"),
     [
         ("feddra", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),  # ends of the wire, and sites
-        ("local", 1, 2, {"data.sites": 2}),  # a site's own model
+        ("scaffold", 1, 2, {"data.sites": 2}),  # control variates of sites and server, and which change was counted
         ("pms-fm", 4, 0, {}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site
         ("car-mfl", 1, 1, {"data.sites": 2, "data.size": 700, "partition.image_only": 1}),  # partners by round

@@ -251,6 +251,13 @@ def test_a_size_that_two_parts_share_is_given_once() -> None:
     assert from_config(to_config(fedfed)) == fedfed
 
 
+def test_a_value_that_follows_another_does_so_however_often_that_changes() -> None:
+    """What it followed before is no value of its own."""
+    once = override(PRESETS["fedfed"], "model.image_size", "40")
+    again = override(override(once, "model.image_size", "48"), "model.embedding_dim", "16")
+    assert (again.method.image_size, again.method.embedding_dim) == (48, 16)
+
+
 def test_a_size_given_twice_must_be_the_same() -> None:
     with pytest.raises(
         ValueError, match=r"method.embedding_dim is 48, but it follows model.embedding_dim, which is 128"

@@ -64,7 +64,10 @@ def test_every_method_starts_from_given_encoders(name: str, tmp_path: Path) -> N
 
 def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     """And so do those that they are compared with; one setting away is a random start."""
-    ours = ("fedavg", "fedprox", "feddra", "fedrgb", "local", "centralized")
+    ours = (
+        "fedavg", "fedprox", "scaffold", "fednova", "fedbn", "fedldawa", "fedmoon", "feddra", "fedrgb", "local",
+        "centralized",
+    )  # fmt: skip
     assert {PRESETS[name].model.init for name in ours} == {f"tiny-pool@{SHIPPED['tiny-pool']}"}
     assert {PRESETS[name].model.init for name in PRESETS if name not in ours} == {""}
     states = [encoders(Assembly(PRESETS[name]).initial()) for name in ours]

@@ -11,11 +11,12 @@ import torch
 from support.presets import SMALL
 from support.toy import clone, differs, same_bytes
 
+from fedvlp.core.norm_statistics import site_only
 from fedvlp.core.types import Broadcast
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, PMSFM, Centralized, FedDRA
+from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA, FedNova
 from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
@@ -49,6 +50,7 @@ STEPS = {  # optimiser steps a round: of encoders, of alignment modules and head
     "fedavg": (50, 50, 50), "fedprox": (50, 50, 50), "local": (50, 50, 50), "centralized": (50, 50, 50),
     "feddra": (40, 50, 50), "fedrgb": (40, 40, 80),
     "fedu": (50, 50, 50), "fedema": (50, 50, 50), "fedx": (50, 50, 50),
+    "scaffold": (50, 50, 50), "fedldawa": (50, 50, 50), "fedmoon": (50, 50, 50),
 }  # fmt: skip
 
 
@@ -63,11 +65,19 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
 
     FedDRA takes as many steps as FedAvg, and fewer of the encoders; FedRGB takes more. So a comparison shows both axes
     (spec 4.4), and counts sites alike, which FedAvg's and FedProx's presets do not: those can be encrypted.
-    Centralized sees as many records a step as the five sites together: spec 9's same number of steps.
+    Centralized sees as many records a step as the five sites together: spec 9's same number of steps. FedNova's sites
+    pass over their records six times, in 42 to 54 steps.
     """
     demos = {name: PRESETS[name] for name in METHODS if PRESETS[name].partition == Partition()}
+    first, nova = PRESETS["fedavg"], demos.pop("fednova")
     assert demos.keys() == STEPS.keys()
-    first = PRESETS["fedavg"]
+    assert replace(nova, name=first.name, method=first.method) == first
+    assert isinstance(nova.method, FedNova)
+    assembly = Assembly(nova)
+    sizes = [len(assembly.cohort.rows("train", site)) for site in assembly.sites()]
+    assert [nova.method.taken(size) for size in sizes] == [54, 48, 48, 42, 54]
+    with pytest.raises(ValueError, match="the steps of FedNova depend on a site's records"):
+        terms(nova)
     for name, demo in demos.items():
         batch = 5 * 32 if name == "centralized" else 32
         assert demo.training == replace(first.training, batch_size=batch)
@@ -75,7 +85,7 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
         if name in SELF_SUPERVISED:
             same = replace(same, objective=first.objective)
         assert same == first
-        seen, averaged = terms(demo), name in ("feddra", "fedrgb")
+        seen, averaged = terms(demo), name in ("feddra", "fedrgb", "scaffold")
         encoder, head, total = STEPS[name]
         phases = len(demo.method.phases(0))
         assert seen.steps == {"encoder": encoder, "alignment": head, "head": head}
@@ -83,6 +93,16 @@ def test_the_terms_on_which_methods_are_compared_are_known() -> None:
         assert (seen.total, seen.total_full_rate) == (total, total - 4.5 * phases)
         assert seen.schedule == ("adamw", 5e-4, 10, False, "reset")
         assert seen.weighting == ("uniform" if averaged else "samples")
+
+
+def test_fedbn_is_fedavg_where_normalisation_stays_at_the_sites() -> None:
+    """Of the demo's layers only the heads normalise by the batch; all of those tensors stay."""
+    demo, plain = PRESETS["fedbn"], PRESETS["fedavg"]
+    assert demo.method == FedAvg(local_steps=50)
+    model = replace(plain.model, head_norm="batch")
+    assert replace(plain, name="fedbn", model=model, norm_statistics="site") == demo
+    kept = site_only(demo.norm_statistics, demo.method, model.build(0).state_dict())
+    assert {name.rpartition(".")[2] for name in kept} >= {"weight", "bias", "running_mean", "running_var"}
 
 
 def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:

@@ -136,6 +136,35 @@ def test_an_overflow_in_float16_is_left_out_and_halves_the_scale() -> None:
     assert again.numbers()["scaler"]["scale"] == 2.0**15
 
 
+def corrected(one: Client, seen: list[float], by: float = 0.0) -> Callable[[], None]:
+    """Notes the gradient of a, and adds ``by`` to it."""
+
+    def correct() -> None:
+        seen.append(float(one.model.a.grad))
+        one.model.a.grad += by
+
+    return correct
+
+
+def test_gradients_are_corrected_whole_and_before_they_are_clipped() -> None:
+    """3 for any parts; corrected to 5 and clipped to 1, a = 2 - 0.1 * 1. Clipped first it would be 1 + 2."""
+    for settings in ({}, {"accumulation": "plain", "micro_batch": 1}):
+        one, seen = client(), list[float]()
+        stepper(one, replace(PLAIN, clip_norm=1.0, **settings))(BATCH, product(one), corrected(one, seen, 2.0))
+        assert seen == pytest.approx([3])
+        assert one.model.a.item() == pytest.approx(1.9)
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_gradients_in_float16_are_corrected_without_their_scale_and_not_in_a_step_left_out() -> None:
+    one, seen = client(), list[float]()
+    step = stepper(one, replace(PLAIN, precision="float16"))
+    step(BATCH, lambda batch: {"huge": one.model.a * 1e38}, corrected(one, seen))
+    assert seen == []
+    step(BATCH, product(one), corrected(one, seen))
+    assert seen == pytest.approx([3])
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 def test_channels_last_is_the_layout_of_weights_and_images(wanted: bool) -> None:
     class Convolution(nn.Module):
@@ -252,6 +281,12 @@ def test_each_process_takes_its_rows_and_the_mean_of_all_gradients(several: list
     assert terms["product"].item() == 9
     assert one.model.a.item() == pytest.approx(2 - 4.5)
     assert one.model.b.item() == 1, "it has no gradient to average"
+
+
+def test_the_gradients_that_are_corrected_are_those_of_all_processes(several: Any) -> None:
+    one, seen = client(), list[float]()
+    stepper(one)(BATCH, product(one), corrected(one, seen))
+    assert seen == pytest.approx([45]), "ten times one's own"
 
 
 def test_with_gathered_negatives_each_process_takes_all_rows(several: list[tuple[int, int]]) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedvlp.core.checkpoint import unwritten
-from fedvlp.core.types import TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
+from fedvlp.core.types import CHANGE, KEPT, TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
@@ -34,6 +34,9 @@ EXACT_NUMEL = 16_000_000
 
 PARK_BYTES = 64_000_000
 """An update that arrives before its turn waits in memory up to this size, beyond on disk."""
+
+KINDS = WEIGHTS, STATISTICS, BESIDE = ("weights", "running statistics", "what the server keeps beside the model")
+"""What a change is of. The changes of each kind are compared with each other alone: they are of unlike size."""
 
 BLOCK = 1 << 15
 """Values of a small model that are widened and added at a time: they stay in the cache, on one thread."""
@@ -47,9 +50,23 @@ def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], ru
     """
     squares = 0.0
     for name in _moved(state, reference, running):
-        for new, old in _blocks(state[name], reference[name]):
+        for new, old in blocks(state[name], reference[name]):
             squares += float((new.double() - old).square().sum())
     return math.sqrt(squares)
+
+
+@torch.no_grad()
+def _norm_beside(state: Mapping[str, Tensor]) -> float:
+    """L2 norm of the changes to what the server keeps beside the model."""
+    squares = 0.0
+    for name in _beside(state):
+        for (values,) in blocks(state[name]):
+            squares += float(values.double().square().sum())
+    return math.sqrt(squares)
+
+
+def _beside(state: Mapping[str, Tensor]) -> list[str]:
+    return sorted(name for name in state if name.startswith(CHANGE))
 
 
 def _moved(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running: bool) -> list[str]:
@@ -70,8 +87,9 @@ def bounded(
 
     A change longer than ``times`` the median over sites is shortened to that, its direction kept; 0 shortens none. This
     is norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
-    Weights and running statistics have a median each: the lower one, of changes that are not zero. As long as at most
-    half of the sites that trained send nonsense, each moves a mean by its share of ``times`` an honest site's change.
+    Weights, running statistics and changes beside the model (``CHANGE``) have a median each: the lower one, of changes
+    that are not zero. As long as at most half of the sites that trained send nonsense, each moves a mean by its share
+    of ``times`` an honest site's change.
     Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
 
     The medians and the sum are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES``
@@ -81,7 +99,7 @@ def bounded(
     for update in updates:
         state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
         own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
-        norms = tuple(update_norm(state, reference, running) for running in (False, True)) if times else (0.0, 0.0)
+        norms = _norms(state, reference) if times else (0.0,) * len(KINDS)
         waiting.append((norms, own.num_samples, cast("Callable[[], Update]", _parked(own, spool))))
         del update, own, state, aux
     limits = [times * _median(norms) for norms in zip(*(norms for norms, *_ in waiting), strict=True)]
@@ -92,15 +110,27 @@ def bounded(
         if count < samples:
             logger.warning("%s: its %d samples count as %d: max_share is %g", update.site, samples, count, share)
             update = replace(update, num_samples=count)
-        for norm, limit, running in zip(norms, limits, (False, True), strict=True):
+        for norm, limit, kind in zip(norms, limits, KINDS, strict=True):
             if norm > limit:
-                what = "running statistics" if running else "weights"
-                logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, what, norm, limit)
-                names = _moved(update.state, reference, running)
-                short = {name: torch.lerp(reference[name], update.state[name], limit / norm) for name in names}
-                update = replace(update, state=update.state | short)
+                logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
+                short = _shortened(update.state, reference, kind, limit / norm)
+                kept = {KEPT: limit / norm} if kind == BESIDE else {}
+                update = replace(update, state=update.state | short, scalars=update.scalars | kept)
         yield update
         del update
+
+
+def _norms(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, ...]:
+    """The length of a change, of each of ``KINDS``."""
+    return update_norm(state, reference), update_norm(state, reference, running=True), _norm_beside(state)
+
+
+def _shortened(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], kind: str, factor: float) -> State:
+    """The tensors of one of ``KINDS``, their change ``factor`` times as long."""
+    if kind == BESIDE:
+        return {name: state[name] * factor for name in _beside(state)}
+    names = _moved(state, reference, kind == STATISTICS)
+    return {name: torch.lerp(reference[name], state[name], factor) for name in names}
 
 
 def capped_counts(counts: Sequence[int], share: float) -> list[int]:
@@ -202,7 +232,7 @@ class StreamingMean:
             self._sum = {name: torch.empty(t.shape, dtype=torch.float64) for name, t in self._reference.items()}
         wide = torch.empty(BLOCK, dtype=torch.float64)
         for name, accumulator in self._sum.items():
-            for total, values in _blocks(accumulator, state[name]):
+            for total, values in blocks(accumulator, state[name]):
                 if first:
                     total.copy_(values).mul_(weight)
                 else:
@@ -228,12 +258,12 @@ class StreamingMean:
 
     def _divided(self, name: str, accumulator: Tensor) -> Tensor:
         mean = torch.empty(accumulator.shape, dtype=self._reference[name].dtype)
-        for values, total in _blocks(mean, accumulator):
+        for values, total in blocks(mean, accumulator):
             values.copy_(total.div_(self.total))
         return mean
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The values of tensors of one shape, side by side, at most ``BLOCK`` at a time."""
     return zip(*(tensor.reshape(-1).split(BLOCK) for tensor in tensors), strict=True)
 

@@ -145,6 +145,13 @@ class SiteHooks(Schedule):
         """Named loss terms of one step; the loop minimises their sum."""
         return client.objective(client.model(batch), batch)
 
+    def after_backward(self, client: Client, message: Broadcast) -> None:
+        """Called in every step with its gradients: to read and change ``p.grad`` of ``client.trainable()`` in place.
+
+        They are those of the whole batch, over all processes, before ``training.clip_norm`` shortens them. A parameter
+        that no loss reached has none. A step that float16 cannot hold is left out, and so is this call.
+        """
+
     def after_step(self, client: Client, message: Broadcast) -> None:
         """Called after every optimiser step."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import State, is_statistic
+from fedvlp.core.types import State, is_statistic, subject
 
 SENSITIVITY = 2.0
 """In units of the clipping norm: two data sets give two differences inside one ball, so at most its diameter apart."""
@@ -85,15 +85,16 @@ def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor
 def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterable[str]) -> None:
     """Raises PrivacyError if a tensor's name matches one of ``patterns`` (``*``, ``?``, ``[ab]``).
 
-    A pattern that matches nothing of the received model or the update is an error too: a misspelt one forbids nothing.
+    What a method sends of a tensor beside the tensor itself (``change/<name>``) has the tensor's name here. A pattern
+    that matches nothing of the received model or the update is an error too: a misspelt one forbids nothing.
     """
-    names = {*received, *update}
+    names = {*received, *update, *map(subject, update)}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise PrivacyError(
                 f"the forbidden name {pattern!r} matches no tensor of this model; correct the site's list"
             )
-        forbidden = sorted(name for name in update if fnmatchcase(name, pattern))
+        forbidden = sorted(name for name in update if any(fnmatchcase(n, pattern) for n in (name, subject(name))))
         if forbidden:
             raise PrivacyError(
                 f"this site does not let {forbidden[0]} go ({len(forbidden)} tensors match {pattern!r}); "

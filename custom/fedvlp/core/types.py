@@ -172,5 +172,30 @@ def is_statistic(name: str) -> bool:
     return name.rpartition(".")[2] in ("running_mean", "running_var", "num_batches_tracked")
 
 
+CHANGE = "change/"
+"""Prefix, in an update, of a change to what the server keeps beside the model for the tensor that follows it.
+
+It is measured from zero, and shortened where changes of the model are (core/aggregation.py).
+"""
+
+KEPT = "kept"
+"""The scalar by which an aggregator is told to what share of their length such changes of an update were shortened."""
+
+
+def subject(name: str) -> str:
+    """The tensor of the model that a tensor of an update tells of: ``change/<name>`` of ``<name>``, any of itself."""
+    return name.rpartition("/")[2]
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> State:
+    """The tensors whose names begin with ``prefix``, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> State:
+    """The tensors under names that begin with ``prefix``."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
 EVALUATE = "evaluate"
 """The phase at the end of a run that only measures."""

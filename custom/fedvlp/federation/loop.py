@@ -148,7 +148,7 @@ class Federation:
         server, began = self.server, time.perf_counter()
         replies: dict[str, Update] = {}
         dropped: dict[str, str] = {}
-        state, memory = server.state, dict(server.memory)
+        state, memory, samples = server.state, dict(server.memory), dict(server.samples)
         wanted = self._wanted(index)
         server.metrics = server.trainer.measure(server.state, wanted) if server.trainer else {}
         try:
@@ -158,11 +158,10 @@ class Federation:
             else:
                 self._aggregate(wanted, replies, dropped)
         except BaseException:
-            server.state, server.memory = state, memory
+            server.state, server.memory, server.samples = state, memory, samples
             raise
-        samples = {site: update.num_samples for site, update in replies.items()}
-        server.samples |= samples
-        server.enrolled = {site: count for site, count in samples.items() if count} | server.enrolled
+        counts = {site: update.num_samples for site, update in replies.items()}
+        server.enrolled = {site: count for site, count in counts.items() if count} | server.enrolled
         record = {
             "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
             "dropped": dropped, "sites": {site: update.measured for site, update in replies.items()},
@@ -248,6 +247,7 @@ class Federation:
             if any(name in server.state for name in reply.state):
                 server.metrics[metric_names.update_norm(site)] = update_norm(reply.state, server.state)
             replies[site] = replace(reply, state={}, aux={})
+            server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply
             del reply
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedvlp.core.aggregation import in_site_order, payload
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
 from fedvlp.federation import codec
 from fedvlp.federation.codec import SCALE, CodecError, Wire
 from fedvlp.federation.site_memory import SiteMemory
@@ -258,16 +258,6 @@ def own_memory(memory: SiteMemory, key: tuple[int, int]) -> State:
     """The memory before a task, to be changed in place."""
     before = memory.before(key)
     return before if memory.folder else {name: tensor.clone() for name, tensor in before.items()}
-
-
-def without_prefix(tensors: State, prefix: str) -> State:
-    """The tensors whose names begin with ``prefix``, without it."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> State:
-    """The tensors under names that begin with ``prefix``."""
-    return {prefix + name: tensor for name, tensor in tensors.items()}
 
 
 def number(value: int) -> Tensor:

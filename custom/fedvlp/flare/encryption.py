@@ -177,7 +177,7 @@ def refuse_unencryptable(method: Method) -> None:
         why = f"overrides {', '.join(changed)}" if changed else f"has weighting {method.weighting!r}"
         raise ValueError(
             f"{type(method).__name__} {why}; only a mean of whole models weighted by samples can be encrypted: "
-            "FedAvg or FedProx with method.weighting=samples"
+            "FedAvg, FedProx or FedMOON with method.weighting=samples"
         )
 
 

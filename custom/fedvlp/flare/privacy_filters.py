@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
 from fedvlp.core.reasons import for_the_server
-from fedvlp.core.types import MODALITIES, FailureKind, State, Update
+from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
@@ -197,7 +197,8 @@ class SendAsReceived(UpdateFilter):
     """Sends the tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``) as they came.
 
     For tensors of which a few rows tell which records were seen, word embeddings above all: only the rows of words that
-    occurred have a gradient. To the server the site has frozen them. A name that matches nothing is refused.
+    occurred have a gradient. To the server the site has frozen them. A name that matches nothing is refused, and so is
+    an update with another tensor of theirs (SCAFFOLD's ``change/<name>``, a mean gradient), which tells the same.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -214,7 +215,7 @@ class SendAsReceived(UpdateFilter):
                 raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
         state = dict(update.state)
         for name in state:
-            if any(fnmatchcase(name, pattern) for pattern in self.names):
+            if any(fnmatchcase(n, pattern) for pattern in self.names for n in (name, subject(name))):
                 if name not in before:
                     raise PrivacyError(f"{name} was not received, so it cannot be sent as it came")
                 state[name] = before[name]

@@ -11,7 +11,10 @@ from fedvlp.methods.fedet import FedET
 from fedvlp.methods.fedfed import FedFed
 from fedvlp.methods.fedgems import FedGEMS
 from fedvlp.methods.fediot import FedIoT
+from fedvlp.methods.fedldawa import FedLDAWA
 from fedvlp.methods.fedmd import FedMD
+from fedvlp.methods.fedmoon import FedMOON
+from fedvlp.methods.fednova import FedNova
 from fedvlp.methods.fedprox import FedProx
 from fedvlp.methods.fedrgb import FedRGB
 from fedvlp.methods.fedsm import FedSM
@@ -20,6 +23,7 @@ from fedvlp.methods.fedx import FedX
 from fedvlp.methods.local import Local
 from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.methods.pms_fm import PMSFM
+from fedvlp.methods.scaffold import SCAFFOLD
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -41,4 +45,8 @@ METHODS: dict[str, type[Method]] = {
     "fedema": FedEMA,
     "fedu": FedU,
     "fedx": FedX,
+    "scaffold": SCAFFOLD,
+    "fednova": FedNova,
+    "fedldawa": FedLDAWA,
+    "fedmoon": FedMOON,
 }

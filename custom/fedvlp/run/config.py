@@ -130,10 +130,25 @@ def override(value: Any, key: str, text: str) -> Any:
     if rest:
         if not dataclasses.is_dataclass(old):
             raise ValueError(f"{head!r} is a plain value and has no setting {rest!r}")
-        return dataclasses.replace(value, **{head: override(old, rest, text)})
+        return dataclasses.replace(value, **_to_follow(value, head), **{head: override(old, rest, text)})
     if dataclasses.is_dataclass(old):
-        return dataclasses.replace(value, **{head: _chosen(value, head, old, text)})
+        return dataclasses.replace(value, **_to_follow(value, head), **{head: _chosen(value, head, old, text)})
     return dataclasses.replace(value, **{head: _read(text, value, head)})
+
+
+def _to_follow(owner: Any, name: str) -> dict[str, Any]:
+    """The other groups of ``owner`` with values that follow the group ``name`` (metadata), these at their defaults.
+
+    They are filled in anew; what they followed before would look like a value of their own.
+    """
+    loosened = {}
+    for other in set(fields_of(owner)) - {name}:
+        group = getattr(owner, other)
+        settings = dataclasses.fields(group) if dataclasses.is_dataclass(group) else ()
+        following = [f for f in settings if f.metadata.get("follows", "").partition(".")[0] == name]
+        if following:
+            loosened[other] = dataclasses.replace(group, **{f.name: f.default for f in following})
+    return loosened
 
 
 def _chosen(owner: Any, name: str, old: Any, text: str) -> Any:

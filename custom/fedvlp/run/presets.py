@@ -13,6 +13,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import (
     CARMFL,
     PMSFM,
+    SCAFFOLD,
     Centralized,
     CreamFL,
     FedAvg,
@@ -22,7 +23,10 @@ from fedvlp.methods import (
     FedFed,
     FedGEMS,
     FedIoT,
+    FedLDAWA,
     FedMD,
+    FedMOON,
+    FedNova,
     FedProx,
     FedRGB,
     FedSM,
@@ -76,6 +80,12 @@ def _demo(name: str, method: Method, batch_size: int = 32) -> Experiment:
     data = SyntheticCohort(image_size=72)  # trained on random 64-pixel crops
     model = replace(TINY, init=TINY_POOL.name)
     return Experiment(name, method, model, data=data, training=training, rounds=Rounds(rounds=6))
+
+
+def _own_norm(name: str, method: Method) -> Experiment:
+    """A demo whose heads normalise by the batch, each site by its own statistics and weights."""
+    demo = _demo(name, method)
+    return replace(demo, model=replace(demo.model, head_norm="batch"), norm_statistics="site")
 
 
 def _paper(name: str, method: Method) -> Experiment:
@@ -207,6 +217,11 @@ PRESETS: dict[str, Experiment] = {
     for experiment in (
         _demo("fedavg", FedAvg(local_steps=50)),
         _demo("fedprox", FedProx(local_steps=50)),
+        _demo("scaffold", SCAFFOLD(local_steps=50)),
+        _demo("fednova", FedNova(local_epochs=6)),
+        _own_norm("fedbn", FedAvg(local_steps=50)),
+        _demo("fedldawa", FedLDAWA(local_steps=50)),
+        _demo("fedmoon", FedMOON(local_steps=50)),
         _demo("local", Local(local_steps=50)),
         _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
         # mu = 1 was settled with towers that started from random weights; the papers' value is 5

@@ -53,6 +53,9 @@ def train(
     def losses(batch: Batch) -> dict[str, Tensor]:
         return method.losses(client, method.complete(client, batch, message), message)
 
+    def corrected() -> None:
+        method.after_backward(client, message)
+
     history: list[dict[str, Tensor]] = []
     if unfinished and unfinished.steps:
         deque(islice(batches, unfinished.steps), maxlen=0)
@@ -61,7 +64,7 @@ def train(
         for batch in batches:
             if should_stop():
                 raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
-            history.append(step(batch, losses))
+            history.append(step(batch, losses, corrected))
             method.after_step(client, message)
             if unfinished:
                 unfinished.save(client, step, history)

@@ -62,8 +62,8 @@ class Stepper:
         with self.client.in_micro_batches(MicroBatches(micro, gather, tokens)):
             yield
 
-    def __call__(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
-        """One step on ``batch``; the terms of the loss, detached."""
+    def __call__(self, batch: Batch, losses: Losses, corrected: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
+        """One step on ``batch``; the terms of the loss, detached. ``corrected`` may change the finished gradients."""
         several, gather = distributed.together(), self.training.gather_negatives
         if several:
             torch.manual_seed(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
@@ -73,8 +73,11 @@ class Stepper:
         terms = self._backward(batch, losses)
         if several:
             distributed.average(p.grad for p in self.parameters if p.grad is not None)
+        self.scaler.unscale_(self.optimizer)
+        if self._holds():
+            with torch.no_grad():
+                corrected()
         if self.training.clip_norm:
-            self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -82,6 +85,12 @@ class Stepper:
         self.client.stepped()
         self.done += 1
         return terms
+
+    def _holds(self) -> bool:
+        """Whether float16 held the gradients; if not, the scaler leaves this step out."""
+        if not self.scaler.is_enabled():
+            return True
+        return all(bool(torch.isfinite(p.grad).all()) for p in self.parameters if p.grad is not None)
 
     def _backward(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
         """Gradients of the batch's loss; of plain micro-batches, of the mean of theirs."""
