@@ -66,9 +66,8 @@ def generate(root: Path, films: int) -> None:
     view = rng.choice(len(VIEWS), films, p=SHARES)
     split = np.where(rng.random(patients) < 0.98, "train", np.where(rng.random(patients) < 0.5, "validate", "test"))
     names = [(10_000_000 + 7 * int(p), 50_000_000 + int(s)) for s, p in enumerate(patient)]
-    rows = [
-        (f"{row:08x}-{row * 7:08x}", *names[s], VIEWS[v]) for row, (s, v) in enumerate(zip(study, view, strict=True))
-    ]
+    owners = zip(study.tolist(), view.tolist(), strict=True)
+    rows = [(f"{row:08x}-{row * 7:08x}", *names[s], VIEWS[v]) for row, (s, v) in enumerate(owners)]
     columns = ("dicom_id", "subject_id", "study_id", "ViewPosition")
     extra = ("PerformedProcedureStepDescription", "Rows", "Columns", "StudyDate", "StudyTime", "ProcedureCodeMeaning")
     filling = ("CHEST (PA AND LAT)", 3056, 2544, 21_800_506, "213014.531", "CHEST (PA AND LAT)")

@@ -17,7 +17,7 @@ FILE = "cautions.json"
 
 def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
-    return [*_drawn_data(experiment), *_small_splits(experiment, train_sizes(cohort))]
+    return [*drawn_data(experiment), *_small_splits(experiment, train_sizes(cohort))]
 
 
 def train_sizes(cohort: Cohort) -> dict[str, int]:
@@ -25,8 +25,8 @@ def train_sizes(cohort: Cohort) -> dict[str, int]:
     return {site: len(cohort.rows("train", site)) for site in sorted(set(cohort.sites or ()))}
 
 
-def _drawn_data(experiment: Experiment) -> list[str]:
-    """Whether a paper's preset is trained on drawn films."""
+def drawn_data(experiment: Experiment) -> list[str]:
+    """The sentence for a paper's preset that is trained on drawn films; none for any other."""
     data = experiment.data
     sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
     if experiment.name not in presets.PAPERS or not any(isinstance(source, SyntheticCohort) for source in sources):
