@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -215,9 +216,34 @@ def siim(root: Path) -> None:
     table(root / "train-rle.csv", "ImageId, EncodedPixels", rows)
 
 
+def graph(*regions: tuple[str, list[list[str]]]) -> str:
+    """A scene graph of regions, each a sentence and the attributes that it states."""
+    attributes = [{"bbox_name": "lung", "phrases": [said], "attributes": stated} for said, stated in regions]
+    return json.dumps({"image_id": "x", "objects": [], "attributes": attributes, "relationships": []})
+
+
+def chest_imagenome(root: Path) -> None:
+    """Four films of three splits, of which one is to avoid and one has no sentence; one sentence in two regions."""
+    said = "Left pleural effusion without pneumothorax."
+    effusion = ["anatomicalfinding|yes|pleural effusion", "anatomicalfinding|no|pneumothorax"]
+    left, right = (said, [effusion]), (said, [["anatomicalfinding|no|pleural effusion"]])
+    enlarged = ("The heart is enlarged.", [["anatomicalfinding|yes|enlarged cardiac silhouette"], ["device|yes|x|y"]])
+    graphs = {"a1": graph(left, right, enlarged), "a2": graph(left), "b1": graph(enlarged), "c1": graph()}
+    rows = {"a1": (10000032, 50000001), "a2": (10000032, 50000002), "b1": (11000041, 50000003), "c1": (12, 5)}
+    silver = root / "silver_dataset"
+    (silver / "scene_graph").mkdir(parents=True)
+    for key, content in graphs.items():
+        (silver / "scene_graph" / f"{key}_SceneGraph.json").write_text(content)
+        patient, study = rows[key]
+        film(root / "files" / f"p{patient}"[:3] / f"p{patient}" / f"s{study}" / f"{key}.jpg", 50)
+    for split, keys in (("train", "a1 a2"), ("valid", "b1"), ("test", "c1"), ("images_to_avoid", "a2")):
+        lines = [(i, *rows[key], key, f"files/{key}.dcm", "PA") for i, key in enumerate(keys.split())]
+        table(silver / "splits" / f"{split}.csv", ",subject_id,study_id,dicom_id,path,ViewPosition", lines)
+
+
 COLLECTIONS: dict[str, Callable[[Path], Any]] = {
     "mimic_cxr": mimic, "chexpert": chexpert, "nih_cxr14": nih, "candid_ptx": candid, "openi": openi, "rsna": rsna,
     "covidx": covidx, "covid_radiography": covid_radiography, "messidor": messidor, "brset": brset, "mbrset": mbrset,
-    "siim": siim,
+    "siim": siim, "chest_imagenome": chest_imagenome,
 }  # fmt: skip
 """Name of a source: what writes its fixture into a folder."""

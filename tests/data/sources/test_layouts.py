@@ -31,10 +31,12 @@ ITEMS = {
     "brset": "labels_brset.csv, fundus_photos",
     "mbrset": "labels_mbrset.csv, images",
     "siim": "train-rle.csv or stage_2_train.csv, dicom-images-train or stage_2_images",
+    "chest_imagenome": "silver_dataset, files",
 }
 USED = {
     "mimic_cxr": 4, "chexpert": 8, "nih_cxr14": 12, "candid_ptx": 3, "openi": 2, "rsna": 4, "covidx": 11,
     "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10,
+    "chest_imagenome": 2,
 }  # fmt: skip
 
 
@@ -82,6 +84,8 @@ def test_all_that_a_folder_lacks_is_listed(name: str, tmp_path: Path) -> None:
         ("messidor", "Base21/Annotation_Base21.csv", "Annotation_<folder>.csv is not in Base21; save each published"),
         ("messidor", "Base22/20050101_51_0100_PP.tif", "skipped"),
         ("mbrset", "images/1.1.jpg", "1 of 10 images are not under root"),
+        ("chest_imagenome", "silver_dataset/splits/valid.csv", "lacks 1 of 4 published items: valid.csv"),
+        ("chest_imagenome", "silver_dataset/scene_graph/b1_SceneGraph.json", "1 of 4 scene graphs are not in"),
         ("siim", "dicom-images-train/1.2.4", "1 of 10 images are not under root"),
     ],
 )
@@ -103,6 +107,20 @@ def test_a_brset_that_lacks_more_photographs_than_published_is_refused(tmp_path:
         (tmp_path / "root" / "fundus_photos" / f"img{index:05d}.jpg").unlink()
     with pytest.raises(ValueError, match="8 of 13 images are not under root; at most 7"):
         source.build()
+
+
+def test_many_images_without_a_cache_are_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten squares of 32 pixels are 10,240 bytes: one byte less than that is too many, and a cache is none at all."""
+    monkeypatch.setattr("fedvlp.data.images.LARGE", 10_240)
+    at("mbrset", tmp_path / "root").build()
+    assert not caplog.records
+    monkeypatch.setattr("fedvlp.data.images.LARGE", 10_239)
+    at("mbrset", tmp_path / "root", cache=str(tmp_path / "cache")).build()
+    assert not caplog.records
+    at("mbrset", tmp_path / "root").build()
+    assert "mbrset source: 10 images are decoded into 0.0 GB of memory" in caplog.text
 
 
 # Splits
@@ -206,6 +224,28 @@ def test_siim_joins_the_outlines_of_a_film_and_takes_spaced_columns(tmp_path: Pa
     table(tmp_path / "root" / "train-rle.csv", "ImageId, EncodedPixels", [("1.2.1", "x")])
     with pytest.raises(ValueError, match="siim source: EncodedPixels of 1 rows is neither run lengths nor -1"):
         at("siim", tmp_path / "root").build()
+
+
+def test_chest_imagenome_joins_the_regions_of_a_film(tmp_path: Path) -> None:
+    """Effusion is in one region of two: 1. Pneumothorax is denied: 0. Nobody speaks of edema: nan."""
+    source = at(
+        "chest_imagenome", tmp_path / "root", labels=("Pleural Effusion", "Pneumothorax", "Edema", "Cardiomegaly")
+    )
+    cohort, summary = source.prepare()
+    assert cohort.reports == (
+        "left pleural effusion without pneumothorax the heart is enlarged", "the heart is enlarged",
+    )  # fmt: skip
+    expected = np.array([[1, 0, np.nan, 1], [np.nan, np.nan, np.nan, 1]], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.splits.tolist() == ["train", "val"]
+    assert (summary["skipped: images to avoid"], summary["skipped: text empty or too short"]) == (1, 1)
+    mimic = at("mimic_cxr", tmp_path / "mimic").build()
+    assert cohort.patients[0] == mimic.patients[0], "the same person in both collections"
+    assert cohort.ids[0] == mimic.ids[0]
+    (tmp_path / "root" / "silver_dataset" / "scene_graph" / "b1_SceneGraph.json").write_text('{"canary": 1}')
+    with pytest.raises(ValueError, match=r"is no scene graph \(KeyError\)") as caught:
+        source.build()
+    assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

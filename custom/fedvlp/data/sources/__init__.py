@@ -2,6 +2,7 @@
 
 from fedvlp.data.sources.brset import BRSETSource
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
 from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
 from fedvlp.data.sources.covidx import COVIDxSource
@@ -31,5 +32,6 @@ SOURCES: dict[str, type[FileSource]] = {
     "brset": BRSETSource,
     "mbrset": MBRSETSource,
     "siim": SIIMSource,
+    "chest_imagenome": ChestImaGenomeSource,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""

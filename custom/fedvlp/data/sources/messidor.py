@@ -10,7 +10,7 @@ from fedvlp.data.sources import retina
 from fedvlp.data.sources.published import Listing, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
-BASES = tuple(f"Base{department}{part}" for department in (1, 2, 3) for part in (1, 2, 3, 4))
+BASES = tuple(f"Base{department}{number}" for department in (1, 2, 3) for number in (1, 2, 3, 4))
 COLUMNS = ("Image name", "Retinopathy grade", "Risk of macular edema")
 
 CORRECTED = {

@@ -110,10 +110,11 @@ class Listing:
     files: Sequence[Path] | None = None  # image of each row; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
+    people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
         """The values as hashes of 16 hex digits, different for each collection and ``kind``."""
-        return tuple(digest(self.source, kind, value)[:16] for value in values)
+        return tuple(digest(self.people or self.source, kind, value)[:16] for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
