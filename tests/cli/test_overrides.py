@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from support.collections import COLLECTIONS
 
 from fedvlp.cli.overrides import configured
+from fedvlp.data.sources import SOURCES
 from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.run.config import from_config, to_config
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:
@@ -18,3 +22,77 @@ def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> No
     assert (fewer.data.sites, fewer.data.size, fewer.partition.sites) == (3, 9000, 3)
     with pytest.raises(ValueError, match="synthetic, label-skew, scanner-shift or table:"):
         configured("fedavg", "label-swek", None, None)
+
+
+# Data sets of files
+
+
+def folder_of(name: str, root: Path) -> Path:
+    """A folder with the fixture of a collection."""
+    root.mkdir()
+    COLLECTIONS[name](root)
+    return root
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_source_and_its_folder_are_a_data_set_with_images(name: str, tmp_path: Path) -> None:
+    """Decoded with the preset's margin around what the model sees, into the cache that is asked for."""
+    root = folder_of(name, tmp_path / "root")
+    data = configured("fedavg", f"{name}:{root}", None, None, cache=tmp_path / "cache").data
+    assert data == SOURCES[name].at(root, image_size=72, cache=str(tmp_path / "cache"))
+    assert data.root is not None
+
+
+def test_settings_of_a_source_follow_its_folder(tmp_path: Path) -> None:
+    root = folder_of("mimic_cxr", tmp_path / "root")
+    data = configured("fedavg", f"mimic_cxr:{root},suffix=dcm,labels=Edema,Pneumonia,seed=3", None, None).data
+    assert (data.suffix, data.labels, data.seed) == ("dcm", "Edema,Pneumonia", 3)
+    with pytest.raises(ValueError, match="did you mean 'suffix'"):
+        configured("fedavg", f"mimic_cxr:{root},sufix=dcm", None, None)
+    with pytest.raises(ValueError, match="rsna source: the root lacks 2 of 2 published items"):
+        configured("fedavg", f"rsna:{root}", None, None)
+
+
+def test_a_table_alone_is_read_as_before(tmp_path: Path) -> None:
+    """A file, and no folder: its labels and texts without images."""
+    root = folder_of("rsna", tmp_path / "root")
+    data = configured("fedavg", f"rsna:{root / 'stage_2_train_labels.csv'}", None, None).data
+    assert data.root is None
+
+
+def test_each_site_may_have_a_data_set(tmp_path: Path) -> None:
+    """Two sites that train, and the public set, which is none of them."""
+    nih, openi = folder_of("nih_cxr14", tmp_path / "nih"), folder_of("openi", tmp_path / "openi")
+    rsna = folder_of("rsna", tmp_path / "rsna")
+    given = [f"north=nih_cxr14:{nih}", f"south=openi:{openi},min_report_words=1", f"public=rsna:{rsna}"]
+    chosen = configured("pms-fm", None, None, None, given, tmp_path / "cache")
+    names = [site for site, _ in chosen.data.sites]
+    assert names == ["north", "south", "public"]
+    assert {source.cache for _, source in chosen.data.sites} == {str(tmp_path / "cache")}
+    assert chosen.data.sites[1][1].min_report_words == 1
+    assert (chosen.partition.sites, chosen.extra.sites) == (2, 2)
+    assert from_config(to_config(chosen)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("data", "sites", "site", "said"),
+    [
+        ("label-skew", None, ["a=table:x.csv"], "leave --data and --sites out"),
+        (None, 2, ["a=table:x.csv"], "leave --data and --sites out"),
+        (None, None, ["table:x.csv"], "is not NAME=SOURCE:FOLDER"),
+        (None, None, ["a=synthetic"], "takes a data set of files"),
+        (None, None, ["a=named:pretrain"], "takes a data set of files"),
+        (None, None, ["a=parquet:x"], "unknown source of --data 'parquet'"),
+        (None, None, ["a=table:x.csv", "a=table:y.csv"], "a has two data sets"),
+    ],
+)
+def test_mistakes_with_sites_are_named(data: str | None, sites: int | None, site: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        configured("fedavg", data, sites, None, site)
+
+
+def test_a_cache_is_for_files_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--cache is for data sets of image files"):
+        configured("fedavg", "label-skew", None, None, cache=tmp_path)
+    with pytest.raises(ValueError, match="--cache is for data sets of image files"):
+        configured("fedavg", None, None, None, cache=tmp_path)

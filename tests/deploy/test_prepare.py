@@ -55,10 +55,14 @@ def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Pat
 
 
 def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:
+    for name in ("stage_2_train_labels.csv", "stage_2_detailed_class_info.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "stage_2_train_images").mkdir()
     source = source_of("rsna", tmp_path, tmp_path / "out", None, 128, ["labels=Edema,Pneumonia", "seed=3"])
     assert source.path == str(tmp_path / "stage_2_train_labels.csv")
     assert (source.image_size, source.labels, source.seed) == (128, "Edema,Pneumonia", 3)  # type: ignore[union-attr]
     assert source.cache == str(tmp_path / "out")
+    assert source.classes == str(tmp_path / "stage_2_detailed_class_info.csv")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -66,8 +70,8 @@ def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:
     [
         ("rnsa", [], "did you mean 'rsna'"),
         ("table", [], "has no usual table; give it with --path"),
-        ("rsna", ["labels"], "has no '='"),
-        ("rsna", ["lables=Edema"], "did you mean 'labels'"),
+        ("rsna", [], "lacks 2 of 2 published items: stage_2_train_labels.csv, stage_2_train_images"),
+        ("mimic_cxr", [], "lacks 4 of 4 published items: mimic-cxr-2.0.0-metadata.csv"),
     ],
 )
 def test_mistakes_are_named(name: str, settings: list[str], said: str, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +67,7 @@ def jobs_export(
     """Writes a FLARE job with your settings, to simulate or to submit."""
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
+    from fedvlp.run.cautions import drawn_data
 
     use_plugins(plugins)
     if bundled and installed:
@@ -75,6 +77,8 @@ def jobs_export(
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
     options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
+    for sentence in drawn_data(experiment):
+        print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
 
 

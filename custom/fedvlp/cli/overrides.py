@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
-DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:PATH"
+DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE]"
 """What ``--data`` of every command takes."""
 
 Plugins = Annotated[
@@ -34,20 +35,41 @@ def use_plugins(named: list[str] | None) -> None:
             plugins.use(name)
 
 
-def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
+OPTION = re.compile(r",(?=[a-z_]+=)")
+"""Stands before each setting that follows the folder of a data set; values may have commas."""
+
+
+def configured(
+    preset: str,
+    data: str | None,
+    sites: int | None,
+    settings: list[str] | None,
+    at: list[str] | None = None,
+    cache: Path | None = None,
+) -> Experiment:
     """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
+    ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     Weights to start from are named with their checksum. Raises ValueError for an unknown preset, data or setting.
     """
     from dataclasses import replace
 
+    from fedvlp.data.cohort import PUBLIC
     from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets
     from fedvlp.run.config import override
+    from fedvlp.run.site_sources import SiteSources
 
     experiment = presets.get(preset)
     margin = experiment.model.image_size * 9 // 8
-    chosen = source_of(data, margin)
+    if at and (data or sites):
+        raise ValueError("--site gives every site its data set; leave --data and --sites out")
+    if at:
+        named = [(name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at)]
+        chosen: Any = SiteSources(tuple(named))
+        sites = len([name for name, _ in named if name != PUBLIC])
+    else:
+        chosen = stored(source_of(data, margin), cache)
     if isinstance(chosen, SyntheticCohort):
         sites = sites or chosen.sites
         chosen = replace(chosen, image_size=getattr(experiment.data, "image_size", margin))
@@ -70,23 +92,62 @@ def configured(preset: str, data: str | None, sites: int | None, settings: list[
 def source_of(data: str | None, image_size: int) -> Source | None:
     """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's built-in cohort.
 
-    Raises ValueError for an unknown source.
+    SOURCE:FOLDER reads a collection as it was published in that folder; SOURCE:FILE its table alone, without images.
+    Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,
+    and one that lists what the folder lacks.
     """
     from fedvlp.data.sources import SOURCES
     from fedvlp.data.synthetic.cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
-    from fedvlp.run.config import choose
+    from fedvlp.run.config import choose, override
 
     kind, _, rest = (data or "synthetic").partition(":")
     if kind == "named" and rest:
         return NamedData(rest, image_size)
     if rest:
         source: Any = choose("source of --data", kind, "SOURCES", SOURCES)
-        chosen: Source = source(path=str(Path(rest).absolute()), image_size=image_size)
-        return chosen
+        location, *options = OPTION.split(rest)
+        path = Path(location).absolute()
+        if path.is_dir() and hasattr(source, "at"):
+            chosen = source.at(path, image_size=image_size)
+        else:
+            chosen = source(path=str(path), image_size=image_size)
+        for option in options:
+            key, _, value = option.partition("=")
+            chosen = override(chosen, key, value)
+        published: Source = chosen
+        return published
     if kind in COHORTS:
         return COHORTS[kind]
     if data not in (None, "synthetic"):
         known = ", ".join(["synthetic", *COHORTS])
         raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
     return None
+
+
+def split_site(given: str) -> tuple[str, str]:
+    """("north", "nih_cxr14:FOLDER") of "north=nih_cxr14:FOLDER". Raises ValueError for another form."""
+    name, equals, spec = given.partition("=")
+    if not (name and equals and spec):
+        raise ValueError(f"--site {given!r} is not NAME=SOURCE:FOLDER; write --site north=nih_cxr14:FOLDER")
+    return name, spec
+
+
+def site_source(spec: str, image_size: int) -> Source:
+    """The data set of one ``--site``. Raises ValueError for a built-in cohort, which deals records to sites itself."""
+    kind, _, rest = spec.partition(":")
+    source = source_of(spec, image_size) if rest and kind != "named" else None
+    if source is None:
+        raise ValueError(f"--site takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
+    return source
+
+
+def stored(source: Any, cache: Path | None) -> Any:
+    """The data set with ``cache`` as the folder for its decoded images. Raises ValueError where it decodes none."""
+    from dataclasses import replace
+
+    if cache is None:
+        return source
+    if not hasattr(source, "cache"):
+        raise ValueError("--cache is for data sets of image files; the built-in cohorts are drawn anew in each run")
+    return replace(source, cache=str(cache.absolute()))

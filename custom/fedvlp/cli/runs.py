@@ -20,6 +20,13 @@ def simulate(
     preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")],
     data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
+    ] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
@@ -44,17 +51,27 @@ def simulate(
     if resume is not None:
         folder = RunFolder(resume)
         experiment = folder.experiment()
-        if settings or data or sites:
-            raise ValueError("--resume goes on with the run's own configuration; leave --set, --data and --sites out")
+        if settings or data or sites or site or cache:
+            raise ValueError(
+                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache out"
+            )
     else:
-        experiment = configured(preset, data, sites, settings)
+        experiment = configured(preset, data, sites, settings, site, cache)
         folder = RunFolder.create(runs, experiment)
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
     count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
+    said: list[str] = []
+
+    def caution(sentence: str) -> None:
+        said.append(sentence)
+        console.print(f"CAUTION: {sentence}.", style="bold red", markup=False, highlight=False)
+
     history = run(
         experiment, folder, workers=count, accept_phi_risk=accept_phi_risk,
-        report=lambda record: print(progress_line(record), flush=True),
+        report=lambda record: print(progress_line(record), flush=True), caution=caution,
     )  # fmt: skip
+    for sentence in list(said):
+        caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
 

@@ -18,6 +18,9 @@ from fedvlp.data.transforms import DECODING, decode, load
 
 log = logging.getLogger(__name__)
 
+LARGE = 2 * 2**30
+"""Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
+
 
 def film(file: Path, size: int, burned_in: str) -> np.ndarray | str:
     """The image in ``file`` as uint8 [size, size], or the reason why it cannot be used.
@@ -50,6 +53,12 @@ def films(
     use. Errors are those of ``cached_images``.
     """
     check_choice(burned_in)
+    needed = len(files) * size**2
+    if not cache and needed > LARGE:
+        log.warning(
+            "%s source: %d images are decoded into %.1f GB of memory, at every start; give a cache (--cache FOLDER, or "
+            "cache in the source's settings) to decode them once, to disk", source, len(files), needed / 1e9,
+        )  # fmt: skip
     stats = [file.stat() for file in files] if cache else []
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]
     looked = {SEARCH: [VERSION] if can_search() else [], ACCEPT: [ACCEPT]}.get(burned_in, [])

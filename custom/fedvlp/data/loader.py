@@ -85,14 +85,20 @@ class SiteData:
         """``steps`` batches of the training split. Order and crops come from ``generator`` alone.
 
         An epoch draws without replacement and drops its last, smaller batch. A split smaller than ``batch_size`` is one
-        batch. Raises, before the first batch, ValueError for a ``batch_size`` below 2 or negative ``steps``, and
-        NoRecordsError for a site with fewer than 2 training records.
+        batch, which the log says. Raises, before the first batch, ValueError for a ``batch_size`` below 2 or negative
+        ``steps``, and NoRecordsError for a site with fewer than 2 training records.
         """
         if batch_size < 2 or steps < 0:
             raise ValueError(f"site data: expected batch_size >= 2 and steps >= 0, got {batch_size} and {steps}")
         if self.num_train < 2:
             raise NoRecordsError(f"site data: training needs at least 2 records, this site has {self.num_train}")
-        return self._train_batches(steps, min(batch_size, self.num_train), generator)
+        return self._train_batches(steps, self._batch_of(batch_size), generator)
+
+    def _batch_of(self, asked: int) -> int:
+        """The batch size that the training split allows."""
+        if asked > self.num_train:
+            logger.info("train: a batch of %d is asked for, each takes all %d records", asked, self.num_train)
+        return min(asked, self.num_train)
 
     def _train_batches(self, steps: int, size: int, generator: torch.Generator) -> Iterator[Batch]:
         split = self._split("train")

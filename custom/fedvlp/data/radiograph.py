@@ -1,4 +1,4 @@
-"""Reads one radiograph (PNG, JPEG or DICOM) as grey values, and of a large JPEG no more than a given size needs."""
+"""Reads one radiograph (PNG, JPEG, TIFF or DICOM) as grey values, of a large JPEG no more than a size needs."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _read_pil(path: Path, longest: int | None) -> _Values:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
+        with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, getattr(image, "n_frames", 1))
             upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image

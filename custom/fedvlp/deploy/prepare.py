@@ -29,17 +29,21 @@ def source_of(
 ) -> FileSource:
     """The source ``name`` with its files below ``root``, its cache in ``out``, and settings such as "labels=Edema".
 
-    ``path`` is the table relative to ``root``; None: its usual name. ``image_size`` is in pixels. Raises ValueError for
-    an unknown source or setting, or a ``root`` that is no folder.
+    ``path`` is the table relative to ``root``; None: the collection lies in ``root`` as it was published.
+    ``image_size`` is in pixels. Raises ValueError for an unknown source or setting, a ``root`` that is no folder, and
+    one that lists what it lacks.
     """
     kind: Any = choose("source", name, "SOURCES", SOURCES)
     if not root.is_dir():
         raise ValueError("--root is not a folder; give the folder of the images")
     if not (path or kind.table):
         raise ValueError(f"source {name} has no usual table; give it with --path")
-    source: FileSource = kind(
-        path=str(root / (path or kind.table)), root=str(root), image_size=image_size, cache=str(out)
-    )
+    given = {"image_size": image_size, "cache": str(out)}
+    source: FileSource
+    if path is None and hasattr(kind, "at"):
+        source = kind.at(root, **given)
+    else:
+        source = kind(path=str(root / (path or kind.table)), root=str(root), **given)
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:

@@ -13,6 +13,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.evaluation.metric_names import is_recall
 from fedvlp.report import figures
+from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, by_site, overall
@@ -31,6 +32,7 @@ class Run:
     memory: State  # the server's
     saved: str  # time of the last checkpoint, UTC
     statistics: str  # of which records the running statistics of the saved model are
+    cautions: list[str]  # sentences of what to know before believing the figures
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
@@ -45,17 +47,17 @@ class Run:
             for name in [name for name, value in metrics.items() if is_recall(name) and not 0 <= value <= 100]:
                 del metrics[name]
                 refused += 1
-        config, environment, status, model = (
+        config, environment, status, cautions, model = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for path in (
                 folder.config, folder.path / "environment.json", folder.path / "run_status.json",
-                folder.model.parent / "config.json",
+                folder.path / CAUTIONS, folder.model.parent / "config.json",
             )
         )  # fmt: skip
         statistics = model.get("statistics", "")
         return Run(
             folder, config, environment, status, server.history, server.samples, server.memory, saved, statistics,
-            refused,
+            list(cautions), refused,
         )  # fmt: skip
 
     def setting(self, key: str) -> Any:

@@ -254,6 +254,10 @@ PRESETS: dict[str, Experiment] = {
 }
 
 
+PAPERS = tuple(name for name, experiment in PRESETS.items() if experiment.model.pretrained)
+"""The presets with the towers of a paper. Their figures mean something on the paper's data alone (run/cautions.py)."""
+
+
 def get(name: str) -> Experiment:
     """The preset ``name``, of fedvlp or of a plugin. Raises ValueError naming the nearest one."""
     experiment: Experiment = choose("preset", name, "PRESETS", PRESETS)

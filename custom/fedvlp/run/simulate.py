@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from contextlib import closing
 
 import numpy as np
 
-from fedvlp.core.checkpoint import save_text
+from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import as_written
 from fedvlp.data.report_imputation import provenance
@@ -15,14 +17,39 @@ from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cautions import FILE, cautions
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, TensorBoard
 
+log = logging.getLogger(__name__)
+
+PARTITION = "partition.json"
+
+
+class OtherDataError(ValueError):
+    """The records of a run are not those that it began with."""
+
+
+def refuse_other_data(assembly: Assembly, folder: RunFolder) -> None:
+    """Raises OtherDataError where the run began with other records, or with other pixels, reports or labels of them.
+
+    A run of a version that did not note the fingerprint is not checked.
+    """
+    file, cohort = folder.path / PARTITION, assembly.cohort
+    noted = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    before = noted.get("settings", {}).get("cohort")
+    if before in (None, cohort.fingerprint):
+        return
+    raise OtherDataError(
+        f"the data have changed since this run began: {len(noted['ids'])} records then, {len(cohort)} now, and their "
+        "fingerprints differ. Put the files, and what decodes them, back as they were, or begin a new run"
+    )
+
 
 def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
-    """Writes which record went to which site, with the seed and a hash."""
+    """Writes which record went to which site, with the seed, the fingerprint of the records and a hash."""
     cohort = assembly.cohort
     sites = sorted(set(cohort.sites or ()))  # and the public set
     index_of = {site: index for index, site in enumerate(sites)}
@@ -31,7 +58,8 @@ def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     shown = as_written(cohort)
     ids = [shown[name] for name in cohort.ids]
-    write_assignment(folder.path / "partition.json", owner, ids, seed, sites=",".join(sites))
+    noted = {"sites": ",".join(sites), "cohort": cohort.fingerprint}
+    write_assignment(folder.path / PARTITION, owner, ids, seed, **noted)
     if cohort.report_from is not None:
         copied = [(shown[record], shown[source], match) for record, source, match in provenance(cohort)]
         rows = [("record", "report_of", "match"), *copied]
@@ -45,18 +73,25 @@ def simulate(
     workers: int = 1,
     accept_phi_risk: bool = False,
     report: Callable[[Record], None] = lambda record: None,
+    caution: Callable[[str], None] = log.warning,
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    Same bytes for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, and
-    FolderInUseError when another process writes ``folder``.
+    ``caution`` is told, before anything is trained, what to know of this run (run/cautions.py). Same bytes for any
+    number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, OtherDataError for a run
+    that began with other records, and FolderInUseError when another process writes ``folder``.
     """
     with only_writer(folder.path):
-        return _simulate(experiment, folder, workers, accept_phi_risk, report)
+        return _simulate(experiment, folder, workers, accept_phi_risk, report, caution)
 
 
 def _simulate(
-    experiment: Experiment, folder: RunFolder, workers: int, accept_phi_risk: bool, report: Callable[[Record], None]
+    experiment: Experiment,
+    folder: RunFolder,
+    workers: int,
+    accept_phi_risk: bool,
+    report: Callable[[Record], None],
+    caution: Callable[[str], None],
 ) -> list[Record]:
     import torch
 
@@ -71,7 +106,12 @@ def _simulate(
         trained.note_processor = True
         return EncodedSite(trained, end)
 
+    refuse_other_data(assembly, folder)
     _note_partition(assembly, folder)
+    if sentences := cautions(experiment, assembly.cohort):
+        save_json(folder.path / FILE, sentences)
+        for sentence in sentences:
+            caution(sentence)
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
     assembly.modules()  # before the fork, so that workers need not build them
     exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)

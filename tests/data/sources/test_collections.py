@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.collections import chexpert_row, openi_reports
 
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.chexpert import CheXpertSource
@@ -41,10 +42,6 @@ def picture(path: Path, value: int) -> None:
     pixels = np.full((20, 20), value, dtype=np.uint8)
     pixels[0, 0] = 255  # a constant image is refused
     Image.fromarray(pixels).save(path)
-
-
-def chexpert_row(path: str, view: str = "Frontal", **labels: str) -> dict[str, str]:
-    return {"Path": path, "Frontal/Lateral": view, **dict.fromkeys(CHEXPERT, ""), **labels}
 
 
 def test_chexpert_keeps_the_published_values_by_name(tmp_path: Path) -> None:
@@ -103,27 +100,8 @@ def test_nih_maps_names_and_takes_the_published_test_list(tmp_path: Path) -> Non
         NIHSource(path, str(tmp_path)).build()
 
 
-XML = """<eCitation><uId id="CXR{key}"/><MedlineCitation><Article><Abstract>
-<AbstractText Label="FINDINGS">{findings}</AbstractText><AbstractText Label="IMPRESSION">{impression}</AbstractText>
-</Abstract></Article></MedlineCitation><MeSH>{mesh}</MeSH><parentImage id="CXR{key}_IM-1"/></eCitation>"""
-
-
-def reports(folder: Path) -> Path:
-    """Three reports: a pneumonia with an effusion, one that nobody indexed, one without text."""
-    mesh = "<major>Pneumonia/lobe</major><major>Pleural Effusion/left</major>"
-    texts = [
-        XML.format(key=1, findings="Opacity in the left base.", impression="Left lower pneumonia.", mesh=mesh),
-        XML.format(key=2, findings="", impression="No acute disease seen.", mesh="<major>no indexing</major>"),
-        XML.format(key=3, findings="", impression="", mesh="<major>normal</major>"),
-    ]
-    folder.mkdir()
-    for index, text in enumerate(texts):
-        (folder / f"{index}.xml").write_text(text)
-    return folder
-
-
 def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
-    cohort = OpenISource(str(reports(tmp_path / "xml")), labels=FIVE).build()
+    cohort = OpenISource(str(openi_reports(tmp_path / "xml")), labels=FIVE).build()
     assert cohort.reports[0] == "left lower pneumonia opacity in the left base"
     expected = np.array([[1, 0, 0, 0, 1], [nan] * 5], dtype=np.float32)
     np.testing.assert_array_equal(cohort.labels, expected)
@@ -131,7 +109,7 @@ def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
 
 
 def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
-    folder = reports(tmp_path / "xml")
+    folder = openi_reports(tmp_path / "xml")
     with tarfile.open(tmp_path / "reports.tgz", "w:gz") as archive:
         archive.add(folder, "ecgen-radiology")
     one, other = OpenISource(str(tmp_path / "reports.tgz")).build(), OpenISource(str(folder)).build()
@@ -140,7 +118,7 @@ def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
 
 def test_openi_with_images_has_one_row_per_image_that_is_there(tmp_path: Path) -> None:
     picture(tmp_path / "png" / "CXR1_IM-1.png", 77)
-    cohort = OpenISource(str(reports(tmp_path / "xml")), root=str(tmp_path / "png"), image_size=32).build()
+    cohort = OpenISource(str(openi_reports(tmp_path / "xml")), root=str(tmp_path / "png"), image_size=32).build()
     assert len(cohort) == 1
     assert cohort.has_image().all()
     assert cohort.has_report().all()

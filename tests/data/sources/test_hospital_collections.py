@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.collections import BOX, REPORT, candid, mimic, rsna, table
 
 from fedvlp.data.deid import PHIError
 from fedvlp.data.labels import CHEXPERT
@@ -20,54 +19,6 @@ from fedvlp.data.sources.rsna import RSNASource
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
 nan = np.nan
-REPORT = """                                 FINAL REPORT
- EXAMINATION:  CHEST (PA AND LAT)
-
- FINDINGS:
-
- Small left pleural
- effusion.  Heart: mildly enlarged heart.
-
- IMPRESSION:  Left effusion.  See above.
-"""
-
-
-def table(path: Path, columns: str, rows: list[tuple[object, ...]]) -> Path:
-    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
-        csv.writer(file).writerows([columns.split(","), *rows])
-    return path
-
-
-def film(path: Path, value: int) -> None:
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.full((20, 20), value, dtype=np.uint8)
-    pixels[0] = 255  # a constant image is refused
-    Image.fromarray(pixels).save(path)
-
-
-def mimic(root: Path, report: str = REPORT) -> MIMICSource:
-    """Six films of four studies of three patients: a lateral view, a study without impression or findings."""
-    films = [
-        ("a1", 10000032, 50000001, "PA"), ("a2", 10000032, 50000001, "LATERAL"), ("a3", 10000032, 50000002, "AP"),
-        ("b1", 11000041, 50000003, "AP"), ("c1", 19000055, 50000004, "PA"), ("c2", 19000055, 50000004, "PA"),
-    ]  # fmt: skip
-    root.mkdir(exist_ok=True)
-    table(root / "mimic-cxr-2.0.0-metadata.csv.gz", "dicom_id,subject_id,study_id,ViewPosition", films)
-    splits = {10000032: "train", 11000041: "validate", 19000055: "test"}
-    rows = [(film, study, patient, splits[patient]) for film, patient, study, _ in films]
-    table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,study_id,subject_id,split", rows)
-    blank = dict.fromkeys(sorted(CHEXPERT), "")  # the published order is alphabetical
-    values = [{**blank, "Edema": "-1.0", "Pleural Effusion": "1.0"}, {**blank, "No Finding": "1.0", "Fracture": "0.0"}]
-    rows = [(10000032, 50000001, *values[0].values()), (19000055, 50000004, *values[1].values())]
-    table(root / "mimic-cxr-2.0.0-chexpert.csv", "subject_id,study_id," + ",".join(blank), rows)
-    for name, patient, study, _ in films:
-        folder = root / "files" / f"p{patient}"[:3] / f"p{patient}" / f"s{study}"
-        film(folder / f"{name}.jpg", 10 * (ord(name[0]) - 96))
-        text = "WET READ: no change since yesterday.\n" if study == 50000003 else report
-        folder.with_suffix(".txt").write_text(text)
-    return MIMICSource(str(root), str(root), image_size=32)
 
 
 def test_mimic_takes_frontal_films_with_text_and_labels_by_name(tmp_path: Path) -> None:
@@ -140,19 +91,6 @@ def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
     assert found == {"IMPRESSION": "one. three.", "PORTABLE CHEST (1 VIEW)": "two."}
 
 
-def candid(root: Path, report: str = "There is a small left apical pneumothorax.") -> CandidPTXSource:
-    """Six rows of four films: two outlines of one film, two films without, one with a report of a word."""
-    rows = [
-        ("1.2.3", "100 2 300 4", report), ("1.2.3", "500 6", report), ("1.2.4", "-1", "No pneumothorax is seen."),
-        ("1.2.5", "-1", "Normal."), ("1.2.6", "9 9", "Clear lungs and pleura."), ("1.2.6", "-1", "Clear lungs."),
-    ]  # fmt: skip
-    root.mkdir(exist_ok=True)
-    for key in ("1.2.3", "1.2.4", "1.2.5", "1.2.6"):
-        film(root / f"{key}.png", 10 * int(key[-1]))
-    path = table(root / "Pneumothorax_reports.csv", "SOPInstanceUID,EncodedPixels,Report", rows)
-    return CandidPTXSource(str(path), str(root), image_size=32, labels=("Edema", "Pneumothorax"))
-
-
 def test_candid_joins_the_rows_of_a_film(tmp_path: Path) -> None:
     cohort, summary = candid(tmp_path / "c").prepare()
     np.testing.assert_array_equal(cohort.labels, np.array([[nan, 1], [nan, 0], [nan, 1]], dtype=np.float32))
@@ -174,25 +112,6 @@ def test_candid_refuses_an_outline_that_is_none(tmp_path: Path) -> None:
     table(Path(source.path), "SOPInstanceUID,Report", [])
     with pytest.raises(ValueError, match="lacks 1 of 3 columns: EncodedPixels"):
         source.build()
-
-
-BOX = "patientId,x,y,width,height,Target"
-
-
-def rsna(root: Path, **settings: Any) -> RSNASource:
-    """Six rows of four patients, one of them with three boxes."""
-    rows: list[tuple[object, ...]] = [
-        ("p1", "", "", "", "", 0), ("p2", 1, 2, 3, 4, 1), ("p2", 5, 6, 7, 8, 1), ("p2", 9, 1, 2, 3, 1),
-        ("p3", "", "", "", "", 0), ("p4", 1, 1, 1, 1, 1),
-    ]  # fmt: skip
-    detail = [("p1", "Normal"), ("p2", "Lung Opacity"), ("p2", "Lung Opacity"), ("p3", "No Lung Opacity / Not Normal")]
-    root.mkdir(exist_ok=True)
-    path = table(root / "stage_2_train_labels.csv", BOX, rows)
-    classes = table(root / "stage_2_detailed_class_info.csv", "patientId,class", detail)
-    for place in range(1, 5):
-        film(root / "stage_2_train_images" / f"p{place}.png", 10 * place)
-        (root / "stage_2_train_images" / f"p{place}.png").rename(root / "stage_2_train_images" / f"p{place}.dcm")
-    return RSNASource(str(path), str(root), str(classes), image_size=32, **settings)
 
 
 def test_rsna_has_one_row_per_patient(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 """Data sets as published, each read by one file, and the registry of those that a site can offer."""
 
+from fedvlp.data.sources.brset import BRSETSource
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
 from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
+from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.mbrset import MBRSETSource
+from fedvlp.data.sources.messidor import MessidorSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
 from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import Published
 from fedvlp.data.sources.rsna import RSNASource
+from fedvlp.data.sources.siim import SIIMSource
 from fedvlp.data.sources.table import TableSource
 
 FileSource = TableSource | Published
@@ -19,5 +26,12 @@ SOURCES: dict[str, type[FileSource]] = {
     "nih_cxr14": NIHSource,
     "openi": OpenISource,
     "rsna": RSNASource,
+    "covidx": COVIDxSource,
+    "covid_radiography": COVIDRadiographySource,
+    "messidor": MessidorSource,
+    "brset": BRSETSource,
+    "mbrset": MBRSETSource,
+    "siim": SIIMSource,
+    "chest_imagenome": ChestImaGenomeSource,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -11,11 +12,27 @@ import numpy as np
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import by_name, names_of
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SUFFIXES = ("", ".dcm", ".png", ".jpg")
 ABSENT = "-1"  # stands for "no outline" in the column EncodedPixels
+
+
+def outlines(source: str, rows: Iterable[tuple[str, str]]) -> dict[str, bool]:
+    """Whether a film has an outlined pneumothorax in any of its ``rows`` (film, run lengths or -1), in their order.
+
+    Raises ValueError for an outline that is neither.
+    """
+    outlined: dict[str, bool] = {}
+    strange = 0
+    for key, cell in rows:
+        outline = cell.strip()
+        strange += outline != ABSENT and not (outline and outline.replace(" ", "").isdigit())
+        outlined[key] = outlined.get(key, False) or outline != ABSENT
+    if strange:
+        raise ValueError(f"{source} source: EncodedPixels of {strange} rows is neither run lengths nor {ABSENT}")
+    return outlined
 
 
 @dataclass(frozen=True)
@@ -35,18 +52,19 @@ class CandidPTXSource(Published):
     )  # the cohort's labels, in order; names other than Pneumothorax are nan
     min_report_words: int = 3  # films with shorter reports are left out
 
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The table, and the films in ``dataset/``, ``images/`` or beside it."""
+        films = first_of(root, ["dataset", "images"]) or root
+        return super().layout(root) | {"root": str(films)}
+
     def listing(self) -> Listing:
         """The films with text. Raises ValueError if columns are missing or an outline is neither run lengths nor -1."""
-        outlined: dict[str, bool] = {}
+        rows = list(read_rows("candid_ptx", self.path, ("SOPInstanceUID", "EncodedPixels", "Report")))
+        outlined = outlines("candid_ptx", [(row["SOPInstanceUID"], row["EncodedPixels"]) for row in rows])
         reports: dict[str, str] = {}
-        strange = 0
-        for row in read_rows("candid_ptx", self.path, ("SOPInstanceUID", "EncodedPixels", "Report")):
-            key, outline = row["SOPInstanceUID"], row["EncodedPixels"].strip()
-            strange += outline != ABSENT and not (outline and outline.replace(" ", "").isdigit())
-            outlined[key] = outlined.get(key, False) or outline != ABSENT
-            reports.setdefault(key, row["Report"])
-        if strange:
-            raise ValueError(f"candid_ptx source: EncodedPixels of {strange} rows is neither run lengths nor {ABSENT}")
+        for row in rows:
+            reports.setdefault(row["SOPInstanceUID"], row["Report"])
         texts = {key: clean_report(report, self.min_report_words) for key, report in reports.items()}
         keys = [key for key, text in texts.items() if text]
         wanted = names_of(self.labels)

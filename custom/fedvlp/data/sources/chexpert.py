@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
-from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
@@ -18,21 +18,39 @@ _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>s
 
 @dataclass(frozen=True)
 class CheXpertSource(Published):
-    """``train.csv`` or ``valid.csv`` as published, and the folder that its paths are relative to.
+    """``train.csv`` or ``valid.csv`` as published, or both, and the folder that their paths are relative to.
 
-    Labels keep the published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count.
+    The published split is train and valid, by patient; a test split is drawn by patient from train.csv. Labels keep the
+    published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count.
     """
 
     table: ClassVar[str] = "CheXpert-v1.0/train.csv"
 
     path: str = field(metadata=BELOW_ROOT)  # the CSV, or the CSV as .gz
     root: str | None = None  # parent of CheXpert-v1.0(-small); None: labels alone, no image is read
+    valid: str | None = field(default=None, metadata=BELOW_ROOT)  # valid.csv, beside train.csv; None: val is drawn
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     frontal: bool = True  # leave out the lateral views
 
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """``root`` is the folder of the collection, in either resolution, or the folder above it."""
+        if first_of(root, ["train.csv"]):
+            folder = root
+        else:
+            names = ["CheXpert-v1.0", "CheXpert-v1.0-small"]
+            require_items("chexpert", root, [" or ".join(names)])
+            folder = first_of(root, names) or root
+            require_items("chexpert", folder, ["train.csv"])
+        valid = first_of(folder, ["valid.csv"])
+        given = {"path": str(first_of(folder, ["train.csv"])), "root": str(folder.resolve().parent)}
+        return given | ({"valid": str(valid)} if valid else {})
+
     def listing(self) -> Listing:
-        """The rows of the table. Raises ValueError if columns are missing or an image path has another form."""
-        published = list(read_rows("chexpert", self.path, ("Path", "Frontal/Lateral", *CHEXPERT)))
+        """The rows of the tables. Raises ValueError if columns are missing or an image path has another form."""
+        columns = ("Path", "Frontal/Lateral", *CHEXPERT)
+        tables = [self.path, self.valid] if self.valid else [self.path]
+        published = [row for table in tables for row in read_rows("chexpert", table, columns)]
         rows = [row for row in published if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
         paths = [match for row in rows if (match := _PATH.search(row["Path"])) is not None]
         if len(paths) < len(rows):

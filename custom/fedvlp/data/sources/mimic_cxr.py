@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -42,6 +42,12 @@ class MIMICSource(Published):
     suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     min_report_words: int = 3  # studies with shorter text are left out
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The tables and ``files/`` in one folder. Where the reports lie elsewhere, ``reports`` says so."""
+        require_items("mimic_cxr", root, [*(f"mimic-cxr-2.0.0-{table}.csv" for table in TABLES), "files"])
+        return {"path": str(root), "root": str(root)}
 
     def listing(self) -> Listing:
         """The films with text. Raises ValueError that names missing tables or columns, or counts missing reports."""

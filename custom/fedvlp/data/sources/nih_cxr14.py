@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
-from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 
@@ -26,6 +26,14 @@ class NIHSource(Published):
     test_list: str | None = field(default=None, metadata=BELOW_ROOT)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a term of NIH's are nan
 
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The table, in its first or its later name, and the published test list if it is there."""
+        names = [cls.table, "Data_Entry_2017.csv"]
+        require_items("nih_cxr14", root, [" or ".join(names)])
+        listed = first_of(root, ["test_list.txt"])
+        return {"path": str(first_of(root, names)), "root": str(root)} | ({"test_list": str(listed)} if listed else {})
+
     def listing(self) -> Listing:
         """The rows of the table. Raises ValueError if columns or images are missing."""
         rows = list(read_rows("nih_cxr14", self.path, ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")))
@@ -40,17 +48,16 @@ class NIHSource(Published):
             reports=[""] * len(rows),
             labels=from_terms([row["Finding Labels"].split("|") for row in rows], NIH, wanted),
             names=wanted,
-            splits=self._splits(keys, patients),
+            splits=self._splits(keys),
             files=self._files(keys),
         )
 
-    def _splits(self, keys: list[str], patients: list[str]) -> list[str]:
-        """Split of each record: "test" for all records of a patient on the published list, else "" (to be drawn)."""
+    def _splits(self, keys: list[str]) -> list[str]:
+        """Split of each record: "test" for a film on the published list, else "" (to be drawn)."""
         if not self.test_list:
             return [""] * len(keys)
         listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
-        tested = {patient for key, patient in zip(keys, patients, strict=True) if key in listed}
-        return ["test" if patient in tested else "" for patient in patients]
+        return ["test" if key in listed else "" for key in keys]
 
     def _files(self, keys: list[str]) -> list[Path] | None:
         """The image of each key, anywhere under root; None without a root."""

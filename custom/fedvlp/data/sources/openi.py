@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published
+from fedvlp.data.sources.published import Listing, Published, first_of, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 UNINDEXED = "no indexing"
@@ -42,6 +42,16 @@ class OpenISource(Published):
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The reports, packed or unpacked (``ecgen-radiology``), and the films unpacked into ``NLMCXR_png``.
+
+        The archive alone, as ``path``, is texts without films.
+        """
+        names = [cls.table, "ecgen-radiology"]
+        require_items("openi", root, [" or ".join(names), "NLMCXR_png"])
+        return {"path": str(first_of(root, names)), "root": str(root / "NLMCXR_png")}
 
     def listing(self) -> Listing:
         """One row per report or, with ``root``, per image that is there. Each report counts as a patient of its own.

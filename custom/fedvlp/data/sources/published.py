@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,12 +23,16 @@ from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.sources.table import draw_splits
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 log = logging.getLogger(__name__)
 
 
 def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
-    """The rows of a CSV (``.gz`` and ``.zip`` too) as column -> cell.
+    """The rows of a CSV (``.gz`` and ``.zip`` too) as column -> cell, of the ``columns`` alone.
 
+    Spaces around the names of columns, which some collections have, are left out.
     Raises ValueError for a missing file or missing ``columns``. Errors never hold the file's content.
     """
     file = Path(path)
@@ -36,13 +40,48 @@ def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator
         raise ValueError(f"{name} source: the table (path) is not a file")
     with _text(file) as lines:
         reader = csv.DictReader(lines)
-        missing = [column for column in columns if column not in (reader.fieldnames or ())]
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        missing = [column for column in columns if column not in reader.fieldnames]
         if missing:
             raise ValueError(
                 f"{name} source: the table lacks {len(missing)} of {len(columns)} columns: {', '.join(missing)}; "
                 "give the table as it was published"
             )
-        yield from reader
+        for row in reader:
+            yield {column: row[column] or "" for column in columns}  # None: the line ends before this column
+
+
+def first_of(root: Path, names: Sequence[str]) -> Path | None:
+    """The first of ``names`` that is a file or a folder in ``root``, packed (``.gz``, ``.zip``) or not; else None."""
+    candidates = (root / f"{name}{suffix}" for name in names for suffix in ("", ".gz", ".zip"))
+    return next((path for path in candidates if path.exists()), None)
+
+
+def require_items(source: str, root: Path, items: Collection[str]) -> None:
+    """Raises ValueError that lists those of the published ``items`` that are not in ``root``, packed or not.
+
+    An item with " or " in it has several published names, of which one is enough.
+    """
+    missing = [item for item in items if first_of(root, item.split(" or ")) is None]
+    if missing:
+        raise ValueError(
+            f"{source} source: the root lacks {len(missing)} of {len(items)} published items: {', '.join(missing)}; "
+            "give the folder as it was published, unpacked"
+        )
+
+
+def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str], int]:
+    """``splits`` with every patient in one of them, and how many rows that moved.
+
+    Where a collection has a patient in several splits, all rows of the patient go to the one that is held out most:
+    test, then val, then train. "" (to be drawn) gives way to any of them.
+    """
+    rank = {"": 0, "train": 1, "val": 2, "test": 3}
+    held: dict[str, str] = {}
+    for patient, split in zip(patients, splits, strict=True):
+        held[patient] = max(split, held.get(patient, ""), key=rank.__getitem__)
+    settled = [held[patient] for patient in patients]
+    return settled, sum(one != other for one, other in zip(settled, splits, strict=True))
 
 
 @contextmanager
@@ -71,10 +110,11 @@ class Listing:
     files: Sequence[Path] | None = None  # image of each row; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
+    people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
         """The values as hashes of 16 hex digits, different for each collection and ``kind``."""
-        return tuple(digest(self.source, kind, value)[:16] for value in values)
+        return tuple(digest(self.people or self.source, kind, value)[:16] for value in values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +129,25 @@ class Published:
     seed: int = 0  # of the drawn splits
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
     burned_in: str = HEADER  # text in films: search | header | accept; what is published has been looked at
+
+    @classmethod
+    def at(cls, root: Path, **settings: Any) -> Self:
+        """The source of a collection that lies in the folder ``root`` as it was published, with its images.
+
+        ``settings`` outrank what is found there. Raises ValueError that lists the items that ``root`` lacks.
+        """
+        return cls(**{**cls.layout(root), **settings})
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """Field -> path of each of the collection's files and folders in ``root``. Raises ValueError as ``at``."""
+        require_items(cls.source_name(), root, [cls.table])
+        return {"path": str(first_of(root, [cls.table])), "root": str(root)}
+
+    @classmethod
+    def source_name(cls) -> str:
+        """What messages call the source: the name of its module, as in ``SOURCES``."""
+        return cls.__module__.rpartition(".")[2]
 
     def listing(self) -> Listing:
         """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""
@@ -126,6 +185,8 @@ class Published:
         cohort = self._cohort(listing, ids, rows, images)
         summary = {"rows": len(ids) + sum(listing.left_out.values()), "used": len(cohort)}
         summary["patients"] = len(set(cohort.patients))
+        if moved := by_patient(listing.patients, listing.splits)[1]:
+            summary["moved to the split of their patient"] = moved
         summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
         if images is not None:
             unreadable = Counter(images.skipped.values())
@@ -152,7 +213,7 @@ class Published:
 
         ids, reports, labels = pick(ids), pick(listing.reports), listing.labels[rows]
         patients = listing.hashed("patient", pick(listing.patients))
-        given = pick(listing.splits)
+        given = pick(by_patient(listing.patients, listing.splits)[0])
         val = 0.0 if "val" in given else self.val_fraction
         test = 0.0 if "test" in given else self.test_fraction
         drawn = draw_splits(patients, None, val, test, self.seed).tolist()

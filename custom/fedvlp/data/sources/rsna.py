@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data.labels import by_name, names_of
-from fedvlp.data.sources.published import Listing, Published, read_rows
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 CLASSES = {  # class of stage_2_detailed_class_info.csv -> labels (No Finding, Lung Opacity)
@@ -36,6 +36,14 @@ class RSNASource(Published):
     labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names that the tables have not are nan
     val_fraction: float = field(default=0.15, kw_only=True)  # of the patients
     test_fraction: float = field(default=0.15, kw_only=True)  # of the patients
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The table of boxes, the films, and the detailed classes if they are there."""
+        require_items("rsna", root, [cls.table, "stage_2_train_images"])
+        classes = first_of(root, ["stage_2_detailed_class_info.csv"])
+        given = {"path": str(first_of(root, [cls.table])), "root": str(root)}
+        return given | ({"classes": str(classes)} if classes else {})
 
     def listing(self) -> Listing:
         """The patients. Raises ValueError if columns are missing or a patient's rows disagree."""

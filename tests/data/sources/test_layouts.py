@@ -1,0 +1,286 @@
+"""Every collection from the folder that it was published in: what is read, what is missing, how it is split."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.collections import COLLECTIONS, chexpert_row, film, table
+
+from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.mbrset import MBRSETSource
+from fedvlp.data.sources.nih_cxr14 import NIHSource
+from fedvlp.data.sources.openi import OpenISource
+from fedvlp.data.sources.published import by_patient
+
+ITEMS = {
+    "mimic_cxr": "mimic-cxr-2.0.0-metadata.csv, mimic-cxr-2.0.0-split.csv, mimic-cxr-2.0.0-chexpert.csv, files",
+    "chexpert": "CheXpert-v1.0 or CheXpert-v1.0-small",
+    "nih_cxr14": "Data_Entry_2017_v2020.csv or Data_Entry_2017.csv",
+    "candid_ptx": "Pneumothorax_reports.csv",
+    "openi": "NLMCXR_reports.tgz or ecgen-radiology, NLMCXR_png",
+    "rsna": "stage_2_train_labels.csv, stage_2_train_images",
+    "covidx": "train_COVIDx9A.txt, test_COVIDx9A.txt, train, test",
+    "covid_radiography": "Normal, Viral Pneumonia, COVID, Lung_Opacity",
+    "messidor": "Base11, Base12, Base13, Base14, Base21, Base22, Base23, Base24, Base31, Base32, Base33, Base34",
+    "brset": "labels_brset.csv, fundus_photos",
+    "mbrset": "labels_mbrset.csv, images",
+    "siim": "train-rle.csv or stage_2_train.csv, dicom-images-train or stage_2_images",
+    "chest_imagenome": "silver_dataset, files",
+}
+USED = {
+    "mimic_cxr": 4, "chexpert": 8, "nih_cxr14": 12, "candid_ptx": 3, "openi": 2, "rsna": 4, "covidx": 11,
+    "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10,
+    "chest_imagenome": 2,
+}  # fmt: skip
+
+
+def at(name: str, root: Path, **settings: Any) -> Any:
+    """The source in a folder with its fixture."""
+    if not root.exists():
+        root.mkdir()
+        COLLECTIONS[name](root)
+    return SOURCES[name].at(root, image_size=32, **settings)  # type: ignore[union-attr]
+
+
+def test_every_published_source_has_a_fixture() -> None:
+    assert COLLECTIONS.keys() == ITEMS.keys() == USED.keys() == SOURCES.keys() - {"table"}
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_a_collection_is_read_from_its_folder_with_its_images(name: str, tmp_path: Path) -> None:
+    """Every record has an image, and no name of a record or a patient comes out."""
+    cohort, summary = at(name, tmp_path / "root").prepare()
+    assert len(cohort) == summary["used"] == USED[name]
+    assert summary["rows"] == USED[name] + sum(count for reason, count in summary.items() if "skipped" in reason)
+    assert cohort.has_image().all()
+    brightest = cohort.images(np.arange(len(cohort))).reshape(len(cohort), -1).max(axis=1)
+    assert brightest.min() > 250  # JPEG is not exact
+    said = str((cohort.ids, cohort.patients, cohort.studies))
+    assert not [key for key in ("10000032", "patient0", "1.2.3", "img0", "cohen", "CXR1") if key in said]
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_all_that_a_folder_lacks_is_listed(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name} source: the root lacks") as caught:
+        at(name, tmp_path)
+    assert f"published items: {ITEMS[name]}; give" in str(caught.value)
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "removed", "said"),
+    [
+        ("chexpert", "CheXpert-v1.0-small/train.csv", "lacks 1 of 1 published items: train.csv"),
+        ("chexpert", "CheXpert-v1.0-small/train/patient00001", "1 of 8 images are not under root"),
+        ("nih_cxr14", "images_001/images/3_0.png", "1 of 12 images are not under root"),
+        ("covidx", "train/t3.png", "1 of 11 images are not under root"),
+        ("covid_radiography", "COVID/images", "no .png is in COVID"),
+        ("messidor", "Base21/Annotation_Base21.csv", "Annotation_<folder>.csv is not in Base21; save each published"),
+        ("messidor", "Base22/20050101_51_0100_PP.tif", "skipped"),
+        ("mbrset", "images/1.1.jpg", "1 of 10 images are not under root"),
+        ("chest_imagenome", "silver_dataset/splits/valid.csv", "lacks 1 of 4 published items: valid.csv"),
+        ("chest_imagenome", "silver_dataset/scene_graph/b1_SceneGraph.json", "1 of 4 scene graphs are not in"),
+        ("siim", "dicom-images-train/1.2.4", "1 of 10 images are not under root"),
+    ],
+)
+def test_what_is_missing_within_is_counted_or_named(name: str, removed: str, said: str, tmp_path: Path) -> None:
+    at(name, tmp_path / "root")
+    gone = tmp_path / "root" / removed
+    if said == "skipped":
+        gone = next(gone.parent.glob("*1_0100_PP.tif"))
+        said = "1 of 23 images are not under root"
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.raises(ValueError, match=said):
+        at(name, tmp_path / "root").build()
+
+
+def test_a_brset_that_lacks_more_photographs_than_published_is_refused(tmp_path: Path) -> None:
+    source = at("brset", tmp_path / "root")
+    assert source.prepare()[1]["skipped: no photograph"] == 1
+    for index in range(7):
+        (tmp_path / "root" / "fundus_photos" / f"img{index:05d}.jpg").unlink()
+    with pytest.raises(ValueError, match="8 of 13 images are not under root; at most 7"):
+        source.build()
+
+
+def test_many_images_without_a_cache_are_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ten squares of 32 pixels are 10,240 bytes: one byte less than that is too many, and a cache is none at all."""
+    monkeypatch.setattr("fedvlp.data.images.LARGE", 10_240)
+    at("mbrset", tmp_path / "root").build()
+    assert not caplog.records
+    monkeypatch.setattr("fedvlp.data.images.LARGE", 10_239)
+    at("mbrset", tmp_path / "root", cache=str(tmp_path / "cache")).build()
+    assert not caplog.records
+    at("mbrset", tmp_path / "root").build()
+    assert "mbrset source: 10 images are decoded into 0.0 GB of memory" in caplog.text
+
+
+# Splits
+
+
+def test_a_patient_is_in_the_split_that_is_held_out_most() -> None:
+    patients = ["a", "a", "b", "b", "c", "d", "d"]
+    splits = ["train", "test", "val", "train", "", "", "val"]
+    settled, moved = by_patient(patients, splits)
+    assert settled == ["test", "test", "val", "val", "", "val", "val"]
+    assert moved == 3
+
+
+def test_covidx_has_the_published_test_split_and_no_patient_in_both(tmp_path: Path) -> None:
+    """Patient 0 of the one source is tested on, so its training film moves; patient 0 of the other is another."""
+    cohort, summary = at("covidx", tmp_path / "root").prepare()
+    assert summary["moved to the split of their patient"] == 1
+    assert cohort.splits.tolist().count("test") == 2
+    assert cohort.splits[0] == cohort.splits[10] == "test"
+    assert cohort.splits[9] != "test"
+    np.testing.assert_array_equal(cohort.labels[[0, 1, 2, 10]], np.eye(3, dtype=np.float32)[[0, 1, 2, 2]])
+    assert cohort.splits.tolist().count("val") == 2, "20 % of ten patients"
+
+
+def test_chexpert_validates_on_its_valid_table(tmp_path: Path) -> None:
+    """Both from the folder above and from the collection's own; a test split is drawn from the training table."""
+    cohort = at("chexpert", tmp_path / "root").build()
+    assert cohort.splits[6:].tolist() == ["val", "val"]
+    assert set(cohort.splits[:6].tolist()) == {"train", "test"}
+    inner = CheXpertSource.at(tmp_path / "root" / "CheXpert-v1.0-small", image_size=32)
+    assert inner.build().fingerprint == cohort.fingerprint
+    (tmp_path / "root" / "CheXpert-v1.0-small" / "valid.csv").unlink()
+    assert at("chexpert", tmp_path / "root").valid is None
+
+
+def test_nih_tests_on_the_published_list(tmp_path: Path) -> None:
+    cohort = at("nih_cxr14", tmp_path / "root").build()
+    assert [row for row, split in enumerate(cohort.splits) if split == "test"] == [6, 7]
+    drawn = NIHSource.at(tmp_path / "root", test_list=None, image_size=32, test_fraction=0.5).build()
+    assert drawn.splits.tolist().count("test") == 6, "settings outrank what is there"
+
+
+def test_openi_alone_is_texts(tmp_path: Path) -> None:
+    at("openi", tmp_path / "root")
+    cohort = OpenISource(str(tmp_path / "root" / "NLMCXR_reports.tgz")).build()
+    assert not cohort.has_image().any()
+    assert cohort.has_report().all()
+
+
+# The readers of later collections
+
+
+def test_covid_radiography_takes_the_films_and_no_masks(tmp_path: Path) -> None:
+    cohort = at("covid_radiography", tmp_path / "root", labels=("COVID-19", "Edema", "Lung Opacity")).build()
+    expected = np.array([[0, np.nan, 0]] * 4 + [[1, np.nan, 0]] * 2 + [[0, np.nan, 1]] * 2, dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.images(np.arange(8))[:, 16, 16].tolist() == [10, 20, 50, 50, 10, 20, 10, 20]
+
+
+def test_messidor_applies_the_errata(tmp_path: Path) -> None:
+    """The grade of one photograph of Base11 is 0 as published and as corrected 0; of Base33 a repetition is left out.
+
+    A photograph of Base11 whose table says 2 is corrected as well. Folder k has grades k mod 4 and k mod 3.
+    """
+    cohort, summary = at("messidor", tmp_path / "root").prepare()
+    assert summary["skipped: repeated image (errata)"] == 1
+    assert (
+        cohort.reports[:4]
+        == ("retinal image with no diabetic retinopathy and no risk of macular edema",) * 2
+        + ("retinal image with mild diabetic retinopathy and low risk of macular edema",) * 2
+    )
+    columns = "Image name,Ophthalmologic department,Retinopathy grade,Risk of macular edema "
+    rows = [("20051020_63045_0100_PP.tif", "LaTIM", 3, 0), ("20050101_01_0100_PP.tif", "LaTIM", 3, 0)]
+    table(tmp_path / "root" / "Base11" / "Annotation_Base11.csv", columns, rows)
+    corrected = at("messidor", tmp_path / "root").build()
+    np.testing.assert_array_equal(corrected.labels[:2], np.array([[0, 0], [1, 0]], dtype=np.float32))
+    table(tmp_path / "root" / "Base12" / "Annotation_Base12.csv", columns, [("x.tif", "LaTIM", 4, 0)])
+    with pytest.raises(ValueError, match="1 of 1 values of Retinopathy grade are no grade of 0 to 3"):
+        at("messidor", tmp_path / "root").build()
+
+
+def test_brset_and_mbrset_caption_their_grades(tmp_path: Path) -> None:
+    """ICDR of 1 or more is retinopathy; a photograph without a grade is left out; splits are by patient."""
+    cohort = at("brset", tmp_path / "brset").build()
+    np.testing.assert_array_equal(cohort.labels[:3], np.array([[0, 0], [1, 1], [1, 0]], dtype=np.float32))
+    assert cohort.reports[4] == "retinal image with proliferative diabetic retinopathy and no macular edema"
+    other, summary = at("mbrset", tmp_path / "mbrset").prepare()
+    assert summary["skipped: not graded"] == 2
+    np.testing.assert_array_equal(other.labels, cohort.labels[:10])
+    assert other.reports == cohort.reports[:10]
+    assert len(set(other.patients)) == 5
+    columns = "patient,file,final_icdr,final_edema"
+    path = table(tmp_path / "mbrset" / "labels_mbrset.csv", columns, [(1, "1.1.jpg", "7", "no")])
+    with pytest.raises(ValueError, match="1 of 1 values of final_icdr are no grade"):
+        MBRSETSource(str(path)).build()
+
+
+def test_siim_joins_the_outlines_of_a_film_and_takes_spaced_columns(tmp_path: Path) -> None:
+    cohort = at("siim", tmp_path / "root").build()
+    assert cohort.labels[:, 0].tolist() == [0, 1] * 5
+    table(tmp_path / "root" / "train-rle.csv", "ImageId, EncodedPixels", [("1.2.1", "x")])
+    with pytest.raises(ValueError, match="siim source: EncodedPixels of 1 rows is neither run lengths nor -1"):
+        at("siim", tmp_path / "root").build()
+
+
+def test_chest_imagenome_joins_the_regions_of_a_film(tmp_path: Path) -> None:
+    """Effusion is in one region of two: 1. Pneumothorax is denied: 0. Nobody speaks of edema: nan."""
+    source = at(
+        "chest_imagenome", tmp_path / "root", labels=("Pleural Effusion", "Pneumothorax", "Edema", "Cardiomegaly")
+    )
+    cohort, summary = source.prepare()
+    assert cohort.reports == (
+        "left pleural effusion without pneumothorax the heart is enlarged", "the heart is enlarged",
+    )  # fmt: skip
+    expected = np.array([[1, 0, np.nan, 1], [np.nan, np.nan, np.nan, 1]], dtype=np.float32)
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.splits.tolist() == ["train", "val"]
+    assert (summary["skipped: images to avoid"], summary["skipped: text empty or too short"]) == (1, 1)
+    mimic = at("mimic_cxr", tmp_path / "mimic").build()
+    assert cohort.patients[0] == mimic.patients[0], "the same person in both collections"
+    assert cohort.ids[0] == mimic.ids[0]
+    (tmp_path / "root" / "silver_dataset" / "scene_graph" / "b1_SceneGraph.json").write_text('{"canary": 1}')
+    with pytest.raises(ValueError, match=r"is no scene graph \(KeyError\)") as caught:
+        source.build()
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "columns", "missing"),
+    [
+        ("brset", "labels_brset.csv", "image_id,patient_id,DR_SDRG", "2 of 4 columns: DR_ICDR, macular_edema"),
+        ("mbrset", "labels_mbrset.csv", "patient,file,final_icdr", "1 of 4 columns: final_edema"),
+        ("siim", "train-rle.csv", "ImageId,Mask", "1 of 2 columns: EncodedPixels"),
+        ("messidor", "Base11/Annotation_Base11.csv", "Image name,Grade", "2 of 3 columns: Retinopathy grade, Risk"),
+        ("nih_cxr14", "Data_Entry_2017_v2020.csv", "Image Index,Patient ID", "2 of 4 columns: Finding Labels, Follow"),
+    ],
+)
+def test_missing_columns_are_named(name: str, file: str, columns: str, missing: str, tmp_path: Path) -> None:
+    at(name, tmp_path / "root")
+    table(tmp_path / "root" / file, columns, [("canary",) * len(columns.split(","))])
+    with pytest.raises(ValueError, match=f"lacks {missing}") as caught:
+        at(name, tmp_path / "root").build()
+    assert "canary" not in str(caught.value)
+
+
+def test_lines_of_another_form_are_counted(tmp_path: Path) -> None:
+    at("covidx", tmp_path / "root")
+    (tmp_path / "root" / "train_COVIDx9A.txt").write_text("1 a.png positive cohen\n2 b.png\n3 c.png normal cohen\n")
+    with pytest.raises(ValueError, match="2 of 3 lines are not patient, file, class") as caught:
+        COVIDxSource.at(tmp_path / "root").build()
+    assert "b.png" not in str(caught.value)
+
+
+def test_a_short_line_of_a_table_has_empty_cells(tmp_path: Path) -> None:
+    """A line that ends early, as spreadsheets write, is not None to a reader: it is blank."""
+    name = "CheXpert-v1.0/train/patient00001/study1/view1_frontal.jpg"
+    film(tmp_path / name, 9)
+    row = chexpert_row(name, **{"No Finding": "1.0"})
+    path = tmp_path / "CheXpert-v1.0" / "train.csv"
+    path.write_text(",".join(row) + "\n" + ",".join([*list(row.values())[:2], "1.0"]) + "\n")
+    cohort = CheXpertSource.at(tmp_path, image_size=32).build()
+    assert cohort.labels[0, 0] == 1
+    assert np.isnan(cohort.labels[0, 1:]).all()

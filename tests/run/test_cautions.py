@@ -1,0 +1,99 @@
+"""What is said of a run before it is believed: drawn films under a paper's name, batches larger than a split."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import Centralized, CreamFL, FedAvg
+from fedvlp.report.page import write
+from fedvlp.run import presets
+from fedvlp.run.cautions import FILE, cautions, train_sizes
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+from fedvlp.run.site_sources import SiteSources
+
+COHORT = SyntheticCohort(sites=2, size=60, image_size=36).build()
+SIZES = train_sizes(COHORT)
+
+
+def batches_of(size: int, experiment: presets.Experiment = SMALL) -> presets.Experiment:
+    return replace(experiment, training=replace(experiment.training, batch_size=size))
+
+
+def test_the_papers_presets_are_those_with_a_papers_towers() -> None:
+    assert set(presets.PAPERS) == {name for name in presets.PRESETS if name.endswith("-paper")}
+
+
+@pytest.mark.parametrize("name", presets.PAPERS)
+def test_a_papers_preset_on_drawn_films_says_so(name: str) -> None:
+    """And says nothing of the kind on somebody's table; drawn films at one site of several are drawn films."""
+    preset = batches_of(2, presets.get(name))
+    preset = replace(preset, server_training=None)
+    (said,) = cautions(preset, COHORT)
+    assert said.startswith(f"{name} has a paper's towers and schedule, but these are not the paper's data")
+    table = TableSource("pairs.csv")
+    assert cautions(replace(preset, data=table), COHORT) == []
+    mixed = SiteSources((("north", table), ("south", SyntheticCohort(1))))
+    assert len(cautions(replace(preset, data=mixed), COHORT)) == 1
+
+
+def test_a_demo_on_drawn_films_needs_no_word() -> None:
+    assert cautions(batches_of(2), COHORT) == []
+
+
+def test_sites_with_fewer_records_than_a_batch_are_named_with_their_number() -> None:
+    """At the size of the smaller site nothing is said, one above it that site is named, far above both are."""
+    small, large = sorted(SIZES, key=SIZES.__getitem__)
+    assert SIZES[small] < SIZES[large]
+    assert cautions(batches_of(SIZES[small]), COHORT) == []
+    (said,) = cautions(batches_of(SIZES[small] + 1), COHORT)
+    assert (
+        f"a batch of {SIZES[small] + 1} is larger than the training split of {small} ({SIZES[small]} records)" in said
+    )
+    assert large not in said
+    (said,) = cautions(batches_of(1000), COHORT)
+    assert small in said
+    assert large in said
+
+
+def test_pooled_records_are_one_split() -> None:
+    pooled = replace(SMALL, method=Centralized(local_steps=1))
+    total = sum(SIZES.values())
+    assert cautions(batches_of(total, pooled), COHORT) == []
+    assert f"all sites together ({total} records)" in cautions(batches_of(total + 1, pooled), COHORT)[0]
+
+
+def test_the_public_set_has_a_batch_of_its_own() -> None:
+    """Where the server trains on it; no site's batch is measured by it."""
+    sites = [PUBLIC if site == "site-1" else site for site in COHORT.sites or ()]
+    cohort = COHORT.with_sites(sites)
+    public = train_sizes(cohort)[PUBLIC]
+    experiment = replace(
+        batches_of(2), method=CreamFL(), server_training=replace(SMALL.training, batch_size=public + 1)
+    )
+    (said,) = cautions(experiment, cohort)
+    assert f"the public set ({public} records)" in said
+    assert cautions(replace(experiment, method=FedAvg()), cohort) == []
+
+
+def test_a_run_says_it_once_before_training_and_its_report_repeats_it(tmp_path: Path) -> None:
+    experiment = replace(
+        batches_of(500), method=FedAvg(local_steps=1), data=replace(SMALL.data, sites=2, size=48),
+        rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    folder = RunFolder.create(tmp_path, experiment)
+    order: list[str] = []
+    simulate(experiment, folder, caution=order.append, report=lambda record: order.append("trained"))
+    assert order[0].startswith("a batch of 500 is larger")
+    assert set(order[1:]) == {"trained"}
+    assert json.loads((folder.path / FILE).read_text()) == order[:1]
+    assert order[0].partition(",")[0] in write(folder).read_text(encoding="utf-8")

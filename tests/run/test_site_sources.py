@@ -1,0 +1,117 @@
+"""Several data sets as the sites of one run: whose records are whose, what is refused, and that a run finds them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.collections import COLLECTIONS
+from support.presets import SMALL
+
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import from_config, to_config
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import OtherDataError, simulate
+from fedvlp.run.site_sources import SiteSources
+
+
+def published(name: str, root: Path) -> object:
+    """The texts and labels of a collection, whose images no test here needs."""
+    root.mkdir()
+    COLLECTIONS[name](root)
+    return replace(SOURCES[name].at(root, image_size=32), root=None)  # type: ignore[union-attr]
+
+
+def two(folder: Path) -> SiteSources:
+    """NIH in the north, RSNA in the south."""
+    return SiteSources(
+        (("north", published("nih_cxr14", folder / "nih")), ("south", published("rsna", folder / "rsna")))  # type: ignore[arg-type]
+    )
+
+
+def test_each_data_set_is_one_sites(tmp_path: Path) -> None:
+    """12 films in the north and 4 in the south; a label that only one of them has is blank at the other."""
+    cohort = two(tmp_path).build()
+    assert cohort.sites == ("north",) * 12 + ("south",) * 4
+    edema, pneumonia = (cohort.labels[:, cohort.label_names.index(name)] for name in ("Edema", "Pneumonia"))
+    assert np.isnan(edema[12:]).all()
+    assert pneumonia.tolist() == [0.0] * 12 + [0.0, 1.0, 0.0, 1.0]
+
+
+def test_a_site_is_one_whatever_its_table_says(tmp_path: Path) -> None:
+    table = write(SyntheticCohort(sites=3, size=30, image_size=32), tmp_path / "table")
+    cohort = SiteSources((("only", TableSource(str(table), image_size=32)),)).build()
+    assert set(cohort.sites or ()) == {"only"}
+    assert len(cohort) == 30
+
+
+def test_the_public_set_may_be_a_data_set_of_its_own(tmp_path: Path) -> None:
+    sites = two(tmp_path).sites
+    data = SiteSources(((PUBLIC, sites[0][1]), sites[1]))
+    assembly = Assembly(Experiment("public", FedAvg(), SMALL.model, data=data))
+    assert assembly.has_public
+    assert assembly.sites() == ("south",)
+
+
+def test_records_at_two_sites_are_refused_and_so_are_two_sites_of_a_name(tmp_path: Path) -> None:
+    north = two(tmp_path).sites[0][1]
+    with pytest.raises(ValueError, match="12 records are at north and at south; give each record to one site"):
+        SiteSources((("north", north), ("south", north))).build()
+    with pytest.raises(ValueError, match="north has two data sets"):
+        SiteSources((("north", north), ("north", north)))
+    with pytest.raises(ValueError, match="there is none"):
+        SiteSources(())
+
+
+def test_a_configuration_comes_back_from_json(tmp_path: Path) -> None:
+    data = two(tmp_path)
+    written = json.loads(json.dumps(to_config(data)))
+    assert written["path"] == "fedvlp.SiteSources"
+    assert from_config(written) == data
+
+
+# What a run notes of its data
+
+
+def run_of(folder: Path, table: Path) -> tuple[Experiment, RunFolder]:
+    """A run of one round on a table at two sites."""
+    data = TableSource(str(table), image_size=SMALL.data.image_size)
+    experiment = replace(
+        SMALL, method=FedAvg(local_steps=1), data=data, rounds=Rounds(rounds=1, evaluate_every=0), name="table"
+    )
+    return experiment, RunFolder.create(folder / "runs", experiment)
+
+
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path) -> None:
+    """Resumed on the same table nothing is said; with one word of one report changed, it is refused."""
+    table = write(SyntheticCohort(sites=2, size=40, image_size=SMALL.data.image_size), tmp_path / "table")
+    experiment, folder = run_of(tmp_path, table)
+    simulate(experiment, folder)
+    simulate(experiment, folder)
+    content = table.read_text(encoding="utf-8")
+    table.write_text(content.replace("effusion", "canary", 1), encoding="utf-8")
+    with pytest.raises(OtherDataError, match="40 records then, 40 now, and their fingerprints differ") as caught:
+        simulate(experiment, folder)
+    assert "canary" not in str(caught.value)
+    table.write_text(content, encoding="utf-8")
+    simulate(experiment, folder)
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    table = write(SyntheticCohort(sites=2, size=40, image_size=SMALL.data.image_size), tmp_path / "table")
+    experiment, folder = run_of(tmp_path, table)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / "partition.json").write_text(json.dumps({"ids": ["a"], "settings": {"sites": "x"}}))
+    simulate(experiment, folder)
+    assert json.loads((folder.path / "partition.json").read_text())["settings"]["cohort"]
