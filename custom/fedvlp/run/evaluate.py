@@ -14,6 +14,7 @@ from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
+from fedvlp.evaluation import segmentation as masks
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.models.load import load_encoders
@@ -35,6 +36,7 @@ class Choices:
     against: tuple[Path, ...] = ()  # other runs or model folders, to compare with on the same records
     out: Path | None = None  # folder of the files of a downstream evaluation; None: ``evaluation/`` in the run's
     probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
+    segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
@@ -228,6 +230,13 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     return probes.write_probe(one, differences, _downstream_target(folder, choices, "linear-probe", cohort))
 
 
+def segment(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
+    cohort, model = _records(folder, choices), _trained(folder.path, folder)
+    found = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
+    return masks.write_segmentation(found, _downstream_target(folder, choices, "segmentation", cohort))
+
+
 EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "distortion": distort,
     "shallow": shallow,
@@ -235,7 +244,8 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "similarity": similarity,
     "zero-shot": zero_shot,
     "linear-probe": linear_probe,
+    "segmentation": segment,
 }
 """Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths.
 
-The downstream ones (``linear_probe``) take any folder with a model, and any records."""
+The downstream ones (``linear_probe``, ``segment``) take any folder with a model, and any records."""
