@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
@@ -15,14 +15,18 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
 from fedvlp.evaluation import segmentation as masks
+from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
-from fedvlp.models.load import load_encoders
+from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
 from fedvlp.training.config import Training
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -203,10 +207,10 @@ def _records(folder: RunFolder, choices: Choices) -> Cohort:
     return Assembly(folder.experiment(), folder.path).cohort
 
 
-def _trained(path: Path, folder: RunFolder) -> Any:
-    """The model in the folder of a run, a model or encoders alone, on the device where the run of ``folder`` trains."""
+def _device(folder: RunFolder) -> torch.device:
+    """Where the run of a folder trains; of a model alone, a GPU if there is one."""
     training = folder.experiment().training if folder.checkpoint.exists() else Training()
-    return load_encoders(path).to(training.torch_device())
+    return training.torch_device()
 
 
 def _downstream_target(folder: RunFolder, choices: Choices, name: str, cohort: Cohort) -> Path:
@@ -222,7 +226,7 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     """
     cohort = _records(folder, choices)
     one, *others = (
-        probes.linear_probe(choices.probe, _trained(path, folder), cohort, choices.steps)
+        probes.linear_probe(choices.probe, load_encoders(path).to(_device(folder)), cohort, choices.steps)
         for path in (folder.path, *choices.against)
     )
     named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
@@ -232,9 +236,19 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
 
 def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
-    cohort, model = _records(folder, choices), _trained(folder.path, folder)
+    cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
     found = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
     return masks.write_segmentation(found, _downstream_target(folder, choices, "segmentation", cohort))
+
+
+def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Whole-set retrieval with chance, the source oracle, recall within sources, and intervals (spec 0 Z11).
+
+    Returns the files written.
+    """
+    cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
+    split, rows = sources.source_retrieval(model, cohort)
+    return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))
 
 
 EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
@@ -245,7 +259,8 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "zero-shot": zero_shot,
     "linear-probe": linear_probe,
     "segmentation": segment,
+    "retrieval": retrieve,
 }
 """Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths.
 
-The downstream ones (``linear_probe``, ``segment``) take any folder with a model, and any records."""
+The downstream ones (``linear_probe``, ``segment``, ``retrieve``) take any folder with a model, and any records."""
