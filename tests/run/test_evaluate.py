@@ -92,6 +92,15 @@ def test_a_model_alone_has_no_records(tmp_path: Path) -> None:
             EVALUATIONS[what](RunFolder(tmp_path), Choices())
 
 
+def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
+    for words in (("--data", "synthetic"), ("--against", tmp_path), ("--out", tmp_path)):
+        done = evaluate(tmp_path, "--what", "distortion", *words)
+        assert "leave --data, --against and --out out" in str(done.exception)
+    for what in ("segmentation", "retrieval"):
+        with pytest.raises(ValueError, match="--against compares linear probes"):
+            EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
+
+
 def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
     experiment = Experiment(
         "small", FedAvg(local_steps=1), MODEL, data=SyntheticCohort(sites=2, size=80, image_size=32),

@@ -109,11 +109,13 @@ def evaluate(
     """
     from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
-    from fedvlp.run.evaluate import EVALUATIONS, Choices
+    from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS, Choices
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
+    if what in EVALUATIONS.keys() - DOWNSTREAM and (data or against or out):
+        raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
     chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
     for file in measure(RunFolder(run), overridden(choices, settings)):

@@ -37,9 +37,9 @@ def read_mask(file: Path, size: int) -> np.ndarray:
 def read_masks(files: Mapping[str, Sequence[Path | None]], size: int, rows: np.ndarray) -> dict[str, np.ndarray]:
     """By structure, bool [n, size, size] of ``rows`` [n]; ``files`` name those of every row, None has no mask."""
     empty = np.zeros((size, size), dtype=bool)
-    found = {}
+    masks_of: dict[str, np.ndarray] = {}
     for name, of_rows in files.items():
         chosen = [of_rows[row] for row in np.asarray(rows).tolist()]
         masks = [empty if file is None else read_mask(file, size) for file in chosen]
-        found[name] = np.stack(masks) if masks else np.empty((0, size, size), dtype=bool)
-    return found
+        masks_of[name] = np.stack(masks) if masks else np.empty((0, size, size), dtype=bool)
+    return masks_of

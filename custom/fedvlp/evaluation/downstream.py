@@ -85,11 +85,11 @@ def features(model: Any, cohort: Cohort, rows: np.ndarray, aligned: bool = False
     ``aligned`` takes it after the alignment block. Neither way is it projected.
     """
     model.eval()
-    found = []
+    rows_seen = []
     for batch in images(cohort, rows, model.config.image_size):
         encoded = model.encode({"image": batch})
-        found.append(model.align(encoded).image if aligned else encoded.image[:, 0])
-    return torch.cat(found).float().cpu()
+        rows_seen.append(model.align(encoded).image if aligned else encoded.image[:, 0])
+    return torch.cat(rows_seen).float().cpu()
 
 
 @dataclass(frozen=True)

@@ -191,8 +191,8 @@ def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) 
         return float(loss.detach()), both.grad.numpy().ravel()
 
     start, limit = np.zeros(classes * (width + 1)), {"maxiter": 1000 if steps is None else steps, "gtol": 1e-6}
-    found = minimize(objective, start, jac=True, method="L-BFGS-B", options=limit | {"ftol": 1e-12})
-    solution = torch.from_numpy(found.x).view(classes, width + 1)
+    optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options=limit | {"ftol": 1e-12})
+    solution = torch.from_numpy(optimum.x).view(classes, width + 1)
     layer = nn.Linear(width, classes)
     with torch.no_grad():
         layer.weight.copy_(solution[:, :-1] / scale)
@@ -320,7 +320,7 @@ def _judged(probed: Probed, subset: str, count: int, majority: float, resamples:
     task, truth, by_seed = probed.task, probed.truth, probed.probabilities[subset]
     whole = torch.ones(1, len(truth), dtype=torch.float64)
     accuracies = [accuracy_of(task, one, truth) for one in by_seed]
-    areas = [macro(found) for one in by_seed if (found := areas_of(one, truth))]
+    areas = [macro(figures) for one in by_seed if (figures := areas_of(one, truth))]
     return Result(
         subset, count,
         bootstrap(macro(accuracies), probed.patients, resamples),
@@ -334,15 +334,15 @@ def _judged(probed: Probed, subset: str, count: int, majority: float, resamples:
 
 def _by_site(probed: Probed, subset: str, sites: Sequence[str]) -> list[AtSite]:
     """The figures of one subset size at each site, means over the seeds."""
-    found = []
+    results = []
     for site in sorted(set(sites)):
         here = torch.tensor([one == site for one in sites])
         truth, by_seed = probed.truth[here], probed.probabilities[subset][:, here]
         whole = torch.ones(1, len(truth), dtype=torch.float64)
         accuracy = fmean(float(accuracy_of(probed.task, one, truth)(whole)) for one in by_seed)
         areas = [float(macro(figures)(whole)) for one in by_seed if (figures := areas_of(one, truth))]
-        found.append(AtSite(subset, site, len(truth), accuracy, fmean(areas) if areas else math.nan))
-    return found
+        results.append(AtSite(subset, site, len(truth), accuracy, fmean(areas) if areas else math.nan))
+    return results
 
 
 @dataclass(frozen=True)
@@ -365,7 +365,7 @@ def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> li
     Classes with fewer than 2 records of either kind are left out. Raises ValueError unless all were judged on the same
     records.
     """
-    found: list[Difference] = []
+    rows: list[Difference] = []
     for name, other in others.items():
         if not np.array_equal(one.rows.test, other.rows.test) or one.task.names != other.task.names:
             raise ValueError(f"linear probe: {name} was judged on other records; give both models the same data")
@@ -379,9 +379,9 @@ def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> li
                 test = delong(mine[known, column], theirs[known, column], target[known])
                 figure = difference(area_of(mine[:, column], target), area_of(theirs[:, column], target))
                 apart = bootstrap(figure, one.patients, resamples)
-                found.append(Difference(subset, label, name, test.one, test.other, apart, test.p, math.nan))
-    adjusted = holm([row.p for row in found])
-    return [Difference(**{**vars(row), "holm": value}) for row, value in zip(found, adjusted, strict=True)]
+                rows.append(Difference(subset, label, name, test.one, test.other, apart, test.p, math.nan))
+    adjusted = holm([row.p for row in rows])
+    return [Difference(**{**vars(row), "holm": value}) for row, value in zip(rows, adjusted, strict=True)]
 
 
 def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -> list[Path]:

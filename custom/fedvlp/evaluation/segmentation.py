@@ -189,8 +189,8 @@ class Segmenter:
     @torch.no_grad()
     def maps(self, images: Tensor) -> list[Tensor]:
         """The tower's feature maps."""
-        found: list[Tensor] = self.tower.maps(images.to(self.device))
-        return found
+        maps: list[Tensor] = self.tower.maps(images.to(self.device))
+        return maps
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits [B, 1, S, S] of images [B, 1, S, S]."""
@@ -284,34 +284,34 @@ def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int 
         scores, counts = [], []
         for seed in settings.seeds:
             chosen = subset.draw(train.mask.flatten(1).any(dim=1)[:, None], seed)
-            part = Films(train.image[chosen], train.mask[chosen])
-            scores.append(dice_scores(fit(settings, model, part, val, seed, steps).predict(test), truth))
+            drawn = Films(train.image[chosen], train.mask[chosen])
+            scores.append(dice_scores(fit(settings, model, drawn, val, seed, steps).predict(test), truth))
             counts.append(len(chosen))
-        every, found = (macro([mean_of(one, weight) for one in scores]) for weight in (None, positive))
+        every, positives = (macro([mean_of(one, weight) for one in scores]) for weight in (None, positive))
         results.append(
             Result(
                 str(subset), round(fmean(counts)), bootstrap(every, patients, settings.resamples),
-                pstdev(float(one.mean()) for one in scores), bootstrap(found, patients, settings.resamples),
+                pstdev(float(one.mean()) for one in scores), bootstrap(positives, patients, settings.resamples),
                 100 * float((~positive).double().mean()), mean_mask,
             )
         )  # fmt: skip
     return Segmented(rows, patients, results)
 
 
-def write_segmentation(found: Segmented, path: Path) -> list[Path]:
+def write_segmentation(segmented: Segmented, path: Path) -> list[Path]:
     """Writes ``<path>.csv``."""
-    rows = found.rows
+    rows = segmented.rows
     header = [
         "train_on", "train_records", "dice", "dice_low", "dice_high", "dice_std", "dice_positives",
         "dice_positives_low", "dice_positives_high", "empty_share", "mean_mask_dice", "mean_mask_low", "mean_mask_high",
         "test_records", "test_patients", "val_records", "left_out_as_test_pixels",
     ]  # fmt: skip
-    fixed = [len(rows.test), len(set(found.patients)), len(rows.val), rows.left_out]
+    fixed = [len(rows.test), len(set(segmented.patients)), len(rows.val), rows.left_out]
     lines = [
         [
             r.subset, r.records, *vars(r.dice).values(), r.dice_std, *vars(r.positives).values(), r.empty,
             *vars(r.mean_mask).values(), *fixed,
         ]
-        for r in found.results
+        for r in segmented.results
     ]  # fmt: skip
     return [write_csv(path, [header, *lines])]

@@ -64,9 +64,9 @@ def recall_rows(
     scopes = [(EVERYTHING, outer, every, torch.full_like(count, len(image))), (WITHIN, inner, every, count)]
     scopes += [(f"within {name}", inner, here, count) for name, here in member.items() if len(names) > 1]
     rows = []
-    for scope, found, asked, candidates in scopes:
+    for scope, rank, asked, candidates in scopes:
         for k in ks:
-            hits = 50 * (found < k).double().sum(dim=0)  # [N] percent
+            hits = 50 * (rank < k).double().sum(dim=0)  # [N] percent
             whose = [patient for patient, one in zip(patients, asked.tolist(), strict=True) if one]
             recall = bootstrap(mean_of(hits[asked]), whose, resamples)
             chance, oracle = by_chance(k, candidates[asked]), by_chance(k, count[asked])

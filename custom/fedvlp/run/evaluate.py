@@ -234,11 +234,18 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     return probes.write_probe(one, differences, _downstream_target(folder, choices, "linear-probe", cohort))
 
 
+def _refuse_against(choices: Choices) -> None:
+    """Raises ValueError where models are given that nothing is compared with."""
+    if choices.against:
+        raise ValueError("--against compares linear probes; leave it out, and evaluate the other model by itself")
+
+
 def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
+    _refuse_against(choices)
     cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
-    found = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
-    return masks.write_segmentation(found, _downstream_target(folder, choices, "segmentation", cohort))
+    segmented = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
+    return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
 
 
 def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
@@ -246,6 +253,7 @@ def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
 
     Returns the files written.
     """
+    _refuse_against(choices)
     cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
     split, rows = sources.source_retrieval(model, cohort)
     return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))
@@ -261,6 +269,7 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "segmentation": segment,
     "retrieval": retrieve,
 }
-"""Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths.
+"""Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths."""
 
-The downstream ones (``linear_probe``, ``segment``, ``retrieve``) take any folder with a model, and any records."""
+DOWNSTREAM = frozenset({"linear-probe", "segmentation", "retrieval"})
+"""Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""

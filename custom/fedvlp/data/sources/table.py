@@ -243,9 +243,9 @@ class TableSource:
         root = (Path(self.root) if self.root else Path(self.path).parent).resolve()
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
-            found = [_resolve(root, row[column]) for row in rows]
-            files[column] = [file for file, _ in found]
-            bad = Counter(reason for _, reason in found if reason not in ("", "no image name"))
+            resolved = [_resolve(root, row[column]) for row in rows]
+            files[column] = [file for file, _ in resolved]
+            bad = Counter(reason for _, reason in resolved if reason not in ("", "no image name"))
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
