@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from fedvlp.run.experiment import Experiment, Source
+
+T = TypeVar("T")
 
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
@@ -81,12 +83,29 @@ def configured(
             experiment = override(experiment, "data.sites", str(sites))
         if hasattr(experiment.extra, "sites"):
             experiment = override(experiment, "extra.sites", str(sites))
+    return overridden(experiment, settings).pinned()
+
+
+def overridden(value: T, settings: list[str] | None) -> T:
+    """``value`` with every setting "key=value" of ``--set``. Raises ValueError for one without "=", or unknown."""
+    from fedvlp.run.config import override
+
     for setting in settings or []:
-        key, equals, value = setting.partition("=")
+        key, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
-        experiment = override(experiment, key, value)
-    return experiment.pinned()
+        value = override(value, key, text)
+    return value
+
+
+def records_of(data: str, image_size: int) -> Source:
+    """The data set of ``--data`` for a model that is there already. Raises ValueError for an unknown source."""
+    from dataclasses import replace
+
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+
+    chosen = source_of(data, image_size) or SyntheticCohort()
+    return replace(chosen, image_size=image_size) if isinstance(chosen, SyntheticCohort) else chosen
 
 
 def source_of(data: str | None, image_size: int) -> Source | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, overridden, records_of, use_plugins
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -101,20 +101,39 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, retrieval: or of a model.")],
     what: Annotated[
-        str, typer.Option(help="distortion, zero-shot, ... or a plugin's; a name that is none of them lists all.")
+        str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")
     ],
-    steps: Annotated[int | None, typer.Option(help="Steps of re-training; default: the protocol's.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=DATA + "; of a downstream evaluation; default: the run's own.")
+    ] = None,
+    settings: Setting = None,
+    against: Annotated[
+        list[Path] | None, typer.Option("--against", help="Another run or model to compare with; may be repeated.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of training at most; default: the protocol's.")] = None,
     layers: Annotated[int | None, typer.Option(help="shallow, deep: layers per encoder; default: a third.")] = None,
     own: Annotated[bool, typer.Option("--own", help="Re-train as the run's method does, not plainly.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the files of a downstream evaluation go; default: the run's folder.")
+    ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """Measures more of a run than its summary has, and writes CSV and PNG into its folder."""
+    """Measures more of a run or a model than its summary has, and writes tables and figures into its folder.
+
+    --set reaches the records and the protocol, e.g. data.label_columns=finding or probe.fractions=[0.1,1].
+    """
+    from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
-    from fedvlp.run.evaluate import EVALUATIONS, Choices
+    from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS, Choices
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
-    for file in choose("evaluation", what, "EVALUATIONS", EVALUATIONS)(RunFolder(run), Choices(steps, layers, own)):
+    measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
+    if what in EVALUATIONS.keys() - DOWNSTREAM and (data or against or out):
+        raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
+    chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
+    choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
+    for file in measure(RunFolder(run), overridden(choices, settings)):
         print(f"wrote {file}")

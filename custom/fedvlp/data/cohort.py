@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +19,7 @@ SPLITS = ("train", "val", "test")
 PUBLIC = "public"
 """Stands in the column ``sites`` for a record of the public set, which the server and every site hold."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private")
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -50,6 +51,9 @@ class Cohort:
     )
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> reports that hold one (data/deid.py)
     private: bool = False  # whether the ids are of a hospital's own records: see data/record_ids.py
+    masks: Callable[[np.ndarray], dict[str, np.ndarray]] | None = (
+        None  # rows [n] int -> by structure, bool [n, S, S] on the images' pixels; only evaluations read them
+    )
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -154,7 +158,8 @@ class Cohort:
 
         columns = {name: picked(getattr(self, name)) for name in self.columns()}
         mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
-        return replace(self, **columns, images=Rows(self.images, rows), fingerprint=mark)
+        masks = None if self.masks is None else partial(_masks_of, self.masks, rows)
+        return replace(self, **columns, images=Rows(self.images, rows), fingerprint=mark, masks=masks)
 
     @classmethod
     def columns(cls) -> list[str]:
@@ -165,9 +170,9 @@ class Cohort:
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
         """The rows of all cohorts, one cohort after the other.
 
-        A label that a cohort does not have is nan in its rows. Sites are None if any cohort has none. The counts of
-        identifiers in reports (``phi``) are summed, so a cohort that is refused alone is refused when joined. Raises
-        ValueError without a cohort. Images of different sizes are refused when they are read.
+        A label that a cohort does not have is nan in its rows. Masks are left out. Sites are None if any cohort has
+        none. The counts of identifiers in reports (``phi``) are summed, so a cohort that is refused alone is refused
+        when joined. Raises ValueError without a cohort. Images of different sizes are refused when they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")
@@ -241,6 +246,13 @@ class Rows:
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [m, S, S] of the subset's ``rows`` [m]."""
         return self.images(self.rows[np.asarray(rows, dtype=np.int64)])
+
+
+def _masks_of(
+    masks: Callable[[np.ndarray], dict[str, np.ndarray]], chosen: np.ndarray, rows: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Those of a subset: its row i is row ``chosen[i]`` of ``masks``."""
+    return masks(chosen[np.asarray(rows, dtype=np.int64)])
 
 
 def digest(*values: str | bytes) -> str:

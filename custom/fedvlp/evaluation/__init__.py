@@ -1,1 +1,1 @@
-"""What is measured of a model: retrieval, zero-shot classification, multi-label classification, distortion."""
+"""What is measured of a model: retrieval, zero-shot, classification, linear probes, segmentation, distortion."""

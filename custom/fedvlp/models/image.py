@@ -56,6 +56,15 @@ class TimmTower(Tower):
             seen = first_attention(attention.q_norm(q), attention.k_norm(k))  # [B, prefix + patches]
         return self._tokens(out), torch.cat([seen[:, :1], seen[:, self.prefix :]], dim=1)
 
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Feature maps [B, C, h, w] from fine to coarse: of a CNN or Swin one for each stage, of a ViT its patches."""
+        model: Any = self.model
+        if len({stage["reduction"] for stage in getattr(model, "feature_info", [])}) < 2:
+            return super().maps(images)
+        seen = as_channels(images, self.in_channels, self.image_size)
+        stages: list[Tensor] = model.forward_intermediates(seen, intermediates_only=True)
+        return stages
+
     def checkpoint_blocks(self) -> None:
         """As for every tower. The running statistics of a CNN then see each batch twice."""
         self.model.set_grad_checkpointing(True)  # type: ignore[operator]

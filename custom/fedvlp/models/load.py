@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.types import Batch
 from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.initial import load_initial, parse
 from fedvlp.models.multimodal import MultimodalClassifier
 
 
@@ -24,14 +26,9 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
     run, or the folder ``sites/<site>`` of the run at that site), or batches of records to estimate them on, at least 2
     records each. Raises ValueError where the folder holds no model, and where it has no statistics and none are given.
     """
-    run = folder = Path(folder)
-    if (folder / "model").is_dir():
-        folder = folder / "model"
-    try:
-        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        settings = saved["model"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder} holds no trained model; give the folder of a run that has finished") from None
+    run, folder = Path(folder), _inside(Path(folder))
+    saved = _described(folder)
+    settings = saved["model"]
     kind = MultimodalClassifier if "labels" in settings else DualEncoder
     model = kind.from_pretrained(folder)
     if isinstance(statistics, (str, Path)):
@@ -45,6 +42,41 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
             "give statistics=, a site's name or folder, or batches of your records to estimate them on"
         )
     return model
+
+
+def load_encoders(folder: str | Path) -> DualEncoder:
+    """As ``load_model``, and also of weights to start from (models/initial.py: a name, or a folder).
+
+    Those hold encoders alone, so all else of the model is then random: for what reads the encoders only.
+    """
+    place = parse(str(folder)).folder
+    saved = _described(_inside(place))
+    if "weights" not in saved:
+        return load_model(folder)
+    model = DualEncoder.config_class(**saved["model"]).build()
+    load_initial(model, str(folder))
+    return model.eval()
+
+
+def input_size(folder: str | Path) -> int:
+    """Pixels, the side of the square that the model in a folder sees. Raises ValueError where there is no model."""
+    return int(_described(_inside(parse(str(folder)).folder))["model"]["image_size"])
+
+
+def _inside(folder: Path) -> Path:
+    """The folder of the model itself: of a run, that below it."""
+    return folder / "model" if (folder / "model").is_dir() else folder
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    """What config.json says. Raises ValueError where it is none of a model."""
+    try:
+        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if isinstance(saved["model"], dict):
+            return dict(saved)
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{folder} holds no trained model; give the folder of a run that has finished") from None
 
 
 def _of_site(folder: Path) -> dict[str, Tensor]:

@@ -91,6 +91,17 @@ class Tower(nn.Module):
         """The tokens, and the attention [B, M or T] of position 0 in the last block; None where the tower has none."""
         return self(*inputs), None
 
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Feature maps [B, C, h, w] of images, from fine to coarse: the patches as one square grid.
+
+        Raises ValueError where the patches form no square.
+        """
+        patches = self(images)[:, 1:]  # [B, M-1, W]
+        side = math.isqrt(patches.shape[1])
+        if side**2 != patches.shape[1]:
+            raise ValueError(f"image tower: {patches.shape[1]} patches are no square; use square images and patches")
+        return [patches.transpose(1, 2).unflatten(2, (side, side))]
+
     def checkpoint_blocks(self) -> None:
         """From now on, blocks store only their inputs for the backward pass, in which they are run again."""
         self.checkpointing = True

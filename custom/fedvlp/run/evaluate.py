@@ -1,32 +1,46 @@
-"""Evaluations of a finished or stopped run: what ``fedvlp evaluate --what`` offers."""
+"""Evaluations of a run, and downstream evaluations of any model: what ``fedvlp evaluate --what`` offers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
+from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation import distortion, metric_names
+from fedvlp.evaluation import linear_probe as probes
+from fedvlp.evaluation import segmentation as masks
+from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
+from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.experiment import POOLED
+from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
+from fedvlp.training.config import Training
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Choices:
     """Options of an evaluation; None is the protocol's value."""
 
-    steps: int | None = None  # optimiser steps of re-training
+    steps: int | None = None  # optimiser steps of re-training, or at most so many of training a head
     layers: int | None = None  # layers of each encoder that are re-trained
     own: bool = False  # re-train with the run's own method instead of plain pre-training
+    data: Source | None = None  # records of a downstream evaluation; None: the run's own
+    against: tuple[Path, ...] = ()  # other runs or model folders, to compare with on the same records
+    out: Path | None = None  # folder of the files of a downstream evaluation; None: ``evaluation/`` in the run's
+    probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
+    segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
@@ -184,11 +198,78 @@ def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, S
     return _models_at_sites(assembly, state)
 
 
+def _records(folder: RunFolder, choices: Choices) -> Cohort:
+    """The records of a downstream evaluation. Raises ValueError for a model folder without ``choices.data``."""
+    if choices.data is not None:
+        return choices.data.build()
+    if not folder.checkpoint.exists():
+        raise ValueError(f"{folder.path} is a model and no run, so it has no records of its own; give --data")
+    return Assembly(folder.experiment(), folder.path).cohort
+
+
+def _device(folder: RunFolder) -> torch.device:
+    """Where the run of a folder trains; of a model alone, a GPU if there is one."""
+    training = folder.experiment().training if folder.checkpoint.exists() else Training()
+    return training.torch_device()
+
+
+def _downstream_target(folder: RunFolder, choices: Choices, name: str, cohort: Cohort) -> Path:
+    """Path, without suffix, of the files; other records than the run's own are in the name, by their fingerprint."""
+    own = name if choices.data is None else f"{name}-{cohort.fingerprint[:8]}"
+    return _target(folder, own) if choices.out is None else choices.out / own
+
+
+def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Linear probes of the frozen image tower on shares of the training records (spec 10.2). Returns the files written.
+
+    Each model of ``choices.against`` is probed alike and compared by DeLong's test.
+    """
+    cohort = _records(folder, choices)
+    one, *others = (
+        probes.linear_probe(choices.probe, load_encoders(path).to(_device(folder)), cohort, choices.steps)
+        for path in (folder.path, *choices.against)
+    )
+    named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
+    differences = probes.compare(one, named, choices.probe.resamples)
+    return probes.write_probe(one, differences, _downstream_target(folder, choices, "linear-probe", cohort))
+
+
+def _refuse_against(choices: Choices) -> None:
+    """Raises ValueError where models are given that nothing is compared with."""
+    if choices.against:
+        raise ValueError("--against compares linear probes; leave it out, and evaluate the other model by itself")
+
+
+def segment(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
+    _refuse_against(choices)
+    cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
+    segmented = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
+    return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
+
+
+def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Whole-set retrieval with chance, the source oracle, recall within sources, and intervals (spec 0 Z11).
+
+    Returns the files written.
+    """
+    _refuse_against(choices)
+    cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
+    split, rows = sources.source_retrieval(model, cohort)
+    return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))
+
+
 EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "distortion": distort,
     "shallow": shallow,
     "deep": deep,
     "similarity": similarity,
     "zero-shot": zero_shot,
+    "linear-probe": linear_probe,
+    "segmentation": segment,
+    "retrieval": retrieve,
 }
-"""Evaluations by name. Each writes files into the run's ``evaluation/`` and returns their paths."""
+"""Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths."""
+
+DOWNSTREAM = frozenset({"linear-probe", "segmentation", "retrieval"})
+"""Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""

@@ -6,8 +6,9 @@ import csv
 import io
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PureWindowsPath
 from typing import ClassVar
 
@@ -20,6 +21,7 @@ from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.masks import read_masks
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,8 @@ class TableSource:
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
+    # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
+    mask_columns: tuple[str, ...] | str = ""
 
     def build(self) -> Cohort:
         """Reads the table and its images. Raises ValueError as ``prepare`` does."""
@@ -148,12 +152,13 @@ class TableSource:
 
     def _present(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
-        required = [c for c in (self.image_column, self.report_column, *_names(self.label_columns)) if c]
+        named = (self.image_column, self.report_column, *_names(self.label_columns), *_names(self.mask_columns))
+        required = [column for column in named if column]
         if missing := [column for column in required if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
             raise ValueError(
-                f"table source: none of the table's {len(columns)} columns is {names}; set image_column, report_column "
-                "and label_columns to the names in its first line"
+                f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
+                "report_column, label_columns and mask_columns to the names in its first line"
             )
         optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
         return {column for column in (*required, *optional) if column and column in columns}
@@ -225,7 +230,26 @@ class TableSource:
             ),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
             private=True,
+            masks=self._masks(used),
         )
+
+    def _masks(self, rows: list[Row]) -> Callable[[np.ndarray], dict[str, np.ndarray]] | None:
+        """Reader of the masks of ``rows`` by column; None where no column is named.
+
+        Raises ValueError, at once, for a mask that is missing or lies outside of the root.
+        """
+        if not _names(self.mask_columns):
+            return None
+        root = (Path(self.root) if self.root else Path(self.path).parent).resolve()
+        files: dict[str, list[Path | None]] = {}
+        for column in _names(self.mask_columns):
+            resolved = [_resolve(root, row[column]) for row in rows]
+            files[column] = [file for file, _ in resolved]
+            bad = Counter(reason for _, reason in resolved if reason not in ("", "no image name"))
+            if bad:
+                counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
+                raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
+        return partial(read_masks, files, self.image_size)
 
     def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
         """Hash of a column's value in each row; a row without a value gets its own id."""

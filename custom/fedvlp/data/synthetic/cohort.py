@@ -84,6 +84,7 @@ class SyntheticCohort:
             sites=tuple(cases.styles[site].name for site in cases.site.tolist()),
             images=renderer,
             fingerprint=digest(spec, "\n".join(reports), labels.tobytes(), probes),
+            masks=renderer.masks,
         )
 
     def cases(self) -> Cases:

@@ -1,0 +1,94 @@
+"""Intervals by the bootstrap over patients (Efron, 1979, doi:10.1214/aos/1176344552; percentiles).
+
+Films of one patient are alike, so a resample draws patients and takes all of a patient's records as often as it drew
+him. A figure of a resample is a function of how often each record is in it: ``Figure``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Figure = Callable[[Tensor], Tensor]
+"""Figures [B] of B resamples from ``weights`` [B, N], how often each has each record; nan where it is undefined."""
+
+AT_ONCE = 2**22  # weights held at once: 32 MB
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure on the records themselves, and its 95 % interval over resamples of the patients."""
+
+    value: float  # nan where the records have none
+    low: float  # nan where there are fewer than 2 patients
+    high: float
+
+
+def resampled(patients: Sequence[Hashable], resamples: int, seed: int) -> Iterator[Tensor]:
+    """How often each of N records is in each resample of the P patients: weights [b, N] float64, some rows at a time.
+
+    A resample draws P patients with replacement.
+    """
+    number: dict[Hashable, int] = {}
+    owner = torch.tensor([number.setdefault(patient, len(number)) for patient in patients])  # [N]
+    generator = torch.Generator().manual_seed(seed)
+    for rows in torch.arange(resamples).split(max(1, AT_ONCE // max(1, len(patients)))):
+        drawn = torch.randint(len(number), (len(rows), len(number)), generator=generator)  # [b, P]
+        times = torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+        yield times[:, owner]
+
+
+def bootstrap(figure: Figure, patients: Sequence[Hashable], resamples: int = 1000, seed: int = 0) -> Interval:
+    """The figure of N records and its interval. ``patients`` [N]: the patient of each.
+
+    Resamples without the figure (of one class alone, for an area) are left out. Raises ValueError without a record.
+    """
+    if not patients:
+        raise ValueError("bootstrap: no record; expected at least one; measure on a split that has records.")
+    value = float(figure(torch.ones(1, len(patients), dtype=torch.float64)))
+    if len(set(patients)) < 2 or resamples < 2:
+        return Interval(value, math.nan, math.nan)
+    values = torch.cat([figure(weights) for weights in resampled(patients, resamples, seed)]).numpy()
+    defined = values[~np.isnan(values)]
+    low, high = np.quantile(defined, (0.025, 0.975)).tolist() if len(defined) else (math.nan, math.nan)
+    return Interval(value, low, high)
+
+
+def mean_of(values: Tensor, weight: Tensor | None = None) -> Figure:
+    """The mean of ``values`` [N], each record weighing ``weight`` [N] (None: 1; 0 leaves it out)."""
+    weight = torch.ones(len(values), dtype=torch.float64) if weight is None else weight.double()
+    total = torch.where(weight > 0, values.double(), 0.0) * weight
+    return lambda times: (times @ total) / (times @ weight)
+
+
+def area_of(scores: Tensor, truth: Tensor) -> Figure:
+    """The area under the ROC curve of scores [N] and truth [N] in {1, 0, nan: left out}; ties count a half.
+
+    With weights p of the positives and n of the negatives, summed over equal scores in rising order, it is
+    sum_d p_d (n_1 + ... + n_(d-1) + n_d / 2) / (sum p sum n). With weights 1 this is ``rank_sum_auc``.
+    """
+    _, distinct = scores.double().unique(return_inverse=True)  # [N], in rising order
+    positive, negative = (truth == 1).double(), (truth == 0).double()
+
+    def figure(times: Tensor) -> Tensor:
+        zeros = torch.zeros(len(times), int(distinct.max()) + 1, dtype=torch.float64)
+        p, n = (zeros.index_add(1, distinct, times * of_class) for of_class in (positive, negative))  # [B, D]
+        below = n.cumsum(1) - n / 2
+        return (p * below).sum(1) / (p.sum(1) * n.sum(1))
+
+    return figure
+
+
+def macro(figures: Sequence[Figure]) -> Figure:
+    """The mean of those figures that a resample has."""
+    return lambda times: torch.stack([figure(times) for figure in figures]).nanmean(dim=0)
+
+
+def difference(one: Figure, other: Figure) -> Figure:
+    """``one`` minus ``other`` on the same resamples."""
+    return lambda times: one(times) - other(times)

@@ -1,0 +1,421 @@
+"""Few-shot linear probe (spec 10.2, after MGCA, https://arxiv.org/abs/2210.06044): a linear layer on frozen features.
+
+Labels that exclude each other (every record has exactly one) are classes of a softmax; others are findings of a sigmoid
+each. An uncertain label (-1) is neither trained on nor judged.
+Differs: features are computed once, from centre crops; the released code augments the training images. The whole
+validation split chooses the epoch, as in the papers: a probe at 1 % has seen more labels than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.seeds import seed as seed_of
+from fedvlp.core.seeds import seeded
+from fedvlp.data.cohort import Cohort
+from fedvlp.evaluation.calibration import calibration_error
+from fedvlp.evaluation.comparison import delong, holm
+from fedvlp.evaluation.downstream import Records, Subset, features, records, subsets
+from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, difference, macro, mean_of
+from fedvlp.evaluation.output import write_csv
+
+ADAMW, LBFGS = "adamw", "lbfgs"
+BLANKS = {"absent": 0.0, "unknown": math.nan}
+MODULE = 8  # number of the head's random stream (core/seeds.py)
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """The protocol. Raises ValueError for a value that is not allowed."""
+
+    classes: tuple[str, ...] | str = ""  # labels to tell, or "a,b"; "": all that the data have
+    fractions: tuple[float, ...] = (0.01, 0.1, 1.0)  # of the training records
+    shots: tuple[int, ...] = ()  # also with so many records of each class
+    seeds: tuple[int, ...] = (42, 43, 44, 45, 46)  # of the subset and the head; figures are means over them
+    solver: str = ADAMW  # "adamw" (papers), or "lbfgs": L2-regularised logistic regression, solved exactly
+    lr: float = 5e-4  # of AdamW
+    weight_decay: float = 1e-6  # of AdamW
+    batch_size: int = 48  # of AdamW
+    epochs: int = 50  # of AdamW, at most
+    patience: int = 10  # AdamW stops after so many epochs without a lower validation loss
+    l2: float = 1.0  # of lbfgs: l2 / 2 |W|^2 beside the sum of the losses, on features of unit variance; 1 / C
+    aligned: bool = False  # features after the alignment block
+    blank: str = "absent"  # a label that is not mentioned is "absent", or "unknown"
+    resamples: int = 1000  # of the test patients, for the intervals
+
+    def __post_init__(self) -> None:
+        names = self.classes.split(",") if isinstance(self.classes, str) else self.classes
+        object.__setattr__(self, "classes", tuple(name.strip() for name in names if name.strip()))
+        self.subsets()
+        if self.solver not in (ADAMW, LBFGS):
+            raise ValueError(f"linear probe: solver {self.solver!r}; expected {ADAMW} or {LBFGS}")
+        if self.blank not in BLANKS:
+            raise ValueError(f"linear probe: blank {self.blank!r}; expected one of {', '.join(BLANKS)}")
+        if not self.seeds:
+            raise ValueError("linear probe: no seeds; expected at least one")
+
+    def subsets(self) -> tuple[Subset, ...]:
+        """What the heads are trained on. Raises ValueError for shares or shots that cannot be."""
+        return subsets(self.fractions, self.shots, "linear probe")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is told apart: L classes, and the target of every row of a cohort."""
+
+    names: tuple[str, ...]
+    targets: Tensor  # [N, L] float64 in {1, 0, nan: neither trained on nor judged}
+    exclusive: bool  # every labelled record has exactly one class
+
+    @property
+    def labelled(self) -> np.ndarray:
+        """[N] bool: which rows have a target."""
+        return (~self.targets.isnan()).any(dim=1).numpy()
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy (classes) or binary cross-entropy over known labels (findings) of [B, L], summed."""
+        if self.exclusive:
+            return F.cross_entropy(logits, targets.argmax(dim=1), reduction="sum")
+        known = (~targets.isnan()).to(logits.dtype)
+        return F.binary_cross_entropy_with_logits(logits, targets.nan_to_num().to(logits.dtype), known, reduction="sum")
+
+    def count(self, targets: Tensor) -> int:
+        """How many terms ``loss`` sums."""
+        return len(targets) if self.exclusive else int((~targets.isnan()).sum())
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """[N, L] in 0..1."""
+        return logits.double().softmax(dim=1) if self.exclusive else logits.double().sigmoid()
+
+
+def task_of(cohort: Cohort, settings: LinearProbe) -> Task:
+    """The labels that the settings name. Raises ValueError for a name that the data have not, and without a label."""
+    names = tuple(settings.classes) or cohort.label_names
+    strange = [name for name in names if name not in cohort.label_names]
+    if strange or not names:
+        known = ", ".join(cohort.label_names) or "none"
+        raise ValueError(
+            f"linear probe: labels {', '.join(strange) or 'none'} asked for; the data have {known}. Choose some of "
+            "these with probe.classes, or name a table's columns with data.label_columns"
+        )
+    labels = torch.from_numpy(cohort.labels[:, [cohort.label_names.index(name) for name in names]]).double()
+    blank = labels.isnan()
+    whole = ~blank.all(dim=1)  # rows of which anything is said
+    one = (labels == 1).sum(dim=1) == 1
+    rest = ((labels == 0) | (labels == 1)).all(dim=1)
+    if len(names) > 1 and bool(whole.any()) and bool((one & rest)[whole].all()):
+        return Task(names, labels, True)
+    targets = torch.where(blank, BLANKS[settings.blank], labels)
+    return Task(names, torch.where(labels == -1, math.nan, targets), False)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Frozen features of some records with their targets."""
+
+    features: Tensor  # [n, W] float32
+    targets: Tensor  # [n, L]
+
+    def take(self, positions: Tensor) -> Sample:
+        """Those at ``positions`` [m]."""
+        return Sample(self.features[positions], self.targets[positions])
+
+
+def fit(task: Task, settings: LinearProbe, train: Sample, val: Sample, seed: int, steps: int | None) -> nn.Linear:
+    """A head W -> L. ``steps``: of the optimiser at most; None: as many as the protocol takes."""
+    if settings.solver == LBFGS:
+        return _exact(task, settings, train, steps)
+    return _adamw(task, settings, train, val, seed, steps)
+
+
+def _adamw(task: Task, settings: LinearProbe, train: Sample, val: Sample, seed: int, steps: int | None) -> nn.Linear:
+    """The papers' head: the epoch with the least validation loss, of those until it stops falling."""
+    width, classes = train.features.shape[1], train.targets.shape[1]
+    layer = seeded(seed, MODULE, lambda: nn.Linear(width, classes))
+    optimizer = torch.optim.AdamW(
+        layer.parameters(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=settings.weight_decay
+    )
+    generator = torch.Generator().manual_seed(seed_of(seed, "linear probe"))
+    best: dict[str, Tensor] = {}
+    least, waited, taken = math.inf, 0, 0
+    for _ in range(settings.epochs):
+        for rows in torch.randperm(len(train.features), generator=generator).split(settings.batch_size):
+            if taken == steps:
+                break
+            batch = train.take(rows)
+            optimizer.zero_grad()
+            loss = task.loss(layer(batch.features), batch.targets) / max(1, task.count(batch.targets))
+            loss.backward()
+            optimizer.step()
+            taken += 1
+        with torch.no_grad():
+            held_out = float(task.loss(layer(val.features), val.targets))
+        waited = 0 if held_out < least else waited + 1
+        if not best or held_out < least:
+            best, least = {name: tensor.clone() for name, tensor in layer.state_dict().items()}, held_out
+        if waited == settings.patience or taken == steps:
+            break
+    layer.load_state_dict(best)
+    return layer
+
+
+def _exact(task: Task, settings: LinearProbe, train: Sample, steps: int | None) -> nn.Linear:
+    """Logistic regression on features of mean 0 and variance 1, whose scale is then folded into the weights.
+
+    Without randomness and validation; the intercept is not regularised.
+    """
+    from scipy.optimize import minimize
+
+    x = train.features.double()
+    mean, deviation = x.mean(dim=0), x.std(dim=0, correction=0)
+    scale = torch.where(deviation > 1e-12, deviation, 1.0)
+    x = (x - mean) / scale
+    width, classes = x.shape[1], train.targets.shape[1]
+
+    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        both = torch.from_numpy(flat).view(classes, width + 1).requires_grad_()  # weights, and the intercept last
+        loss = task.loss(x @ both[:, :-1].T + both[:, -1], train.targets)
+        loss = loss + settings.l2 / 2 * both[:, :-1].square().sum()
+        loss.backward()
+        assert both.grad is not None
+        return float(loss.detach()), both.grad.numpy().ravel()
+
+    start, limit = np.zeros(classes * (width + 1)), {"maxiter": 1000 if steps is None else steps, "gtol": 1e-6}
+    optimum = minimize(objective, start, jac=True, method="L-BFGS-B", options=limit | {"ftol": 1e-12})
+    solution = torch.from_numpy(optimum.x).view(classes, width + 1)
+    layer = nn.Linear(width, classes)
+    with torch.no_grad():
+        layer.weight.copy_(solution[:, :-1] / scale)
+        layer.bias.copy_(solution[:, -1] - (solution[:, :-1] / scale) @ mean)
+    return layer
+
+
+@dataclass(frozen=True)
+class Result:
+    """The heads of one subset size on the test records; figures are means over the seeds, of which ``*_std`` tell."""
+
+    subset: str  # e.g. "1 %" or "5-shot"
+    records: int  # that a head was trained on
+    accuracy: Interval  # percent
+    accuracy_std: float  # population standard deviation over the seeds
+    auc: Interval | None  # macro area, 0..1, over classes that have both kinds of records; None where none has
+    auc_std: float
+    calibration: float  # expected error, 0..1: of the class that is named, or mean over findings
+    majority: float  # percent, the accuracy of the answer that is most frequent in the training split
+
+
+@dataclass(frozen=True)
+class AtSite:
+    """The same heads on the test records of one site."""
+
+    subset: str
+    site: str
+    records: int
+    accuracy: float  # percent
+    auc: float  # nan where no class has both kinds of records
+
+
+@dataclass(frozen=True, eq=False)
+class Probed:
+    """All that a probe of one model found."""
+
+    task: Task
+    rows: Records
+    patients: tuple[str, ...]  # of the test records
+    probabilities: dict[str, Tensor]  # subset -> [seeds, N, L] on the test records
+    results: list[Result] = field(default_factory=list)
+    sites: list[AtSite] = field(default_factory=list)
+
+    @property
+    def truth(self) -> Tensor:
+        """Targets [N, L] of the test records."""
+        return self.task.targets[self.rows.test]
+
+
+def linear_probe(settings: LinearProbe, model: Any, cohort: Cohort, steps: int | None = None) -> Probed:
+    """Trains heads on the frozen image tower of ``model``, a DualEncoder, and judges them on the test records.
+
+    No tensor of the model changes. Raises ValueError for classes that the data have not, or a split without records.
+    """
+    task = task_of(cohort, settings)
+    rows = records(cohort, task.labelled)
+    train, val, test = (
+        Sample(features(model, cohort, chosen, settings.aligned), task.targets[chosen])
+        for chosen in (rows.train, rows.val, rows.test)
+    )
+    patients = tuple(cohort.patients[row] for row in rows.test)
+    probed = Probed(task, rows, patients, {})
+    majority = _majority(task, train.targets, test.targets)
+    for subset in settings.subsets():
+        answers, counts = [], []
+        for seed in settings.seeds:
+            chosen = train.take(subset.draw(train.targets == 1, seed))
+            head = fit(task, settings, chosen, val, seed, steps)
+            with torch.no_grad():
+                answers.append(task.probabilities(head(test.features)))
+            counts.append(len(chosen.features))
+        probed.probabilities[str(subset)] = torch.stack(answers)
+        probed.results.append(_judged(probed, str(subset), round(fmean(counts)), majority, settings.resamples))
+        if cohort.sites is not None:
+            probed.sites.extend(_by_site(probed, str(subset), [cohort.sites[row] for row in rows.test]))
+    return probed
+
+
+def right(task: Task, probabilities: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of each record's answers are right [N], and how many were asked [N]: 1, or its known findings."""
+    if task.exclusive:
+        hit = probabilities.argmax(dim=1) == truth.argmax(dim=1)
+        return hit.double(), torch.ones(len(truth), dtype=torch.float64)
+    known = ~truth.isnan()
+    return (((probabilities >= 0.5) == (truth == 1)) & known).sum(dim=1).double(), known.sum(dim=1).double()
+
+
+def accuracy_of(task: Task, probabilities: Tensor, truth: Tensor) -> Figure:
+    """The share of right answers, in percent, of probabilities and truth [N, L]."""
+    hits, asked = right(task, probabilities, truth)
+    return mean_of(100 * hits / asked.clamp(min=1), asked)
+
+
+def areas_of(probabilities: Tensor, truth: Tensor) -> list[Figure]:
+    """The area of each class of probabilities and truth [N, L] that has both kinds of records."""
+    return [
+        area_of(scores, target)
+        for scores, target in zip(probabilities.T, truth.T, strict=True)
+        if bool((target == 1).any()) and bool((target == 0).any())
+    ]
+
+
+def _majority(task: Task, train: Tensor, truth: Tensor) -> float:
+    """Accuracy in percent of the most frequent training answer, whatever the image."""
+    rate = train.nanmean(dim=0).nan_to_num()
+    constant = F.one_hot(rate.argmax(), len(rate)).double() if task.exclusive else rate
+    return float(accuracy_of(task, constant.expand(len(truth), -1), truth)(torch.ones(1, len(truth)).double()))
+
+
+def _calibration(task: Task, probabilities: Tensor, truth: Tensor) -> float:
+    """Of the class that is named, or the mean over findings."""
+    if task.exclusive:
+        stated, named = probabilities.max(dim=1)
+        return calibration_error(stated, named == truth.argmax(dim=1))
+    errors = []
+    for stated, target in zip(probabilities.T, truth.T, strict=True):
+        known = ~target.isnan()
+        if known.any():
+            errors.append(calibration_error(stated[known], target[known]))
+    return fmean(errors)
+
+
+def _judged(probed: Probed, subset: str, count: int, majority: float, resamples: int) -> Result:
+    """The figures of one subset size. A resample of the patients is the same for all seeds."""
+    task, truth, by_seed = probed.task, probed.truth, probed.probabilities[subset]
+    whole = torch.ones(1, len(truth), dtype=torch.float64)
+    accuracies = [accuracy_of(task, one, truth) for one in by_seed]
+    areas = [macro(figures) for one in by_seed if (figures := areas_of(one, truth))]
+    return Result(
+        subset, count,
+        bootstrap(macro(accuracies), probed.patients, resamples),
+        pstdev(float(figure(whole)) for figure in accuracies),
+        bootstrap(macro(areas), probed.patients, resamples) if areas else None,
+        pstdev(float(figure(whole)) for figure in areas) if areas else math.nan,
+        fmean(_calibration(task, one, truth) for one in by_seed),
+        majority,
+    )  # fmt: skip
+
+
+def _by_site(probed: Probed, subset: str, sites: Sequence[str]) -> list[AtSite]:
+    """The figures of one subset size at each site, means over the seeds."""
+    results = []
+    for site in sorted(set(sites)):
+        here = torch.tensor([one == site for one in sites])
+        truth, by_seed = probed.truth[here], probed.probabilities[subset][:, here]
+        whole = torch.ones(1, len(truth), dtype=torch.float64)
+        accuracy = fmean(float(accuracy_of(probed.task, one, truth)(whole)) for one in by_seed)
+        areas = [float(macro(figures)(whole)) for one in by_seed if (figures := areas_of(one, truth))]
+        results.append(AtSite(subset, site, len(truth), accuracy, fmean(areas) if areas else math.nan))
+    return results
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One model's area for a class minus another's, on the same test records; scores are means over the seeds."""
+
+    subset: str
+    label: str
+    other: str  # name of the other model
+    one_auc: float
+    other_auc: float
+    interval: Interval  # of the difference, over resamples of the patients
+    p: float  # DeLong's
+    holm: float  # adjusted for all comparisons of the table
+
+
+def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> list[Difference]:
+    """DeLong's test of each class and subset size against each other model, with Holm's adjustment over all.
+
+    Classes with fewer than 2 records of either kind are left out. Raises ValueError unless all were judged on the same
+    records.
+    """
+    rows: list[Difference] = []
+    for name, other in others.items():
+        if not np.array_equal(one.rows.test, other.rows.test) or one.task.names != other.task.names:
+            raise ValueError(f"linear probe: {name} was judged on other records; give both models the same data")
+        for subset, by_seed in one.probabilities.items():
+            mine, theirs = by_seed.mean(dim=0), other.probabilities[subset].mean(dim=0)  # [N, L]
+            for column, label in enumerate(one.task.names):
+                target = one.truth[:, column]
+                known = ~target.isnan()
+                if min((target == 1).sum(), (target == 0).sum()) < 2:
+                    continue
+                test = delong(mine[known, column], theirs[known, column], target[known])
+                figure = difference(area_of(mine[:, column], target), area_of(theirs[:, column], target))
+                apart = bootstrap(figure, one.patients, resamples)
+                rows.append(Difference(subset, label, name, test.one, test.other, apart, test.p, math.nan))
+    adjusted = holm([row.p for row in rows])
+    return [Difference(**{**vars(row), "holm": value}) for row, value in zip(rows, adjusted, strict=True)]
+
+
+def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -> list[Path]:
+    """Writes ``<path>.csv`` and, as far as there are sites and other models, ``-sites.csv`` and ``-against.csv``."""
+    rows = probed.rows
+    fixed = [len(rows.test), len(set(probed.patients)), len(rows.val), rows.left_out]
+    header = [
+        "train_on", "train_records", "accuracy", "accuracy_low", "accuracy_high", "accuracy_std", "macro_auc",
+        "macro_auc_low", "macro_auc_high", "macro_auc_std", "calibration_error", "majority_accuracy", "test_records",
+        "test_patients", "val_records", "left_out_as_test_pixels",
+    ]  # fmt: skip
+    lines = [
+        [
+            r.subset, r.records, *_cells(r.accuracy), r.accuracy_std, *_cells(r.auc), r.auc_std, r.calibration,
+            r.majority, *fixed,
+        ]
+        for r in probed.results
+    ]  # fmt: skip
+    files = [write_csv(path, [header, *lines])]
+    if probed.sites:
+        names = ["train_on", "site", "test_records", "accuracy", "macro_auc"]
+        by_site = [[s.subset, s.site, s.records, s.accuracy, s.auc] for s in probed.sites]
+        files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
+    if differences:
+        names = [
+            "train_on", "label", "against", "auc", "auc_against", "difference", "low", "high", "delong_p", "holm_p",
+        ]  # fmt: skip
+        table = [
+            [d.subset, d.label, d.other, d.one_auc, d.other_auc, *_cells(d.interval), d.p, d.holm] for d in differences
+        ]
+        files.append(write_csv(path.with_name(f"{path.name}-against"), [names, *table]))
+    return files
+
+
+def _cells(interval: Interval | None) -> list[float | None]:
+    """Value and bounds; three empty cells for none."""
+    return [None, None, None] if interval is None else [interval.value, interval.low, interval.high]

@@ -1,0 +1,140 @@
+"""Downstream evaluations by command: of a run on its own records, and of a model folder on a table of films."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.probing import MODEL, SIZE, model
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation.linear_probe import LinearProbe
+from fedvlp.evaluation.segmentation import Segmentation
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg
+from fedvlp.models.load import input_size, load_encoders
+from fedvlp.run.evaluate import EVALUATIONS, Choices
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+from fedvlp.training.config import Training
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def films(folder: Path) -> str:
+    """A table of 60 films, half of them with a bright half and a mask of it."""
+    rng, rows = np.random.default_rng(0), []
+    for number in range(60):
+        film, mask = rng.integers(0, 90, (24, 24), dtype=np.uint8), np.zeros((24, 24), np.uint8)
+        if number % 2:
+            film[:, :12] += 120
+            mask[:, :12] = 255
+        Image.fromarray(film).save(folder / f"f{number}.png")
+        Image.fromarray(mask).save(folder / f"m{number}.png")
+        split = ("train", "val", "test")[number // 20]
+        rows.append([f"f{number}.png", f"m{number}.png", ("normal", "opacity")[number % 2], split])
+    with (folder / "films.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "opacity mask", "finding", "split"], *rows])
+    return f"table:{folder / 'films.csv'}"
+
+
+def evaluate(*words: Any) -> Any:
+    return CliRunner().invoke(app, ["evaluate", *map(str, words)])
+
+
+PLAIN = ("--set", "data.report_column=", "--set", "data.min_report_words=0", "--set", "data.burned_in=header")
+PROBE = ("--set", "data.label_columns=finding", "--set", "probe.solver=lbfgs", "--set", "probe.seeds=[0]")
+
+
+def test_a_model_folder_is_probed_on_a_table_and_compared(tmp_path: Path) -> None:
+    for name, seed in (("one", 0), ("other", 1)):
+        model(seed).save(tmp_path / name)
+    before = (tmp_path / "one" / "model.safetensors").read_bytes()
+    data, out = films(tmp_path), tmp_path / "out"
+    done = evaluate(
+        tmp_path / "one", "--what", "linear-probe", "--data", data, *PLAIN, *PROBE,
+        "--set", "probe.fractions=[1.0]", "--against", tmp_path / "other", "--out", out,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (table,) = out.glob("linear-probe-????????.csv")
+    (row,) = csv.DictReader(table.open())
+    assert (row["train_records"], row["test_records"], row["macro_auc"]) == ("20", "20", "1.0")
+    against = list(csv.DictReader((out / f"{table.stem}-against.csv").open()))
+    assert {line["against"] for line in against} == {str(tmp_path / "other")}
+    assert (tmp_path / "one" / "model.safetensors").read_bytes() == before
+
+
+def test_masks_of_a_table_are_segmented(tmp_path: Path) -> None:
+    model().save(tmp_path / "one")
+    done = evaluate(
+        tmp_path / "one", "--what", "segmentation", "--data", films(tmp_path), *PLAIN,
+        "--set", "data.mask_columns=opacity mask", "--set", "segmentation.structure=opacity mask",
+        "--set", "segmentation.fractions=[1.0]", "--set", "segmentation.lr=0.01", "--steps", 30,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (table,) = (tmp_path / "one" / "evaluation").glob("segmentation-*.csv")
+    (row,) = csv.DictReader(table.open())
+    assert float(row["empty_share"]) == 50
+    assert float(row["dice_positives"]) > 80
+
+
+def test_a_model_alone_has_no_records(tmp_path: Path) -> None:
+    model().save(tmp_path)
+    for what in ("linear-probe", "segmentation", "retrieval"):
+        with pytest.raises(ValueError, match="is a model and no run, so it has no records of its own; give --data"):
+            EVALUATIONS[what](RunFolder(tmp_path), Choices())
+
+
+def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
+    for words in (("--data", "synthetic"), ("--against", tmp_path), ("--out", tmp_path)):
+        done = evaluate(tmp_path, "--what", "distortion", *words)
+        assert "leave --data, --against and --out out" in str(done.exception)
+    for what in ("segmentation", "retrieval"):
+        with pytest.raises(ValueError, match="--against compares linear probes"):
+            EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
+
+
+def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
+    experiment = Experiment(
+        "small", FedAvg(local_steps=1), MODEL, data=SyntheticCohort(sites=2, size=80, image_size=32),
+        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    folder = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, folder)
+    choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)))
+    found = {what: EVALUATIONS[what](folder, choices) for what in ("linear-probe", "segmentation", "retrieval")}
+    names = [file.name for files in found.values() for file in files]
+    assert names == ["linear-probe.csv", "linear-probe-sites.csv", "segmentation.csv", "retrieval.csv"]
+    cohort = experiment.data.build()
+    first = next(csv.DictReader((folder.path / "evaluation" / "retrieval.csv").open()))
+    assert int(first["queries"]) == len(cohort.rows("test"))
+    other = Choices(1, data=SyntheticCohort(sites=2, size=60, image_size=32, seed=5), out=tmp_path / "there")
+    (file,) = EVALUATIONS["retrieval"](folder, other)
+    assert file.parent == tmp_path / "there"
+    assert file.stem != "retrieval"
+
+
+def test_shipped_encoders_are_a_model_to_probe_and_none_to_retrieve_with() -> None:
+    from fedvlp.models.initial import load_initial
+
+    pool, expected = load_encoders("tiny-pool"), load_encoders("tiny-pool").config.build(0)
+    load_initial(expected, "tiny-pool")
+    assert all(torch.equal(t, expected.state_dict()[n]) for n, t in pool.state_dict().items() if "encoder" in n)
+    assert input_size("tiny-pool") == 64
+    with pytest.raises(ValueError, match="holds no trained model"):
+        input_size("no-such-folder")
+    with pytest.raises(ValueError, match="holds no trained model"):
+        EVALUATIONS["retrieval"](RunFolder(Path("tiny-pool")), Choices(data=SyntheticCohort(sites=2, size=40)))
+
+
+def test_a_model_folder_gives_its_input_size(tmp_path: Path) -> None:
+    model().save(tmp_path / "model")
+    assert input_size(tmp_path) == input_size(tmp_path / "model") == SIZE
+    assert torch.equal(load_encoders(tmp_path).image_head[0].weight, model().image_head[0].weight)  # type: ignore[index, union-attr]
