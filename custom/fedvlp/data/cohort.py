@@ -18,7 +18,10 @@ SPLITS = ("train", "val", "test")
 PUBLIC = "public"
 """Stands in the column ``sites`` for a record of the public set, which the server and every site hold."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private")
+Sentences = Callable[[str], "list[tuple[str, np.ndarray]]"]
+"""A report to its sentences, each with labels [L] float32 of its own, in the order of ``label_names``."""
+
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "sentences")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -50,6 +53,7 @@ class Cohort:
     )
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> reports that hold one (data/deid.py)
     private: bool = False  # whether the ids are of a hospital's own records: see data/record_ids.py
+    sentences: Sentences | None = None  # labels of single sentences; None where the data set has none
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -165,9 +169,10 @@ class Cohort:
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
         """The rows of all cohorts, one cohort after the other.
 
-        A label that a cohort does not have is nan in its rows. Sites are None if any cohort has none. The counts of
-        identifiers in reports (``phi``) are summed, so a cohort that is refused alone is refused when joined. Raises
-        ValueError without a cohort. Images of different sizes are refused when they are read.
+        A label that a cohort does not have is nan in its rows. Single sentences have no labels any more. Sites are None
+        if any cohort has none. The counts of identifiers in reports (``phi``) are summed, so a cohort that is refused
+        alone is refused when joined. Raises ValueError without a cohort. Images of different sizes are refused when
+        they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")

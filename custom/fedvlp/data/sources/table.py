@@ -20,6 +20,7 @@ from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.sentences import SentenceTable, read_sentence_table
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class TableSource:
     min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
+    sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
 
@@ -208,8 +210,11 @@ class TableSource:
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
         texts = tuple(row.get(_TEXT, "") for row in used)
+        sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
         content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
+        if self.sentence_table and sentences:
+            content.append(digest(Path(self.sentence_table).read_bytes()))
         return Cohort(
             ids=ids,
             patients=patients,
@@ -225,7 +230,17 @@ class TableSource:
             ),
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
             private=True,
+            sentences=sentences,
         )
+
+    def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
+        """The labels of the sentences of all reports; None without a table of sentences."""
+        if not (self.sentence_table and self.report_column):
+            return None
+        table = read_sentence_table(Path(self.sentence_table), label_names)
+        for row in rows:
+            table.add(row[_TEXT], row[self.report_column])
+        return table
 
     def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
         """Hash of a column's value in each row; a row without a value gets its own id."""
