@@ -1,4 +1,4 @@
-"""Sentences as the text unit of MedCLIP (Wang et al., 2022, https://arxiv.org/abs/2210.10163), with labels of their own.
+"""Sentences as MedCLIP's unit of text (Wang et al., 2022, https://arxiv.org/abs/2210.10163), with labels of their own.
 
 A sentence's labels come from a table (``sentence,<label>,...``) or from whoever wrote the report. Differs: a report
 without a sentence of more than ``SHORT`` words is its own unit, with the study's labels; a record without a report gets
@@ -76,8 +76,8 @@ def read_sentence_table(path: Path, label_names: Sequence[str]) -> SentenceTable
     header = [name.strip() for name in rows[0]] if rows else []
     if missing := [name for name in (COLUMN, *label_names) if name not in header]:
         raise ValueError(
-            f"sentence table: none of its {len(header)} columns is {', '.join(map(repr, missing))}; its first line must "
-            "name the column 'sentence' and every label of the data"
+            f"sentence table: none of its {len(header)} columns is {', '.join(map(repr, missing))}; its first line "
+            "must name the column 'sentence' and every label of the data"
         )
     columns = [header.index(name) for name in label_names]
     labels: dict[str, np.ndarray] = {}

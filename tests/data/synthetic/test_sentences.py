@@ -1,4 +1,4 @@
-"""What the built-in reports' sentences say: by hand in every style, and together exactly what the record's labels say."""
+"""What the built-in reports' sentences say: by hand in every style, and together what the record's labels say."""
 
 from __future__ import annotations
 
