@@ -92,16 +92,16 @@ def of_selector(folder: RunFolder, experiment: Experiment, config: SelectorConfi
     test = site_selection.images_of(client, data, "test")
     classes = [name for name in assembly.cohort.label_names if name in PROMPTS]
     shares = site_selection.told(selector, client, test, classes)
-    found = {TOLD: weighted(shares, test), LARGEST: largest(test)}
-    kept = {site: images for site, images in test.items() if site not in retrieving(assembly)}
-    found[TOLD_ELSEWHERE] = weighted(shares, kept)
+    figures = {TOLD: weighted(shares, test), LARGEST: largest(test)}
+    others = {site: images for site, images in test.items() if site not in retrieving(assembly)}
+    figures[TOLD_ELSEWHERE] = weighted(shares, others)
     train = site_selection.images_of(client, data, "train", IMAGES)
     rate: float = experiment.method.selector_lr  # type: ignore[attr-defined]
     for name, embeddings in ((IMAGE, ("image",)), (TRIPLE, EMBEDDINGS)):
         fresh = replace(config, embeddings=embeddings).build(assembly.config(), experiment.rounds.seed)
         site_selection.fit(fresh, client, train, STEPS, rate)
-        found[anew(name)] = weighted(site_selection.told(fresh, client, test, classes), test)
-    return found
+        figures[anew(name)] = weighted(site_selection.told(fresh, client, test, classes), test)
+    return figures
 
 
 def weighted(shares: Mapping[str, float], images: Mapping[str, Tensor]) -> float:

@@ -15,8 +15,7 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.zero_shot import class_texts, site_probabilities
-from fedvlp.methods.selection import texts
+from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, site_probabilities
 from fedvlp.models.selector import Selector
 
 PROMPTS = 10  # of each class, with seed 0
@@ -29,13 +28,13 @@ def images_of(client: Client, data: Mapping[str, Any], split: str, most: int | N
     A site without records there has none.
     """
     client.model.eval()
-    found = {}
+    by_site = {}
     for site, records in data.items():
         rows = torch.arange(min(records.sizes.get(split, 0), most or records.sizes.get(split, 0)))
         batches = records.batches(split, 64, drop_last=False, rows=rows)
         embedded = [client.model({"image": batch["image"]}).image for batch in batches]
-        found[site] = torch.cat(embedded) if embedded else torch.empty(0)
-    return found
+        by_site[site] = torch.cat(embedded) if embedded else torch.empty(0)
+    return by_site
 
 
 def told(selector: Selector, client: Client, images: Mapping[str, Tensor], classes: Sequence[str]) -> dict[str, float]:
@@ -57,7 +56,7 @@ def _texts(selector: Selector, client: Client, classes: Sequence[str]) -> tuple[
     """Prompts [P, d] by class, and the selector's words [W, d], as the loaded model embeds them."""
     sentences = {name: prompts(name, PROMPTS, 0) for name in classes}
     reports, _, _ = class_texts(client, sentences)
-    return reports, texts(client, client.model, selector.words)
+    return reports, embedded_texts(client, selector.words)
 
 
 def fit(selector: Selector, client: Client, images: Mapping[str, Tensor], steps: int, lr: float) -> None:
@@ -69,7 +68,7 @@ def fit(selector: Selector, client: Client, images: Mapping[str, Tensor], steps:
     if not selector.sentences:
         raise ValueError("site selection: the selector has no templates (extra.templates), and images have no report")
     with torch.no_grad():
-        templates, words = (texts(client, client.model, said) for said in (selector.sentences, selector.words))
+        templates, words = (embedded_texts(client, said) for said in (selector.sentences, selector.words))
     adam = Adam(selector.parameters(), lr=lr)
     total = sum(map(len, images.values()))
     for _ in range(steps):
