@@ -217,7 +217,8 @@ def unlike_sites(seed: int) -> Mapping[str, Experiment]:
     The pooled model sees as many records a step as all sites together.
     """
     preset = seeded(presets.get("pms-fm"), seed)
-    data: Any = replace(preset.data, size=6000, test_rows=400)  # type: ignore[call-arg]
+    drawn: Any = preset.data
+    data = replace(drawn, size=6000, test_rows=400)
     model = replace(preset.model, init="tiny-pool")
     rounds = replace(preset.rounds, evaluate_every=0)  # zero-shot is measured after the run
     one = replace(preset, data=data, model=model, rounds=rounds)

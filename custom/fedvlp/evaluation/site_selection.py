@@ -76,5 +76,5 @@ def fit(selector: Selector, client: Client, images: Mapping[str, Tensor], steps:
         for index, own in enumerate(images.values()):
             if len(own):
                 loss = selector.loss_on_templates(own, templates, words, index)
-                (loss * len(own) / total).backward()  # type: ignore[no-untyped-call]
+                (loss * len(own) / total).backward()
         adam.step()
