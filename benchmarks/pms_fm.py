@@ -25,11 +25,12 @@ import torch
 from common import machine, rounded, say, table
 from torch import Tensor
 
+from fedvlp.claims.selection import weighted
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.zero_shot import GLOBAL, Result, ZeroShot, class_texts, over_sites, site_probabilities, zero_shot
+from fedvlp.evaluation import site_selection
+from fedvlp.evaluation.zero_shot import GLOBAL, Result, ZeroShot, over_sites, zero_shot
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -80,13 +81,11 @@ def told(selector: Any, studies: dict[str, tuple[Tensor, Tensor, Tensor]], words
     return 100 * float(torch.cat(right).double().mean())
 
 
-@torch.no_grad()
 def told_by_prompts(client: Client, studies: dict[str, tuple[Tensor, Tensor, Tensor]]) -> float:
     """The same from what zero-shot has: the image, and prompts in place of the report."""
     selector: Any = client.objective.extra
-    reports, _, words = class_texts(client, {name: prompts(name, 10, 0) for name in FINDINGS})
-    found = [site_probabilities(selector, image, reports, words).argmax(1) for image, _, _ in studies.values()]
-    return 100 * float(torch.cat([one == index for index, one in enumerate(found)]).double().mean())
+    images = {site: image for site, (image, _, _) in studies.items()}
+    return weighted(site_selection.told(selector, client, images, FINDINGS), images)
 
 
 def anew(config: SelectorConfig, experiment: Experiment, studies: dict[str, Any], words: Tensor, steps: int) -> Any:

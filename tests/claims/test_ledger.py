@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedvlp.claims.ledger import ALIGN, PAPERS, SCENARIOS, STEPS, alignment
+from fedvlp.claims.ledger import ALIGN, PAPERS, SCENARIOS, STEPS, alignment, unlike_sites
 from fedvlp.claims.scenario import Scenario
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
@@ -20,8 +20,8 @@ def test_claims_name_methods_and_figures_of_their_scenario(scenario: Scenario) -
     methods = scenario.experiments(0)
     for claim in scenario.claims:
         assert {claim.method, claim.other} <= methods.keys()
-        assert claim.method != claim.other
-        assert claim.figure in scenario.shown
+        assert (claim.method, claim.figure) != (claim.other, claim.other_figure or claim.figure)
+        assert {claim.figure, claim.other_figure or claim.figure} <= set(scenario.shown)
         assert claim.papers_value
 
 
@@ -65,3 +65,18 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
 
 def test_every_paper_of_the_ledger_has_a_preset() -> None:
     assert all(presets.get(paper) for paper in PAPERS)
+
+
+def test_pms_fms_pooled_model_sees_as_much_and_is_no_other_method() -> None:
+    """As many rounds and steps, four sites' records a step, the same start; PMS-FM itself as its preset has it."""
+    table: dict[str, Any] = dict(unlike_sites(100))
+    one, pooled = table["pms-fm"], table["pooled"]
+    assert pooled.training.batch_size == 4 * one.training.batch_size
+    assert pooled.method.local_steps == one.method.local_steps
+    for shared in ("model", "data", "partition", "rounds"):
+        assert getattr(pooled, shared) == getattr(one, shared)
+    preset: Any = presets.get("pms-fm")
+    assert one.method == preset.method
+    assert one.extra == preset.extra
+    assert one.extra.templates, "the selector is trained on what inference shows it"
+    assert (one.data.sites, one.data.hard_site, one.partition.retrieve) == (4, "site-2", True)

@@ -175,3 +175,24 @@ def test_refuses_shapes() -> None:
         semantic_matching(units(4, 8, 0), units(4, 8, 1), torch.eye(3), 1.0)
     with pytest.raises(ValueError, match=r"image \[4\], text \[4\]"):
         semantic_matching(torch.ones(4), torch.ones(4), torch.eye(4), 1.0)
+
+
+def test_a_sentence_has_labels_of_its_own_by_hand() -> None:
+    """Images with a finding and without, image vectors (1, 0) and (0, 1); both sentences say nothing of it: (0, 1).
+
+    S = [[0, 0], [1, 1]]. With image = (e1, e2), text = (e1, e1), scale 1, logits = [[1, 1], [0, 0]]. Image side: both
+    targets and both softmax rows are uniform, log 2. Text side: targets (0.268941, 0.731059) twice, log softmax
+    (-0.3132617, -1.3132617): 0.0842489 + 0.9600718 = 1.0443207. L = 1/2 (0.6931472 + 1.0443207) = 0.8687339. The least:
+    1/2 (log 2 + 0.268941 1.3132617 + 0.731059 0.3132617) = 1/2 (0.6931472 + 0.5822028) = 0.6376750.
+    """
+    eye = torch.eye(2)
+    batch = {"labels": torch.tensor([[1.0], [NAN]]), "text_labels": torch.tensor([[NAN], [NAN]])}
+    objective, output = MedCLIP(temperature=1.0, sentences=True), VLOutput(eye, eye[[0, 0]])
+    assert objective(output, batch)["contrastive"].item() == pytest.approx(0.8687339, abs=1e-6)
+    assert objective.entropy(output, batch)["contrastive"].item() == pytest.approx(0.6376750, abs=1e-6)
+    assert objective(output, {"labels": batch["labels"]})["contrastive"].item() != pytest.approx(0.8687339, abs=1e-3)
+
+
+def test_sentences_are_asked_for_only_where_they_are_trained_on() -> None:
+    assert "sentences" in MedCLIPConfig(sentences=True).build().needs  # type: ignore[operator]
+    assert "sentences" not in MedCLIPConfig().build().needs  # type: ignore[operator]

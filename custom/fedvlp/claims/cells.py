@@ -52,9 +52,10 @@ def train(root: Path, experiment: Experiment) -> None:
 
 def finished(root: Path, experiment: Experiment) -> RunFolder | None:
     """The finished run of this very configuration, if there is one."""
+    wanted = fingerprint(experiment.pinned())  # a run's own configuration has the checksum of what it starts from
     for path in sorted((root / experiment.name).glob("[0-9]*")):
         folder = RunFolder(path)
-        if folder.model.exists() and fingerprint(folder.experiment()) == fingerprint(experiment):
+        if folder.model.exists() and fingerprint(folder.experiment()) == wanted:
             return folder
     return None
 

@@ -39,7 +39,7 @@ def judge(scenario: Scenario, table: Table, papers: Sequence[str]) -> Results:
     outcomes = []
     for claim in scenario.claims:
         if claim.paper in papers:
-            measured = interval(table.difference(claim.method, claim.other, claim.figure))
+            measured = interval(table.difference(claim.method, claim.other, claim.figure, claim.other_figure))
             outcomes.append(Outcome(claim, measured, measured.verdict if valid else INVALID))
     return Results(scenario, table, checked, tuple(outcomes))
 
@@ -56,11 +56,14 @@ def claim_rows(results: Results) -> list[tuple[str, ...]]:
 
 
 def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:
-    """One row a method: mean and deviation over seeds of every figure that the scenario shows."""
+    """One row a method: mean and deviation over seeds of every figure that the scenario shows and the method has."""
     methods = list(dict.fromkeys(method for method, _ in results.table.cells))
     for method in methods:
         row = [method]
         for figure in results.scenario.shown:
+            if not results.table.has(method, figure):
+                row.append("")
+                continue
             values = results.table.values(method, figure)
             spread = f" ({stdev(values):.2f})" if len(values) > 1 else ""
             row.append(f"{fmean(values):.2f}{spread}")

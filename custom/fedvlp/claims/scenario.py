@@ -32,9 +32,14 @@ class Table:
             )
         return [self.cells[method, seed][figure] for seed in self.seeds]
 
-    def difference(self, method: str, other: str, figure: str) -> list[float]:
-        """``method`` minus ``other``, seed by seed."""
-        return [a - b for a, b in zip(self.values(method, figure), self.values(other, figure), strict=True)]
+    def has(self, method: str, figure: str) -> bool:
+        """Whether the runs of a method measure the figure: one without a selector has none of what it tells."""
+        return any(figure in figures for (name, _), figures in self.cells.items() if name == method)
+
+    def difference(self, method: str, other: str, figure: str, other_figure: str = "") -> list[float]:
+        """``method`` minus ``other``, seed by seed; of the other, ``other_figure`` where one is given."""
+        theirs = self.values(other, other_figure or figure)
+        return [a - b for a, b in zip(self.values(method, figure), theirs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Claim:
     other: str
     figure: str
     papers_value: str  # as printed, in the paper's own unit
+    other_figure: str = ""  # of ``other``, where one run has both; "": the same figure
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,15 @@ def apart(method: str, high: str, low: str, points: float) -> Precondition:
         return fmean(table.values(method, high)) - fmean(table.values(method, low)) >= points
 
     return Precondition(f"under {method}, {high} is at least {points:g} above {low}", check)
+
+
+def above(method: str, high: str, low: str) -> Precondition:
+    """Of one method, the mean of the figure ``high`` is above that of ``low``."""
+
+    def check(table: Table) -> bool:
+        return fmean(table.values(method, high)) > fmean(table.values(method, low))
+
+    return Precondition(f"under {method}, {high} is above {low}", check)
 
 
 def apart_methods(method: str, other: str, figure: str, points: float) -> Precondition:

@@ -12,7 +12,9 @@ app = typer.Typer()
 
 @app.command()
 def claims(
-    papers: Annotated[list[str] | None, typer.Argument(help="feddra, fedrgb, creamfl, car-mfl; none: all.")] = None,
+    papers: Annotated[
+        list[str] | None, typer.Argument(help="feddra, fedrgb, creamfl, car-mfl, pms-fm; none: all.")
+    ] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")] = None,
     seeds: Annotated[str, typer.Option(help="FIRST-LAST; 100 to 104 are for choosing settings.")] = "0-4",
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 2,

@@ -19,7 +19,10 @@ SPLITS = ("train", "val", "test")
 PUBLIC = "public"
 """Stands in the column ``sites`` for a record of the public set, which the server and every site hold."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks")
+Sentences = Callable[[str], "list[tuple[str, np.ndarray]]"]
+"""A report to its sentences, each with labels [L] float32 of its own, in the order of ``label_names``."""
+
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "sentences")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -54,6 +57,7 @@ class Cohort:
     masks: Callable[[np.ndarray], dict[str, np.ndarray]] | None = (
         None  # rows [n] int -> by structure, bool [n, S, S] on the images' pixels; only evaluations read them
     )
+    sentences: Sentences | None = None  # labels of single sentences; None where the data set has none
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -170,9 +174,10 @@ class Cohort:
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
         """The rows of all cohorts, one cohort after the other.
 
-        A label that a cohort does not have is nan in its rows. Masks are left out. Sites are None if any cohort has
-        none. The counts of identifiers in reports (``phi``) are summed, so a cohort that is refused alone is refused
-        when joined. Raises ValueError without a cohort. Images of different sizes are refused when they are read.
+        A label that a cohort does not have is nan in its rows. Masks are left out, and single sentences have no labels
+        any more. Sites are None if any cohort has none. The counts of identifiers in reports (``phi``) are summed, so
+        a cohort that is refused alone is refused when joined. Raises ValueError without a cohort. Images of different
+        sizes are refused when they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")

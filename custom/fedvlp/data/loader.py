@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedvlp.core.types import Batch
 from fedvlp.data.cohort import Cohort, NoRecordsError, digest
+from fedvlp.data.sentences import units
 from fedvlp.data.transforms import eval_batch, train_batch
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,23 @@ Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
 
 It may have an attribute ``truncated``: the number of reports that it had to cut so far."""
+
+
+@dataclass(frozen=True)
+class _Sentences:
+    """The M units of text of a split's n rows; those of row i are ``first[i]`` to ``first[i + 1]``."""
+
+    text: Tensor  # [M, T] int64
+    mask: Tensor  # [M, T] bool
+    lengths: Tensor  # [M] int64
+    labels: Tensor  # [M, L] float32
+    first: Tensor  # [n + 1] int64
+
+    def draw(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """One unit of each of the ``rows`` [b], all of a row equally likely: [b] int64."""
+        counts = self.first[rows + 1] - self.first[rows]
+        share = torch.rand(len(rows), generator=generator, dtype=torch.float64)
+        return self.first[rows] + (share * counts).long()
 
 
 @dataclass(frozen=True)
@@ -45,13 +63,20 @@ class SiteData:
     split may have less: ``modalities_in``.
     """
 
-    def __init__(self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int) -> None:
-        """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees."""
+    def __init__(
+        self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int, sentences: bool = False
+    ) -> None:
+        """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees.
+
+        ``sentences``: each training step draws a sentence of each report, with its labels (data/sentences.py).
+        """
         self._cohort = cohort
         self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
         self._tokenize = tokenize
         self._input_size = input_size
         self._splits: dict[str, _Split] = {}
+        self._of_sentences = sentences
+        self._sentences: _Sentences | None = None
         self.modalities = self._present(np.concatenate([np.empty(0, dtype=np.int64), *self._rows.values()]))
 
     def modalities_in(self, split: str) -> tuple[str, ...]:
@@ -109,7 +134,30 @@ class SiteData:
             rows = order[start : start + size]
             start += size
             image = None if split.images is None else train_batch(split.images(rows), self._input_size, generator)
-            yield self._batch(split, rows, image)
+            yield self._batch(split, rows, image) | self._drawn(rows, generator)
+
+    def _drawn(self, rows: Tensor, generator: torch.Generator) -> Batch:
+        """What takes the place of the training records' reports: a sentence of each, where that is asked for."""
+        if not self._of_sentences or self._split("train").text is None:
+            return {}
+        if self._sentences is None:
+            self._sentences = self._read_sentences()
+        units = self._sentences
+        chosen = units.draw(rows, generator)
+        longest = int(units.lengths[chosen].max())
+        return {
+            "text": units.text[:, :longest].index_select(0, chosen),
+            "text_mask": units.mask[:, :longest].index_select(0, chosen),
+            "text_labels": units.labels.index_select(0, chosen),
+        }
+
+    def _read_sentences(self) -> _Sentences:
+        """The training records' sentences. Raises ValueError for a cohort whose sentences have no labels."""
+        of_rows = [units(self._cohort, row) for row in self._rows["train"].tolist()]
+        text, mask, lengths = self._tokens([sentence for of_row in of_rows for sentence, _ in of_row])
+        labels = np.stack([labels for of_row in of_rows for _, labels in of_row])
+        first = np.cumsum([0, *map(len, of_rows)])
+        return _Sentences(text, mask, lengths, torch.from_numpy(labels), torch.from_numpy(first))
 
     def batches(self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None) -> Iterator[Batch]:
         """Batches of the split in its order, or of its positions ``rows`` [n] int64 in the order given.
@@ -187,25 +235,30 @@ class SiteData:
 
     def _read(self, name: str) -> _Split:
         rows, before = self._rows[name], self._truncated
-        text, mask = self._tokenize([self._cohort.reports[row] for row in rows])
+        text, mask, lengths = self._tokens([self._cohort.reports[row] for row in rows])
         if cut := self._truncated - before:
             logger.info("%s: %d of %d reports are cut at %d tokens", name, cut, len(rows), text.shape[1])
-        if text.shape != mask.shape or text.ndim != 2 or text.shape[0] != len(rows) or not text.shape[1]:
+        return _Split(
+            size=len(rows),
+            images=self._reader(rows) if "image" in self.modalities else None,
+            text=text if "text" in self.modalities_in(name) else None,
+            mask=mask,
+            lengths=lengths,
+            labels=torch.from_numpy(self._cohort.labels[rows]),
+        )
+
+    def _tokens(self, texts: Sequence[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """ids [N, T], mask [N, T] and lengths [N] up to the last real token, of N texts."""
+        text, mask = self._tokenize(texts)
+        if text.shape != mask.shape or text.ndim != 2 or text.shape[0] != len(texts) or not text.shape[1]:
             raise ValueError(
                 f"site data: the tokenizer gave ids {list(text.shape)} and mask {list(mask.shape)}, "
-                f"expected two of [{len(rows)}, T]"
+                f"expected two of [{len(texts)}, T]"
             )
         mask = mask.to(torch.bool).clone()
         mask[:, 0] = True  # position 0 is [CLS]: a record without a report still has one token
         position = torch.arange(1, mask.shape[1] + 1)
-        return _Split(
-            size=len(rows),
-            images=self._reader(rows) if "image" in self.modalities else None,
-            text=text.to(torch.int64).contiguous() if "text" in self.modalities_in(name) else None,
-            mask=mask,
-            lengths=(mask * position).amax(dim=1),
-            labels=torch.from_numpy(self._cohort.labels[rows]),
-        )
+        return text.to(torch.int64).contiguous(), mask, (mask * position).amax(dim=1)
 
     @property
     def _truncated(self) -> int:

@@ -31,6 +31,12 @@ def clean_report(text: str, min_words: int = 3) -> str:
     return " ".join(words) if len(words) >= min_words else ""
 
 
+def sentences(report: str) -> list[str]:
+    """The sentences of a report as written, in order; a heading ("FINDINGS:") ends one and belongs to none."""
+    pieces = _SENTENCE_END.split(_HEADING.sub(".", report))
+    return [stripped for piece in pieces if (stripped := piece.strip())]
+
+
 def sections(report: str) -> dict[str, str]:
     """Heading -> text of each section. A heading is in capitals and begins a line ("FINDINGS:").
 

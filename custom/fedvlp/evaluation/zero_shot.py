@@ -81,16 +81,16 @@ def class_texts(client: Client, sentences: Texts) -> tuple[Embeddings, Embedding
     Without a selector e_f is e_r, and the words are empty.
     """
     selector: Any = getattr(client.objective, "extra", None)
-    reports = {name: _text(client, texts) for name, texts in sentences.items()}
+    reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
     if not hasattr(selector, "fused"):
         return reports, reports, torch.empty(0)
-    words = _text(client, selector.words)
+    words = embedded_texts(client, selector.words)
     fused = {name: selector.fused(report, words, _only(selector, name, report)) for name, report in reports.items()}
     return reports, fused, words
 
 
-def _text(client: Client, texts: Sequence[str]) -> Tensor:
-    """Unit vectors [N, d] of N texts."""
+def embedded_texts(client: Client, texts: Sequence[str]) -> Tensor:
+    """Unit vectors [N, d] of N texts by the loaded model."""
     ids, mask = client.model.tokenizer(texts)
     return client.model(client.here({"text": ids, "text_mask": mask})).text
 

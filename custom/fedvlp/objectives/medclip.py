@@ -1,6 +1,7 @@
 """MedCLIP (Wang et al., 2022, https://arxiv.org/abs/2210.10163): pairs whose findings agree count as partial matches.
 
 Differs: the released code takes the dot product of the label vectors, the paper its cosine: ``similarity`` chooses.
+On sentences (``sentences``), a sentence of the report stands for it, with labels of its own (data/sentences.py).
 The second, word-shuffled view of each report is left out, because augmentation is the loader's task.
 """
 
@@ -56,12 +57,15 @@ class MedCLIP(nn.Module):
     """Semantic matching by the findings of the records, in nats: term ``contrastive``, absent when a modality is.
 
     The scale of the cosines is learned: exp(``logit_scale``), clamped to [1, 100]. In a batch without ``labels`` every
-    image matches its own report alone, which is CLIP's loss.
+    image matches its own report alone, which is CLIP's loss. ``sentences`` asks for batches whose texts are sentences,
+    with ``text_labels``; in a batch without these, texts have the labels of their images.
     """
 
-    needs = ("image", "text", "labels")
+    needs: tuple[str, ...] = ("image", "text", "labels")
 
-    def __init__(self, temperature: float = 0.07, negative: float = -1.0, similarity: str = "dot") -> None:
+    def __init__(
+        self, temperature: float = 0.07, negative: float = -1.0, similarity: str = "dot", sentences: bool = False
+    ) -> None:
         super().__init__()
         if not 0.01 <= temperature <= 1:
             raise ValueError(f"MedCLIP: temperature {temperature}, expected 0.01 to 1 (the scale starts at 1/t)")
@@ -70,6 +74,8 @@ class MedCLIP(nn.Module):
         if similarity not in SIMILARITIES:
             raise ValueError(f"MedCLIP: similarity {similarity!r}, expected one of {', '.join(SIMILARITIES)}")
         self.negative, self.similarity = negative, similarity
+        if sentences:
+            self.needs = (*self.needs, "sentences")
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
 
     def forward(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
@@ -84,17 +90,19 @@ class MedCLIP(nn.Module):
         """The least value of ``contrastive`` on this batch: the mean entropy of both sides' targets, in nats."""
         if output.image is None or output.text is None or not len(output.image):
             return {}
-        similarity = self._targets(output.image, batch)  # symmetric: both sides have the same targets
-        return {"contrastive": torch.special.entr(similarity.softmax(dim=1)).sum(dim=1).mean()}
+        similarity = self._targets(output.image, batch)
+        sides = [torch.special.entr(side.softmax(dim=1)).sum(dim=1).mean() for side in (similarity, similarity.T)]
+        return {"contrastive": (sides[0] + sides[1]) / 2}
 
     def _targets(self, image: Tensor, batch: Batch) -> Tensor:
-        """S [B, B] from the labels; without labels the log of the identity, whose softmax is the identity."""
+        """S [B, B], images x texts, from the labels; without labels the log of the identity."""
         if "labels" not in batch:
-            return torch.eye(len(image), device=image.device).log()
-        vectors = finding_vectors(batch["labels"], self.negative)  # [B, L + 1]
+            return torch.eye(len(image), device=image.device).log()  # its softmax is the identity
+        images = finding_vectors(batch["labels"], self.negative)  # [B, L + 1]
+        texts = finding_vectors(batch.get("text_labels", batch["labels"]), self.negative)  # [B, L + 1]
         if self.similarity == "cosine":
-            vectors = F.normalize(vectors, dim=1)
-        return vectors @ vectors.T
+            images, texts = F.normalize(images, dim=1), F.normalize(texts, dim=1)
+        return images @ texts.T
 
 
 @dataclass(frozen=True)
@@ -104,10 +112,11 @@ class MedCLIPConfig:
     temperature: float = 0.07  # the learned scale starts at its inverse; 0.01 to 1
     negative: float = -1.0  # entry of a denied finding in the vector, -1 (denials agree) to 0 (they say nothing)
     similarity: str = "dot"  # of the vectors: "dot" (released code) or "cosine" (paper)
+    sentences: bool = False  # train on one random sentence of each report, with its own labels (data/sentences.py)
 
     def __post_init__(self) -> None:
         self.build()
 
     def build(self, model: Any = None, seed: int = 0) -> nn.Module:
         """The loss; its initial weight does not depend on ``model`` or ``seed``."""
-        return MedCLIP(self.temperature, self.negative, self.similarity)
+        return MedCLIP(self.temperature, self.negative, self.similarity, self.sentences)

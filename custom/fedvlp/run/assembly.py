@@ -182,7 +182,9 @@ class Assembly:
 
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
         """The rows (by split) as batches for the model of ``site``, on the device that trains."""
-        data = SiteData(self.cohort, rows, self.modules(site)[0].tokenizer, self.config(site).image_size)
+        model, objective = self.modules(site)
+        sentences = "sentences" in objective.needs
+        data = SiteData(self.cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
         return data if device.type == "cpu" else OnDevice(data, device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -353,3 +353,23 @@ def test_the_361_real_pairs_of_four_sites() -> None:
     images = cohort.images(np.arange(361))
     assert (images.reshape(361, -1).std(axis=1) > 5).all()
     assert TableSource(**unsearched, image_size=16).summary()["skipped: report too short"] == 3
+
+
+def test_sentences_have_the_labels_of_their_table(tmp_path: Path) -> None:
+    """Reports lose their full stops when they are read; their sentences are kept apart, and change the fingerprint."""
+    rows = good(tmp_path, 4)
+    for row in rows:
+        row[5] = "1"
+    table = write(tmp_path, rows)
+    labels = tmp_path / "sentences.csv"
+    labels.write_text("sentence,finding\nCanary effusion on the left,0\n", encoding="utf-8")
+    plain = TableSource(table, image_size=16, label_columns="finding")
+    cohort = replace(plain, sentence_table=str(labels)).build()
+    assert plain.build().sentences is None
+    assert cohort.sentences is not None
+    (first, said), (second, unknown) = cohort.sentences(cohort.reports[2])
+    assert (first, second) == ("canary effusion on the left", "number 2 seen")
+    assert said.tolist() == [0]
+    assert np.isnan(unknown).all()
+    assert cohort.fingerprint != plain.build().fingerprint
+    assert "anary" not in silent_error(replace(plain, sentence_table=str(tmp_path / "canary.csv")))

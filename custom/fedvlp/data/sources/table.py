@@ -22,6 +22,7 @@ from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import read_masks
+from fedvlp.data.sentences import SentenceTable, read_sentence_table
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class TableSource:
     min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
+    sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
     cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
@@ -213,8 +215,11 @@ class TableSource:
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
         texts = tuple(row.get(_TEXT, "") for row in used)
+        sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
         content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
+        if self.sentence_table and sentences:
+            content.append(digest(Path(self.sentence_table).read_bytes()))
         return Cohort(
             ids=ids,
             patients=patients,
@@ -231,7 +236,17 @@ class TableSource:
             phi=scan(row[self.report_column] for row in used) if self.report_column else {},
             private=True,
             masks=self._masks(used),
+            sentences=sentences,
         )
+
+    def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
+        """The labels of the sentences of all reports; None without a table of sentences."""
+        if not (self.sentence_table and self.report_column):
+            return None
+        table = read_sentence_table(Path(self.sentence_table), label_names)
+        for row in rows:
+            table.add(row[_TEXT], row[self.report_column])
+        return table
 
     def _masks(self, rows: list[Row]) -> Callable[[np.ndarray], dict[str, np.ndarray]] | None:
         """Reader of the masks of ``rows`` by column; None where no column is named.

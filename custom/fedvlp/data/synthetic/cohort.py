@@ -13,6 +13,7 @@ from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.synthetic.cases import LABEL_SETS, Cases, draw_cases, more_labels
 from fedvlp.data.synthetic.film import Renderer
 from fedvlp.data.synthetic.reports import write_reports
+from fedvlp.data.synthetic.sentences import WrittenSentences
 
 VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
 ADDED = ("labels", "omitted", "test_rows")  # settings that old fingerprints do not know: left out where they are unused
@@ -85,6 +86,7 @@ class SyntheticCohort:
             images=renderer,
             fingerprint=digest(spec, "\n".join(reports), labels.tobytes(), probes),
             masks=renderer.masks,
+            sentences=WrittenSentences(LABEL_SETS[self.labels]),
         )
 
     def cases(self) -> Cases:
