@@ -52,6 +52,14 @@ def test_the_median_of_four_is_half_way_between_the_two_in_the_middle_whatever_t
     assert average("median", FIVE[:4]) == [2.5, 35.0]
 
 
+def test_of_equal_values_the_sites_order_decides_which_are_left_out() -> None:
+    """Whose weight counts must not depend on the processor, or the bytes would. Forty sites send 0, 1 or 2."""
+    rows = [([float(site * 7 % 3), 0.0], site + 1.0) for site in range(40)]
+    kept = sorted(rows, key=lambda row: row[0][0])[8:-8]  # Python's sort is stable
+    expected = sum(values[0] * weight for values, weight in kept) / sum(weight for _, weight in kept)
+    assert average("trimmed", rows)[0] == pytest.approx(expected)
+
+
 def test_a_site_without_samples_has_no_place_in_the_list() -> None:
     """Without the 0s, 4 and 20 are in the middle of 3, 4, 1000 and of -9, 20, 30."""
     rows = [(values, weight if weight > 2 else 0.0) for values, weight in FIVE]
