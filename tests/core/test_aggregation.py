@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from support.toy import same_bytes
 from torch import Tensor
 
 import fedvlp.core.aggregation as aggregation
 from fedvlp.core.aggregation import StreamingMean, bounded, capped_counts, in_site_order
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Failure, FailureKind, Reply, State, Update
 
 GOOD = Update("a", 3, "train", 10, {"w": torch.ones(2, 3)})
@@ -227,6 +231,24 @@ def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, m
     assert len(written) == 2  # a, whose turn it was, did not touch the disk
     assert list(spool.glob("*")) == []  # nothing is left behind
     assert len(os.listdir("/dev/fd")) == open_files
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_disk_that_has_no_room_for_an_update_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whether Python or safetensors notices it; the model's [2, 3] float32 are 24 bytes. No half file stays."""
+
+    def full(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
+    monkeypatch.setattr(aggregation, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"the disk is full; it needs 24 bytes there\. The checkpoint is intact"):
+        list(in_site_order([("b", replace(GOOD, site="b"))], ["a", "b"], tmp_path))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_waits_for_its_turn_like_an_update(tmp_path: Path) -> None:

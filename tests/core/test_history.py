@@ -30,7 +30,7 @@ def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "history.jsonl"
+    file = tmp_path / "new" / "run" / "history.jsonl"
     first = history.append(file, Written(), RECORDS[:3])
     assert history.read(file, first) == RECORDS[:3]
     second = history.append(file, first, RECORDS[3:])
@@ -127,6 +127,20 @@ def test_a_disk_that_takes_no_more_is_said(
             history.append(file, kept, RECORDS[2:])
     assert history.read(file, kept) == RECORDS[:2]
     history.append(file, kept, RECORDS[2:])
+
+
+def test_what_is_synced_is_all_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the checkpoint could survive a loss of power, and its records not."""
+    file, synced, sync = tmp_path / "history.jsonl", [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(os.fstat(handle).st_size), sync(handle)))
+    first = history.append(file, Written(), RECORDS[:1])
+    second = history.append(file, first, RECORDS[1:])
+    assert synced == [first.size, second.size]
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_the_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"cannot read {tmp_path.name} in {tmp_path.parent}: Is a directory"):
+        history.read(tmp_path, Written(1, 2))
 
 
 # Of a server

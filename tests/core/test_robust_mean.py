@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from support.toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
 import fedvlp.core.robust_mean as robust_mean
 from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.robust_mean import Averaging, Mean, left_out
 from fedvlp.core.types import State
 
@@ -46,6 +50,14 @@ def test_two_at_each_end_leave_the_middle() -> None:
 def test_the_median_of_four_is_half_way_between_the_two_in_the_middle_whatever_they_weigh() -> None:
     """1, 2, 3, 4 give 2.5, and 50, 40, 30, 20 give 35."""
     assert average("median", FIVE[:4]) == [2.5, 35.0]
+
+
+def test_of_equal_values_the_sites_order_decides_which_are_left_out() -> None:
+    """Whose weight counts must not depend on the processor, or the bytes would. Forty sites send 0, 1 or 2."""
+    rows = [([float(site * 7 % 3), 0.0], site + 1.0) for site in range(40)]
+    kept = sorted(rows, key=lambda row: row[0][0])[8:-8]  # Python's sort is stable
+    expected = sum(values[0] * weight for values, weight in kept) / sum(weight for _, weight in kept)
+    assert average("trimmed", rows)[0] == pytest.approx(expected)
 
 
 def test_a_site_without_samples_has_no_place_in_the_list() -> None:
@@ -128,7 +140,7 @@ def test_what_waits_on_disk_gives_the_same_bytes_and_leaves_nothing(
     rows = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).T, seed + 1.0) for seed in range(5)]
     like = {"w": torch.zeros(6, 4)}
     found, before = [], len(os.listdir("/dev/fd"))
-    for size, spool in ((aggregation.PARK_BYTES, None), (96, tmp_path / "spool"), (97, tmp_path / "memory")):
+    for size, spool in ((aggregation.PARK_BYTES, None), (96, tmp_path / "run" / "spool"), (97, tmp_path / "memory")):
         monkeypatch.setattr(robust_mean, "PARK_BYTES", size)
         mean = Averaging("trimmed", 0.2, spool).begin(like)
         for tensor, weight in rows:
@@ -143,6 +155,25 @@ def test_what_waits_on_disk_gives_the_same_bytes_and_leaves_nothing(
     same_bytes(found[0], found[1])
     same_bytes(found[0], found[2])
     assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_disk_that_has_no_room_for_what_waits_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whether Python or safetensors notices it; the two float32 of one state are 8 bytes."""
+
+    def full(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(robust_mean, "PARK_BYTES", 0)
+    monkeypatch.setattr(robust_mean, "save_file", full)
+    mean = Averaging("median", spool=tmp_path).begin(MODEL)
+    with pytest.raises(CheckpointError, match=r"the disk is full; it needs 8 bytes there\. The checkpoint is intact"):
+        mean.add(MODEL, 1.0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("kind", "trim"), [("mode", 0.2), ("trimmed", 0.5), ("trimmed", -0.1), ("mean", float("nan"))])

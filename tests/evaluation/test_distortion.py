@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes
 
-from fedvlp.core.types import State, group
+from fedvlp.core.client import Client
+from fedvlp.core.types import Broadcast, State, group
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.distortion import Entry, Retraining, Trial, cross_table, encoder_layers, encoder_phase
 from fedvlp.evaluation.retrieval import retrieval
@@ -57,7 +58,6 @@ def test_an_entry_is_the_drop_of_the_paired_cosine() -> None:
 
     client.load(state)
     before = cosine()
-    from fedvlp.core.types import Broadcast
     from fedvlp.federation.site import Site
     from fedvlp.federation.site_memory import SiteMemory
 
@@ -108,6 +108,41 @@ def test_models_of_their_own_start_from_their_own_weights() -> None:
     entries = cross_table(own, {"b": one.data["b"]}, Retraining(local_steps=0), SGD)
     assert [e.distortion for e in entries] == [0.0] * 3
     assert len({e.similarity_before for e in entries}) == 3
+
+
+def test_a_trial_starts_from_what_its_site_remembers() -> None:
+    """In round 0 too, as of a phase before it."""
+    seen = []
+
+    class Told(Retraining):
+        def receive(self, client: Client, message: Broadcast) -> None:
+            seen.append({name: tensor.item() for name, tensor in client.memory.items()})
+
+    one = world()
+    state = clone(one.server().state)
+    remembered = [{"x": torch.tensor(3.0)}, {}]
+    both = [Trial(site, state, one.client(site), own) for site, own in zip("ab", remembered, strict=True)]
+    cross_table(both, one.data, Told(local_steps=1), SGD)
+    assert seen == [{"x": 3.0}, {}]
+
+
+def test_what_one_site_makes_of_the_model_does_not_reach_the_next() -> None:
+    """a measures with weights of its own; b's figures are those of the model as it was trained."""
+    one = world()
+    state = clone(one.server().state)
+
+    def own(client: Client, state: State, site: str) -> None:
+        client.load(state)
+        if site == "a":
+            with torch.no_grad():
+                for parameter in client.model.parameters():
+                    parameter.mul_(-3)
+
+    there = {site: one.data[site] for site in "ab"}
+    plain = cross_table(trials(one, state)[:1], there, Retraining(local_steps=3), SGD)
+    changed = cross_table(trials(one, state)[:1], there, Retraining(local_steps=3), SGD, load=own)
+    assert changed[0] != plain[0]
+    assert changed[1] == plain[1]
 
 
 def test_sites_without_test_records_are_left_out() -> None:

@@ -124,6 +124,24 @@ def run(protocol: ZeroShot = PROTOCOL, config: SelectorConfig | None = SELECTOR,
     return zero_shot(protocol, client, states, given.get("data") or data(), CLASSES)
 
 
+def test_each_site_judges_with_the_model_as_it_has_it() -> None:
+    """At site-2 the model has other weights, for its prompts too; each row is that of a run of this site alone."""
+    client = trainee(None)
+    states = three_models(client)
+    known = {"site-1": states[GLOBAL], "site-2": states["site-2"]}
+
+    def load(client: Client, state: State, site: str) -> None:
+        client.load(known[site])
+
+    seen, _ = zero_shot(PROTOCOL, client, {GLOBAL: states[GLOBAL]}, data(), CLASSES, load=load)
+    alone = [
+        zero_shot(PROTOCOL, client, {GLOBAL: known[site]}, {site: records}, CLASSES)[0][0]
+        for site, records in data().items()
+    ]
+    assert seen == alone
+    assert alone[1] != zero_shot(PROTOCOL, client, {GLOBAL: states[GLOBAL]}, data(), CLASSES)[0][1]
+
+
 # Prompts
 
 

@@ -12,11 +12,12 @@ from support.toy import Toy, clone, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.client import Client
+from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods.fedavg import FedAvg
-from fedvlp.methods.mfedavg import MFedAvg
+from fedvlp.methods.mfedavg import MFedAvg, keep_best
 from fedvlp.models.multimodal import fused
 from fedvlp.objectives.bce import BCE
 
@@ -131,10 +132,12 @@ class Judged:
     def __init__(self, *areas: float) -> None:
         self.areas = dict(enumerate(areas))
         self.met: list[State] = []
+        self.asked: list[tuple[str, ...]] = []  # the splits of the public set, one after the other
 
     def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]:
         if client.name != "server":
             return {"test/auc/macro": float(client.state()["classifier.weight"].double().sum())}
+        self.asked.append(splits)
         known = [number for number, state in enumerate(self.met) if same(state, client.state())]
         if not known:
             self.met.append(clone(client.state()))
@@ -158,6 +161,18 @@ def test_the_best_round_on_the_public_set_is_the_model(areas: tuple[float, ...],
     assert not [name for name in server.memory if name.startswith("best/")], "a second model is not kept for ever"
     last = Judged(*areas)
     same_bytes(world(replace(WITH_PUBLIC, best_by=""), rounds=EVERY_ROUND, evaluate=last).run().state, last.met[3])
+    assert len(last.asked) == 4
+    assert judged.asked == [*last.asked[:3], ("val",), last.asked[3]], "the last round is judged too, on val alone"
+
+
+def test_the_best_round_is_noted_beside_what_else_the_server_remembers() -> None:
+    """Its weights are a copy: a large model's next mean is written over those of the last round."""
+    server = Server(("a",), {"w": torch.ones(2)}, {"other": torch.tensor(3.0)})
+    keep_best(server, 0.25)
+    server.state["w"].zero_()
+    assert {name: tensor.tolist() for name, tensor in server.memory.items()} == {
+        "other": 3.0, "best/w": [1.0, 1.0], "best_figure": 0.25,
+    }  # fmt: skip
 
 
 def test_a_run_that_was_stopped_remembers_its_best_round(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ MODULES = (
 DRAWINGS = ("heat_map", "_heat_map", "write_curves")
 """Functions that lay out a figure: their numbers are a matter of taste, and they are not mutated."""
 
-TUNING = ("BLOCK", "TILE", "BATCH", "EXACT_NUMEL", "PARK_BYTES", "STORED", "LARGEST", "ORDERS")
+TUNING = ("BLOCK", "TILE", "BATCH", "EXACT_NUMEL", "PARK_BYTES", "STORED", "LARGEST", "ORDERS", "VALUES")
 """Constants that decide how much is done or tried at a time: speed, memory and last bits, and no figure."""
 
 WHOLE_RUNS = ("test_golden", "test_schedules", "test_learning", "test_presets", "test_runs", "test_simulator")

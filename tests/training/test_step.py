@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.towers import client as dual_client
-from support.toy import ADAMW, SGD
+from support.toy import ADAMW, SGD, same_bytes
 from torch import Tensor, nn
 
 from fedvlp.core.client import Client
@@ -83,6 +83,47 @@ def test_a_loss_scale_of_nothing_moves_nothing() -> None:
     terms = stepper(one, loss_scale=0.0)(BATCH, product(one))
     assert one.model.a.item() == 2
     assert terms["product"].item() == 6, "the term is reported as it is"
+
+
+def test_an_optimiser_that_is_handed_on_shares_no_memory() -> None:
+    """The optimiser works in place, and what was handed on is what a site saves; an unmoved b leaves an empty mark."""
+    first, second, kept = client(), client(), {}
+    training = replace(ADAMW, batch_size=4, warmup_steps=0)
+    step = stepper(first, training)
+    step(BATCH, product(first))
+    step.hand_on(kept)
+    assert kept["b/idle"].numel() == 0
+    as_saved = {name: tensor.clone() for name, tensor in kept.items()}
+    following = stepper(second, training)
+    assert following.go_on(kept)
+    for one, own in ((step, first), (following, second)):
+        one(BATCH, product(own))
+        same_bytes(kept, as_saved)
+
+
+def test_only_tensors_of_parameters_that_it_trains_are_taken_over() -> None:
+    """Others, whose place may be before them, are passed over; with nothing to take over there is a warm-up."""
+    one, kept = client(), {}
+    training = replace(ADAMW, batch_size=4)
+    step = stepper(one, training)
+    step(BATCH, lambda batch: {"sum": one.model.a + one.model.b})
+    step.hand_on(kept)
+    following = stepper(client(), training)
+    assert not following.go_on({})
+    assert not following.go_on({"gone/exp_avg": torch.ones(3)})
+    assert following.go_on({"gone/exp_avg": torch.ones(3), **kept})
+    same_bytes(following.tensors(), kept)
+
+
+def test_tensors_of_former_checkpoints_go_by_the_number_of_their_parameter() -> None:
+    one, kept = client(), {}
+    training = replace(ADAMW, batch_size=4)
+    step = stepper(one, training)
+    step(BATCH, lambda batch: {"sum": one.model.a + 2 * one.model.b})
+    step.hand_on(kept)
+    following = stepper(client(), training)
+    assert following.go_on({name.replace("a/", "0/").replace("b/", "1/"): tensor for name, tensor in kept.items()})
+    same_bytes(following.tensors(), kept)
 
 
 def test_a_weight_without_gradient_is_left_alone_whatever_came_before() -> None:
