@@ -34,7 +34,10 @@ def memories(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("sites/*/[0-9]*"))}
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = [pytest.param(name, marks=pytest.mark.slow(seconds=10)) for name in ("fedema", "fedmae", "feddra")]
+
+
+@pytest.mark.parametrize("name", ["fedu", "fedx", *LONG])
 def test_forked_workers_and_a_kill_in_the_middle_of_a_phase_change_no_byte(name: str, tmp_path: Path) -> None:
     """The second run is of two workers; the third is killed at b's second step of the second round, and resumed.
 
@@ -58,7 +61,7 @@ def test_forked_workers_and_a_kill_in_the_middle_of_a_phase_change_no_byte(name:
     assert memories(tmp_path / "killed") == memories(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("name", ["fedu", "fedema", "fedx"])
+@pytest.mark.parametrize("name", ["fedu", "fedema"])
 def test_a_new_site_for_every_task_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     """As in a simulator with fewer threads than sites: the target network and the divergence are on disk."""
     kept, renewed = one(name, tmp_path / "kept"), one(name, tmp_path / "renewed")

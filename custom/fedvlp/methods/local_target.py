@@ -45,15 +45,15 @@ class LocalTarget(Method):
     # Site half
     def receive(self, client: Client, message: Broadcast) -> None:
         target = {name: tensor for name, tensor in client.state().items() if name.startswith(TARGET)}
-        kept = {name: tensor for name, tensor in client.memory.items() if name.startswith(TARGET)}
-        client.load({**message.state, **target, **kept, **self._start(client, message)})
-        if not kept:
+        mine = {name: tensor for name, tensor in client.memory.items() if name.startswith(TARGET)}
+        client.load({**message.state, **target, **mine, **self._start(client, message)})
+        if not mine:
             client.restart_target()
 
     def upload(self, client: Client, message: Broadcast) -> State:
         start = self._start(client, message)
-        kept = {name: tensor for name, tensor in client.state().items() if name.startswith(TARGET)}
-        client.memory = kept | self.remembers(client, start)
+        mine = {name: tensor for name, tensor in client.state().items() if name.startswith(TARGET)}
+        client.memory = mine | self.remembers(client, start)
         return super().upload(client, message)
 
     def _start(self, client: Client, message: Broadcast) -> State:
