@@ -49,8 +49,8 @@ def load_encoders(folder: str | Path) -> DualEncoder:
 
     Those hold encoders alone, so all else of the model is then random: for what reads the encoders only.
     """
-    place = parse(str(folder)).folder
-    saved = _described(_inside(place))
+    inside = _inside(parse(str(folder)).folder)
+    saved = _described(inside)
     if "weights" not in saved:
         return load_model(folder)
     model = DualEncoder.config_class(**saved["model"]).build()
