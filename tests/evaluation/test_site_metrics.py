@@ -88,6 +88,14 @@ def test_a_site_without_a_modality_has_no_figure() -> None:
     assert Retrieval()(SimpleNamespace(model=model, data=data(captions=1)), ("val",))["val/all/mean/r1"] == 100.0
 
 
+def test_a_split_without_a_modality_does_not_hide_the_next() -> None:
+    """As where the held-out films of one split have no reports."""
+    records = data(captions=1, splits=("val", "test"))
+    records.modalities_in = lambda split: ("image",) if split == "val" else ("image", "text")  # type: ignore[method-assign]
+    client = SimpleNamespace(model=Told(torch.eye(5), torch.eye(5)), data=records)
+    assert {name.partition("/")[0] for name in Retrieval()(client, ("val", "test"))} == {"test"}
+
+
 def test_a_split_of_just_one_batch_has_a_figure_in_batch() -> None:
     for images, there in ((3, False), (4, True)):
         found = Retrieval(batch_size=4).measure(

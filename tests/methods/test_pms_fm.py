@@ -12,10 +12,25 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import ADAMW, TEXT, Fuse, Pairs, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes
+from support.toy import (
+    ADAMW,
+    TEXT,
+    Fuse,
+    Pairs,
+    Recorder,
+    Toy,
+    World,
+    aggregate,
+    clone,
+    differs,
+    forked,
+    pairs,
+    same_bytes,
+)
 from torch import Tensor, nn
 
 from fedvlp.core.client import EXTRA, named_state
+from fedvlp.core.robust_mean import Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.loop import Rounds
@@ -189,6 +204,22 @@ def test_a_site_that_is_away_takes_part_with_the_model_it_was_sent() -> None:
     expected = soft_pull({"a": uploads["a"], "b": kept, "c": uploads["c"]}, METHOD.softpull)
     for site in SITES:
         same_bytes(METHOD.personal(server, site), expected[site])
+
+
+@pytest.mark.parametrize(("sent", "pulled"), [((4, 0, 800), (4, 2, 402)), ((4, 0), (3, 1)), ((4,), (4,))])
+def test_the_pull_towards_a_median_by_hand(sent: tuple[float, ...], pulled: tuple[float, ...]) -> None:
+    """Lambda 1/2, so everybody goes half way to the median of all: 4, of two sites 2; one alone stays."""
+    method = replace(METHOD, softpull=0.5)
+    server = Server(tuple(SITES[: len(sent)]), {"w": torch.zeros(())})
+    server.averaging = Averaging("median")
+    own = zip(server.sites, sent, strict=True)
+    aggregate(method, server, [Update(s, 0, "personal", 1, {"w": torch.tensor(float(w))}) for s, w in own], "personal")
+    assert tuple(server.memory[f"personal/{site}/w"].item() for site in server.sites) == pulled
+
+
+def test_only_the_personal_phase_trains_the_models_of_the_sites() -> None:
+    """Whose normalisation statistics are not those of the global model."""
+    assert [METHOD.trainee(phase) for phase in METHOD.phases(0)] == ["model", "personal"]
 
 
 # What a site is sent
