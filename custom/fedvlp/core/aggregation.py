@@ -114,8 +114,8 @@ def bounded(
             if norm > limit:
                 logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
                 short = _shortened(update.state, reference, kind, limit / norm)
-                kept = {KEPT: limit / norm} if kind == BESIDE else {}
-                update = replace(update, state=update.state | short, scalars=update.scalars | kept)
+                share_left = {KEPT: limit / norm} if kind == BESIDE else {}
+                update = replace(update, state=update.state | short, scalars=update.scalars | share_left)
         yield update
         del update
 

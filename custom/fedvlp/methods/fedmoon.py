@@ -62,5 +62,7 @@ class FedMOON(Method):
 
     def upload(self, client: Client, message: Broadcast) -> State:
         if self.mu:
-            client.memory = {name: t for name, t in client.state().items() if not name.startswith(OBJECTIVE)}
+            last = {name: t for name, t in client.state().items() if not name.startswith(OBJECTIVE)}
+            # The site keeps its own normalisation beside the memory, and one file cannot hold a tensor twice.
+            client.memory = last | {name: last[name].clone() for name in client.site_only & last.keys()}
         return super().upload(client, message)

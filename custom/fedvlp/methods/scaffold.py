@@ -152,8 +152,9 @@ class ControlledMean:
         counted, share = server.memory[COUNTED].clone(), server.memory[SHARE].clone()
         counted[answered] = float(server.round)
         share[answered] = torch.tensor(list(self._kept.values()), dtype=torch.float64)
-        part = len(answered) / len(server.sites)  # |S| / N, since the change is a mean over S
+        fraction = len(answered) / len(server.sites)  # |S| / N, since the change is a mean over S
         moved = {
-            CONTROL + name: server.memory[CONTROL + name] + part * change[CHANGE + name] for name in self._controlled
+            CONTROL + name: server.memory[CONTROL + name] + fraction * change[CHANGE + name]
+            for name in self._controlled
         }  # line 4: c
         server.memory |= moved | {COUNTED: counted, SHARE: share}
