@@ -1,6 +1,6 @@
 """Few-shot classification and lung segmentation on real radiographs, from random and from pre-trained encoders.
 
-    python benchmarks/downstream.py [--data ../shared/data] [--model FOLDER ...] [--seeds 3] [--quick]
+    python benchmarks/downstream.py [--data ../shared/data] [--model FOLDER ...] [--seeds 3] [--only TASK] [--quick]
 
 Every encoder is frozen, and has 64-pixel inputs: "random" has random weights, "tiny-pool" ships with fedvlp (it was
 trained on drawn films and has never seen a real one); --model adds runs or model folders.
