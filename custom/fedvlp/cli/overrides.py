@@ -34,18 +34,23 @@ def use_plugins(named: list[str] | None) -> None:
             plugins.use(name)
 
 
-def configured(preset: str, data: str | None, sites: int | None, settings: list[str] | None) -> Experiment:
+def configured(
+    preset: str, data: str | None, sites: int | None, settings: list[str] | None, like: Experiment | None = None
+) -> Experiment:
     """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
-    Weights to start from are named with their checksum. Raises ValueError for an unknown preset, data or setting.
+    ``like`` is a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
+    Raises ValueError for an unknown preset, data or setting.
     """
     from dataclasses import replace
 
     from fedvlp.data.synthetic.cohort import SyntheticCohort
-    from fedvlp.run import presets
+    from fedvlp.run import presets, terms
     from fedvlp.run.config import override
 
     experiment = presets.get(preset)
+    if like is not None:
+        experiment = terms.like(experiment, like)
     margin = experiment.model.image_size * 9 // 8
     chosen = source_of(data, margin)
     if isinstance(chosen, SyntheticCohort):
