@@ -88,7 +88,9 @@ def code() -> str:
     """A digest of the code that decides a figure: a cell of other code may differ, and the page says so."""
     package = Path(fedvlp.__file__).parent
     files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
-    return digest(*(part for file in files for part in (file.relative_to(package).as_posix(), file.read_bytes())))[:16]
+    return digest(*(piece for file in files for piece in (file.relative_to(package).as_posix(), file.read_bytes())))[
+        :16
+    ]
 
 
 def _last(held_out: list[Record]) -> dict[str, dict[str, float]]:
@@ -117,5 +119,5 @@ def _rounded(figures: dict[str, float]) -> dict[str, float]:
     return {
         name: round(value, DECIMALS)
         for name, value in sorted(figures.items())
-        if math.isfinite(value) and not any(part in name for part in one_way)
+        if math.isfinite(value) and not any(mark in name for mark in one_way)
     }

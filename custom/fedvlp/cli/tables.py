@@ -45,8 +45,10 @@ def comparison_tables(compared: Comparison) -> list[Content]:
     scope = "in batches of 32" if compared.in_batch else "whole set"
     title = f"R@{compared.k} on the test split, {scope}, %, 95 % intervals"
     columns = ("model", "average", "worst site", "encoder / all steps")
-    models = [(*_of_row(row, False), compared.steps.get(row.name, "")) for row in compared.models]
-    pairs = [_of_row(row, True) for row in compared.ahead]
+    models: list[tuple[str, ...]] = [
+        (*_of_row(row, False), compared.steps.get(row.name, "")) for row in compared.models
+    ]
+    pairs: list[tuple[str, ...]] = [_of_row(row, True) for row in compared.ahead]
     return [
         (title, columns, models),
         (
@@ -57,7 +59,7 @@ def comparison_tables(compared: Comparison) -> list[Content]:
     ]
 
 
-def _of_row(row: Row, signed: bool) -> tuple[str, str, str]:
+def _of_row(row: Row, signed: bool) -> tuple[str, ...]:
     shown = [str(of) if signed else of.unsigned() for of in (row.average, row.worst)]
     return row.name, shown[0], shown[1]
 

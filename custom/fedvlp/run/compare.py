@@ -135,14 +135,14 @@ class _Run:
         """What a site's ``own`` model, or else ``state``, finds there. At the ``start`` no site has trained."""
         torch.set_num_threads(self.experiment.training.threads)
         load = distortion.load if start else loader(self.assembly)
-        found: Hits = {}
+        hits: Hits = {}
         for site, data in self.data.items():
             client = self.assembly.client(site, data)
             load(client, own.get(site, state), site)
             image, text = embed(client.model, data.batches("test", BATCH, drop_last=False))
             of_image, of_text = in_batch_ranks(image, text, BATCH) if in_batch else ranks(image, text)
-            found[site] = 50.0 * ((of_image < k).double() + (of_text < k).double()).numpy()
-        return found
+            hits[site] = 50.0 * ((of_image < k).double() + (of_text < k).double()).numpy()
+        return hits
 
 
 def _of_starts(runs: Sequence[_Run], k: int, in_batch: bool) -> dict[str, Hits]:
