@@ -19,11 +19,16 @@ $(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt prov
 	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $@
 
-# The main job as it is in FLARE's simulator, five sites side by side (-t 5), then its result and a report.
+# The main job as it is in FLARE's simulator, five sites side by side (-t 5), and its report; then, by the engine, each
+# site alone and FedAvg on the same terms, and what the three reach.
+DEMO := build/demo/runs
 demo: $(VENV)/ready
 	rm -rf build/demo && mkdir -p build/demo
 	cd build/demo && PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
-	$(BIN)/fedvlp report build/demo/runs/feddra/001
+	$(BIN)/fedvlp report $(DEMO)/feddra/001
+	$(BIN)/fedvlp simulate local --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/local.log
+	$(BIN)/fedvlp simulate fedavg --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/fedavg.log
+	$(BIN)/fedvlp compare $(DEMO)/local/001 $(DEMO)/fedavg/001 $(DEMO)/feddra/001
 
 # The main job, smaller, through a server and three sites with real certificates on this machine; nothing stays running.
 poc: $(VENV)/ready

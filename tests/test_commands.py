@@ -176,8 +176,11 @@ def test_every_command_runs(checkout: Path) -> None:
         else:
             shown = command
         output[command] = run(shown, ROOT if command == "fedvlp jobs build --check" else checkout)
-    assert re.search(r"initial .*\d", output["make demo"])
-    assert Path(checkout, re.findall(r"report (\S+)", output["make demo"])[-1]).exists()
+    demo = output["make demo"]
+    for row in ("initial", "local", "fedavg", "feddra"):
+        assert re.search(rf"{row} .*\d \[\d+\.\d, \d+\.\d\]", demo), f"the comparison has no {row}"
+    assert re.search(r"feddra is (not )?ahead.*fedavg.*\(one seed\)$", demo.strip().splitlines()[-1])
+    assert Path(checkout, re.findall(r"report (\S+)", demo)[-1]).exists()
     assert (checkout / "my-job" / "meta.json").exists()
     trained = (checkout / "build" / "demo" / "runs" / "feddra" / "001" / "model" / "model.safetensors").read_bytes()
     runs = sorted((checkout / "runs" / "feddra").iterdir())

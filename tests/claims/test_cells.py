@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +13,17 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fedvlp.claims import cells, ledger
-from fedvlp.claims.cells import finished, measured, methods_of
-from fedvlp.claims.page import INVALID, as_page, judge
-from fedvlp.claims.scenario import HOLDS, Claim, Precondition, Scenario, Table
+from fedvlp.claims import cells, ledger, page, results
+from fedvlp.claims.cells import DONE, FILED, HERE, cells_of, finished, measured, methods_of
+from fedvlp.claims.page import INVALID, MISSING, as_page, judge
+from fedvlp.claims.scenario import HOLDS, Claim, Precondition, Scenario, Table, ahead
 from fedvlp.cli import app
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
 
 FIGURE = "test/all/mean/r10/average"
 
@@ -40,26 +44,128 @@ def scenario(valid: bool = True) -> Scenario:
     return Scenario("tiny", "Two sites.", tiny, ledger.trained, (condition,), (claim,), (FIGURE,))
 
 
-def test_cells_run_once_and_a_stopped_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def ask(one: Scenario, folder: Path, seeds: Sequence[int] = (0,), jobs: int = 1) -> tuple[Table, dict[Any, str]]:
+    """The table, and what became of each cell."""
+    said: dict[Any, str] = {}
+
+    def say(method: str, seed: int, what: str) -> None:
+        said[method, seed] = what
+
+    every = cells_of(one, list(one.experiments(0)), seeds)
+    return measured(one, every, folder / "runs", folder / "results", jobs, say), said
+
+
+def test_cells_run_once_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
     """The figures of a second call are those of the first, and no run begins anew; another setting does."""
-    said: list[tuple[str, int, bool]] = []
-
-    def say(method: str, seed: int, known: bool) -> None:
-        said.append((method, seed, known))
-
-    first = measured(scenario(), ["fedavg", "local"], [0, 1], tmp_path, 2, say)
-    assert sorted(said) == sorted((method, seed, False) for method in ("fedavg", "local") for seed in (0, 1))
+    first, said = ask(scenario(), tmp_path, (0, 1), 2)
+    assert said == dict.fromkeys(((method, seed) for method in ("fedavg", "local") for seed in (0, 1)), DONE)
     assert first.values("fedavg", FIGURE) != [0.0, 0.0]
-    stopped = finished(tmp_path / "tiny" / "1", replace(tiny(1)["local"], name="local"))
+    assert first.origins == {}
+    shutil.rmtree(tmp_path / "results")
+    runs = tmp_path / "runs" / "tiny" / "1"
+    stopped = finished(runs, replace(tiny(1)["local"], name="local"))
     assert stopped is not None
     stopped.model.unlink()  # as if it had been killed while it wrote the model
-    said.clear()
-    again = measured(scenario(), ["fedavg", "local"], [0, 1], tmp_path, 1, say)
-    assert sorted(said) == [("fedavg", 0, True), ("fedavg", 1, True), ("local", 0, True), ("local", 1, False)]
+    again, said = ask(scenario(), tmp_path, (0, 1))
+    assert said == {("fedavg", 0): HERE, ("fedavg", 1): HERE, ("local", 0): HERE, ("local", 1): DONE}
     assert again.cells == first.cells
-    assert len(list((tmp_path / "tiny" / "1" / "local").iterdir())) == 1, "it went on in its folder"
+    assert len(list((runs / "local").iterdir())) == 1, "it went on in its folder"
     other = replace(tiny(1)["local"], name="local", method=Local(local_steps=2))
-    assert finished(tmp_path / "tiny" / "1", other) is None
+    assert finished(runs, other) is None
+
+
+def test_a_run_is_known_again_by_the_start_that_was_named(tmp_path: Path) -> None:
+    """Weights in a folder: the run's own configuration has their checksum, what is asked for only their name."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "model.safetensors").write_bytes(b"weights")
+    named = replace(tiny(0)["fedavg"], model=ModelConfig(init=str(weights)))
+    folder = RunFolder.create(tmp_path, named)
+    assert finished(tmp_path, named) is None
+    folder.model.parent.mkdir()
+    folder.model.touch()
+    assert finished(tmp_path, named) == folder
+    (weights / "model.safetensors").write_bytes(b"others")
+    assert finished(tmp_path, named) is None
+
+
+@pytest.fixture(scope="module")
+def filed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
+    """A folder whose runs are gone, and what they had measured."""
+    folder = tmp_path_factory.mktemp("filed")
+    table, _ = ask(scenario(), folder)
+    shutil.rmtree(folder / "runs")
+    return folder, table
+
+
+def test_results_outlast_their_runs(filed: tuple[Path, Table]) -> None:
+    """Figures as measured, to four decimals; where they are from is said; nothing is run."""
+    folder, table = filed
+    again, said = ask(scenario(), folder, jobs=0)
+    assert set(said.values()) == {FILED}
+    for cell, figures in again.cells.items():
+        assert figures == pytest.approx({name: table.cells[cell][name] for name in figures}, abs=1e-4)
+        assert FIGURE in figures
+    assert {origin.this_code for origin in again.origins.values()} == {True}
+    assert not (folder / "runs").exists()
+
+
+def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table]) -> None:
+    """Each site's figures, the rounds', the machine, versions; no path, and no line of a report."""
+    file = results.path(filed[0] / "results", "tiny", "fedavg", 0)
+    content = json.loads(file.read_text())
+    assert content.keys() == {
+        "figures", "sites", "rounds", "processor_seconds", "machine", "packages", "code", "experiment",
+    }  # fmt: skip
+    assert content["sites"].keys() == {"site-1", "site-2"}
+    of_sites = [site["test/all/mean/r10"] for site in content["sites"].values()]
+    assert sum(of_sites) / 2 == pytest.approx(content["figures"][FIGURE], abs=1e-3)
+    assert [entry["round"] for entry in content["rounds"]] == [0, 1]
+    assert content["machine"]["processor"]
+    assert not re.search(r'": "[^"]*/', file.read_text()), "a value with a slash: a path?"
+    assert file.stat().st_size < 12_000
+
+
+def change(file: Path, key: str, value: Any) -> None:
+    content = json.loads(file.read_text())
+    (content if key == "code" else content["experiment"]["args"])[key] = value
+    file.write_text(json.dumps(content))
+
+
+def test_a_result_counts_for_its_own_experiment_alone(filed: tuple[Path, Table], tmp_path: Path) -> None:
+    """Not with another setting; as before where a setting is younger than the file; of other code it is said."""
+    folder = tmp_path / "copy"
+    shutil.copytree(filed[0], folder)
+    one, other = (results.path(folder / "results", "tiny", method, 0) for method in ("fedavg", "local"))
+    more = replace(scenario(), experiments=lambda seed: {
+        name: replace(of, training=replace(of.training, lr=0.1)) for name, of in tiny(seed).items()
+    })  # fmt: skip
+    table, said = ask(more, folder, jobs=0)
+    assert (table.cells, said) == ({}, {})
+    content = json.loads(one.read_text())
+    del content["experiment"]["args"]["server_training"]
+    one.write_text(json.dumps(content))
+    change(other, "code", "0123456789abcdef")
+    table, said = ask(scenario(), folder, jobs=0)
+    assert set(said.values()) == {FILED}
+    assert table.origins["fedavg", 0].this_code
+    assert not table.origins["local", 0].this_code
+    assert "1 were run by a fedvlp with other code" in page.origin(table)
+    change(one, "unheard_of", 1)
+    assert ("fedavg", 0) not in ask(scenario(), folder, jobs=0)[0].cells
+    other.write_text(other.read_text()[:50])
+    with pytest.raises(ValueError, match=r"the result tiny/0/local\.json is damaged"):
+        ask(scenario(), folder, jobs=0)
+
+
+def test_what_has_not_run_is_said_and_not_ranked() -> None:
+    table = Table({("fedavg", 0): {FIGURE: 1.0}})
+    outcome = judge(replace(scenario(), preconditions=(ahead("fedavg", "local", FIGURE),)), table, ["fedavg"])
+    assert [one.verdict for one in outcome.outcomes] == [MISSING]
+    assert [held for _, held in outcome.preconditions] == [None]
+    shown = as_page([outcome])
+    assert "NOT RUN" in shown
+    assert "not run" in shown
 
 
 def test_a_run_that_fails_is_an_error_and_not_a_missing_row(tmp_path: Path) -> None:
@@ -68,7 +174,7 @@ def test_a_run_that_fails_is_an_error_and_not_a_missing_row(tmp_path: Path) -> N
         data=SyntheticCohort(sites=2, size=8, image_size=36),
     )})  # fmt: skip
     with pytest.raises(Exception, match=r"\w"):
-        measured(broken, ["fedavg"], [0], tmp_path, 1, lambda *said: None)
+        ask(broken, tmp_path)
 
 
 def by_hand(fedavg: float) -> Table:
@@ -77,18 +183,18 @@ def by_hand(fedavg: float) -> Table:
 
 
 def test_the_page_says_all_and_escapes_it() -> None:
-    results = judge(scenario(), by_hand(12.0), ["fedavg"])
-    page = as_page([results])
-    assert results.outcomes[0].verdict == HOLDS
+    judged = judge(scenario(), by_hand(12.0), ["fedavg"])
+    shown = as_page([judged])
+    assert judged.outcomes[0].verdict == HOLDS
     for part in ("+9.9", "+2.0", "Two sites.", "it is so", "[0, 1, 2]", "&lt;b&gt;training", "fedavg", "10.01"):
-        assert part in page
-    assert "<b>" not in page
+        assert part in shown
+    assert "<b>" not in shown
 
 
 def test_without_its_preconditions_nothing_is_ranked() -> None:
-    results = judge(scenario(valid=False), by_hand(12.0), ["fedavg"])
-    assert [one.verdict for one in results.outcomes] == [INVALID]
-    assert "NO" in as_page([results])
+    judged = judge(scenario(valid=False), by_hand(12.0), ["fedavg"])
+    assert [one.verdict for one in judged.outcomes] == [INVALID]
+    assert "DOES NOT HOLD" in as_page([judged])
 
 
 def test_only_the_papers_that_were_asked_for() -> None:
@@ -101,10 +207,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SCENARIOS", {"tiny": scenario()})
     monkeypatch.setattr(ledger, "PAPERS", ("fedavg",))
     monkeypatch.setattr(cells, "measured", lambda *asked: by_hand(12.0))
-    done = CliRunner().invoke(app, ["claims", "--seeds", "0-2", "--runs", str(tmp_path)], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app,
+        ["claims", "--seeds", "0-2", "--runs", str(tmp_path / "new")],
+        env={"COLUMNS": "160"},
+        catch_exceptions=False,
+    )
     assert "holds: it is so" in done.output
     assert "+2.0 [+1.9, +2.2]" in done.output
-    assert "FedAvg is ahead" in (tmp_path / "claims.html").read_text()
+    assert "FedAvg is ahead" in (tmp_path / "new" / "claims.html").read_text()
     listed: Any = CliRunner().invoke(app, ["claims", "--list"], catch_exceptions=False)
     assert "tiny" in listed.output
     for wrong, said in ((["fedvag"], "unknown paper 'fedvag'"), (["--seeds", "a"], "--seeds is 'a'")):

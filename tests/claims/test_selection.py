@@ -59,7 +59,7 @@ def test_own_models_are_compared_with_the_global_one_of_the_same_run(own: float,
     results = judge(PMS_FM, cells(own), ["pms-fm"])
     assert [held for _, held in results.preconditions] == [True, True]
     assert results.outcomes[0].verdict == verdict
-    assert results.outcomes[0].measured.mean == pytest.approx(own + 0.1 - 30)
+    assert results.outcomes[0].measured.value == pytest.approx(own + 0.1 - 30)
     rows = {row[0]: row[1:] for row in figure_rows(results)}
     assert rows["pooled"][0] == "45.00 (0.00)"
     assert set(rows["pooled"][1:]) == {""}, "a run without a selector has none of its figures"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
-from fedvlp.cli.tables import progress_line, summary_tables
+from fedvlp.cli.tables import comparison_tables, comparison_verdict, markdown, progress_line, summary_tables
+from fedvlp.evaluation.intervals import Interval
+from fedvlp.run.compare import Comparison, Row
 
 RECALL = {f"test/mean/r{k}/{kind}": 10.0 * k + (kind == "worst") for k in (1, 5) for kind in ("average", "worst")}
 AREAS = {"server/val/auc/macro": 0.5, "server/test/auc/macro": 0.625, "server/test/auc/Edema": 0.75}
@@ -58,3 +61,43 @@ def test_a_line_of_progress_says_loss_recall_and_who_was_dropped() -> None:
     assert "loss 2.000" in line  # (2.5 + 1.5) / 2
     assert "val R@1 7.2" in line
     assert "dropped: site-9: no reply" in line
+
+
+def compared(average: Interval, worst: Interval) -> Comparison:
+    models = (Row("initial", Interval(3.0, 2.0, 4.0), Interval(1.0, 0.0, 2.0)), Row("fedavg", average, worst),
+              Row("feddra", Interval(20.0, 18.0, 22.0), Interval(9.0, 7.0, 11.0)))  # fmt: skip
+    steps = {"fedavg": "50 / 50", "feddra": "40 / 50"}
+    ahead = (Row("local", Interval(9.0, 8.0, 10.0), Interval(9.0, 8.0, 10.0)), Row("fedavg", average, worst))
+    return Comparison(1, True, {"site-1": 64, "site-2": 96}, 0, models, ahead, steps)
+
+
+def test_a_comparison_as_tables() -> None:
+    """Figures of models without a sign, differences with one; the counts of pairs, and the steps of a round."""
+    models, pairs = comparison_tables(compared(Interval(1.5, -0.5, 3.5), Interval(-2.0, -3.0, -1.0)))
+    assert "R@1 on the test split, in batches of 32" in models[0]
+    assert models[2][0] == ("initial", "3.0 [2.0, 4.0]", "1.0 [0.0, 2.0]", "")
+    assert models[2][2] == ("feddra", "20.0 [18.0, 22.0]", "9.0 [7.0, 11.0]", "40 / 50")
+    assert "64 to 96 test pairs a site" in pairs[0]
+    assert pairs[1][0] == "feddra minus"
+    assert pairs[2][1] == ("fedavg", "+1.5 [-0.5, +3.5]", "-2.0 [-3.0, -1.0]")
+    shown = markdown(*pairs).splitlines()
+    assert shown[2:4] == ["| feddra minus | average | worst site |", "| --- | --- | --- |"]
+    assert shown[-1] == "| fedavg | +1.5 [-0.5, +3.5] | -2.0 [-3.0, -1.0] |"
+
+
+UP, DOWN, BOTH = Interval(2.0, 1.0, 3.0), Interval(-2.0, -3.0, -1.0), Interval(0.5, -1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("average", "worst", "begins"),
+    [(UP, BOTH, "feddra is ahead"), (BOTH, UP, "feddra is ahead"), (BOTH, BOTH, "feddra is not ahead"),
+     (UP, DOWN, "feddra is not ahead"), (DOWN, UP, "feddra is not ahead")],
+)  # fmt: skip
+def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before(
+    average: Interval, worst: Interval, begins: str
+) -> None:
+    line = comparison_verdict(compared(average, worst))
+    assert line.startswith(begins)
+    assert "fedavg" in line
+    assert "local" not in line
+    assert line.endswith("(one seed)")

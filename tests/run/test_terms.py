@@ -12,10 +12,11 @@ from support.presets import SMALL
 from fedvlp.core.method import Method
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL, FedAvg, FedDRA, FedRGB, Local
+from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
-from fedvlp.run.terms import Terms, processor_seconds, terms
+from fedvlp.run.terms import Terms, like, processor_seconds, terms
 
 
 def spent(method: Method, rounds: int = 2, **training: Any) -> Terms:
@@ -35,6 +36,22 @@ def test_feddra_and_fedavg_by_hand() -> None:
     assert avg.steps == {"encoder": 50, "alignment": 50, "head": 50}
     assert avg.full_rate == {"encoder": 45.5, "alignment": 45.5, "head": 45.5}
     assert (dra.axes, avg.axes) == ((35.5, 50), (45.5, 50))
+
+
+@pytest.mark.parametrize("make_up", [False, True])
+def test_a_baseline_on_the_terms_of_a_run(make_up: bool) -> None:
+    """All that the run has, its steps in all phases and its weighting; the name and the method are the preset's."""
+    training = replace(SMALL.training, warmup_steps=10, make_up_warmup=make_up)
+    run = replace(SMALL, name="run", method=replace(DRA, weighting="uniform"), training=training)
+    preset = presets.get("fedavg")
+    made = like(preset, run)
+    assert (made.name, made.method) == ("fedavg", FedAvg(local_steps=55 if make_up else 50, weighting="uniform"))
+    assert replace(made, name=run.name, method=run.method) == run
+    spent, wanted = terms(made), terms(run)
+    assert (spent.total, spent.schedule, spent.batch_size) == (wanted.total, wanted.schedule, wanted.batch_size)
+    assert spent.weighting == wanted.weighting == "uniform"
+    with pytest.raises(ValueError, match="feddra has the phases align, joint"):
+        like(presets.get("feddra"), run)
 
 
 def test_without_a_warm_up_every_step_counts_whole() -> None:

@@ -1,4 +1,7 @@
-"""Runs the cells of a scenario, one run folder each; what was finished is read, what was stopped goes on."""
+"""Runs the cells of a scenario, one run folder each; what was finished is read, what was stopped goes on.
+
+The figures of a finished cell are also in a file (claims/results.py), which outlasts its run.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +11,75 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 
-from fedvlp.claims.scenario import Figures, Scenario, Table
+from fedvlp.claims import results
+from fedvlp.claims.scenario import Figures, Origin, Scenario, Table
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
-Said = Callable[[str, int, bool], None]
-"""Called with method, seed and whether the cell was finished already."""
+DONE, HERE, FILED = "done", "there already", "in the results"
+"""What became of a cell: it was run now, its run was finished, or its figures are in a file."""
+
+Said = Callable[[str, int, str], None]
+"""Called with method, seed and one of these."""
+
+Cells = dict[tuple[str, int], Experiment]
+"""(method, seed) -> its experiment."""
 
 
-def measured(
-    scenario: Scenario, methods: Sequence[str], seeds: Sequence[int], root: Path, jobs: int, said: Said
-) -> Table:
-    """The figures of every method with every seed, ``jobs`` cells at a time. Stopped and started again, it goes on.
-
-    The runs are in ``<root>/<scenario>/<seed>/<method>/``. Raises what a run raises, after the others have ended.
-    """
-    cells = {
+def cells_of(scenario: Scenario, methods: Sequence[str], seeds: Sequence[int]) -> Cells:
+    """The experiments of the cells, each named as its method."""
+    return {
         (method, seed): replace(scenario.experiments(seed)[method], name=method) for seed in seeds for method in methods
     }
-    folders = {cell: root / scenario.name / str(cell[1]) for cell in cells}
-    wanted: dict[tuple[str, int], Experiment] = {}
+
+
+def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: int, said: Said) -> Table:
+    """The figures of the cells: from ``files`` (claims/results.py), from finished runs, or of runs that begin now.
+
+    ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
+    that have not finished are not in the table. The runs are in ``<root>/<scenario>/<seed>/<method>/``, and what has
+    finished is written to ``files``. Raises what a run raises, after the others have ended.
+    """
+    figures: dict[tuple[str, int], Figures] = {}
+    origins: dict[tuple[str, int], Origin] = {}
+    wanted: Cells = {}
+
+    def noted(cell: tuple[str, int], run: RunFolder) -> None:
+        figures[cell] = scenario.figures(run)
+        results.save(results.path(files, scenario.name, *cell), run, figures[cell])
+
     for cell, experiment in cells.items():
-        if finished(folders[cell], experiment):
-            said(*cell, True)
+        filed = results.load(results.path(files, scenario.name, *cell), experiment)
+        run = None if filed else finished(_folder(scenario, root, cell), experiment)
+        if filed:
+            figures[cell], origins[cell] = filed
+            said(*cell, FILED)
+        elif run:
+            noted(cell, run)
+            said(*cell, HERE)
         else:
             wanted[cell] = experiment
-    if wanted:
+    if wanted and jobs:
         # fresh interpreters: a process that has run several threads must not be forked
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            running = {pool.submit(train, folders[cell], one): cell for cell, one in wanted.items()}
+            running = {pool.submit(train, _folder(scenario, root, cell), one): cell for cell, one in wanted.items()}
             for future in as_completed(running):
-                future.result()
-                said(*running[future], False)
-    return Table({cell: figures_of(scenario, folders[cell], experiment) for cell, experiment in cells.items()})
+                noted(running[future], RunFolder(future.result()))
+                said(*running[future], DONE)
+    return Table({cell: figures[cell] for cell in cells if cell in figures}, origins)
 
 
-def train(root: Path, experiment: Experiment) -> None:
-    """Runs or resumes one cell."""
-    simulate(experiment, RunFolder.open(root, experiment))
+def _folder(scenario: Scenario, root: Path, cell: tuple[str, int]) -> Path:
+    return root / scenario.name / str(cell[1])
+
+
+def train(root: Path, experiment: Experiment) -> Path:
+    """Runs or resumes one cell. Returns the folder of its run."""
+    folder = RunFolder.open(root, experiment)
+    simulate(experiment, folder)
+    return folder.path
 
 
 def finished(root: Path, experiment: Experiment) -> RunFolder | None:
@@ -58,13 +90,6 @@ def finished(root: Path, experiment: Experiment) -> RunFolder | None:
         if folder.model.exists() and fingerprint(folder.experiment()) == wanted:
             return folder
     return None
-
-
-def figures_of(scenario: Scenario, root: Path, experiment: Experiment) -> Figures:
-    """The figures of a finished cell."""
-    folder = finished(root, experiment)
-    assert folder is not None
-    return scenario.figures(folder)
 
 
 def methods_of(scenario: Scenario, papers: Sequence[str]) -> list[str]:

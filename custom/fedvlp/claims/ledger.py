@@ -95,13 +95,13 @@ def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
     """
     demo = presets.get("fedavg")
     data = replace(COHORTS[cohort], image_size=demo.data.image_size)  # type: ignore[attr-defined]
-    base = seeded(replace(demo, data=data), seed)
+    base = seeded(replace(demo, data=data, training=replace(demo.training, make_up_warmup=True)), seed)
     equal: dict[str, Any] = {"weighting": "uniform", "local_steps": STEPS}
     pooled = replace(base.training, batch_size=base.training.batch_size * data.sites)
     methods = {
         "local": Local(**equal),
         "fedavg": FedAvg(**equal),
-        "fedavg-all-steps": FedAvg(weighting="uniform", local_steps=STEPS + ALIGN),
+        "fedavg-all-steps": FedAvg(weighting="uniform", local_steps=STEPS + ALIGN + base.training.made_up(ALIGN)),
         "feddra": FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=5.0, rho=0.1),
         "feddra-no-dro": FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=5.0, rho=0.0),
         "feddra-one-stage": FedDRA(align_steps=0, local_steps=STEPS, mu=5.0, rho=0.1),

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from fedvlp.claims.scenario import Claim, Interval, Precondition, Scenario, Table, interval
+from fedvlp.claims.scenario import Claim, NotRunError, Precondition, Scenario, Table, verdict
+from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.report import html
 
-INVALID = "not ranked"
-"""The verdict where a precondition of the scenario does not hold."""
+INVALID, MISSING = "not ranked", "not run"
+"""The verdict where a precondition of the scenario does not hold, and where no seed has both methods."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Outcome:
     """One claim after the runs."""
 
     claim: Claim
-    measured: Interval
+    measured: Interval | None  # None: no seed has both methods
+    seeds: int
     verdict: str
 
 
@@ -28,31 +30,49 @@ class Results:
 
     scenario: Scenario
     table: Table
-    preconditions: tuple[tuple[Precondition, bool], ...]
+    preconditions: tuple[tuple[Precondition, bool | None], ...]  # None: its methods have not run
     outcomes: tuple[Outcome, ...]
 
 
 def judge(scenario: Scenario, table: Table, papers: Sequence[str]) -> Results:
     """Preconditions first; where one does not hold, no claim is ranked."""
-    checked = tuple((one, one.check(table)) for one in scenario.preconditions)
+    checked = tuple((one, _checked(one, table)) for one in scenario.preconditions)
     valid = all(held for _, held in checked)
-    outcomes = []
-    for claim in scenario.claims:
-        if claim.paper in papers:
-            measured = interval(table.difference(claim.method, claim.other, claim.figure, claim.other_figure))
-            outcomes.append(Outcome(claim, measured, measured.verdict if valid else INVALID))
+    outcomes = (_outcome(claim, table, valid) for claim in scenario.claims if claim.paper in papers)
     return Results(scenario, table, checked, tuple(outcomes))
 
 
-CLAIMS = ("paper", "claim", "the paper's difference", "ours [95 %]", "verdict")
+def _checked(condition: Precondition, table: Table) -> bool | None:
+    try:
+        return condition.check(table)
+    except NotRunError:
+        return None
+
+
+def _outcome(claim: Claim, table: Table, valid: bool) -> Outcome:
+    try:
+        differences = table.difference(claim.method, claim.other, claim.figure, claim.other_figure)
+    except NotRunError:
+        return Outcome(claim, None, 0, MISSING)
+    measured = over_seeds(differences)
+    return Outcome(claim, measured, len(differences), verdict(measured) if valid else INVALID)
+
+
+HELD = {True: "holds", False: "DOES NOT HOLD", None: "NOT RUN"}
+"""What is said of a precondition."""
+
+CLAIMS = ("paper", "claim", "the paper's difference", "ours [95 %]", "seeds", "verdict")
 
 
 def claim_rows(results: Results) -> list[tuple[str, ...]]:
     """One row a claim, as ``CLAIMS`` names its columns."""
     return [
-        (one.claim.paper, one.claim.text, one.claim.papers_value, str(one.measured), one.verdict)
+        (
+            one.claim.paper, one.claim.text, one.claim.papers_value,
+            html.ABSENT if one.measured is None else str(one.measured), str(one.seeds), one.verdict,
+        )
         for one in results.outcomes
-    ]
+    ]  # fmt: skip
 
 
 def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:
@@ -70,6 +90,17 @@ def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:
         yield tuple(row)
 
 
+def origin(table: Table) -> str:
+    """One sentence: how many cells there are, and which of them were not run here, or not with this code."""
+    taken = table.origins.values()
+    processors = sorted({one.processor for one in taken})
+    said = f"{len(table.cells)} cells; {len(taken)} of them taken from files of results"
+    if processors:
+        said += f" (run on {', '.join(processors)})"
+    other = sum(not one.this_code for one in taken)
+    return said + (f"; {other} were run by a fedvlp with other code" if other else "") + "."
+
+
 EXPLANATION = (
     "Differences are paired by seed: both methods see the same records, splits and start. A claim holds or fails where "
     "the 95 % interval (Student's t over seeds) leaves 0 out; a scenario whose preconditions do not hold ranks nothing."
@@ -82,9 +113,10 @@ def as_page(every: Sequence[Results]) -> str:
     for results in every:
         scenario, seeds = results.scenario, results.table.seeds
         body += f"<h2>{html.text(scenario.name)}</h2><p>{html.text(scenario.text)} Seeds {html.text(seeds)}.</p>"
+        body += f"<p>{html.text(origin(results.table))}</p>"
         body += html.table(CLAIMS, claim_rows(results), "text")
-        stated = [(one.text, "yes" if held else "NO") for one, held in results.preconditions]
-        body += "<h3>Before anything is ranked</h3>" + html.table(("precondition", "holds"), stated, "text")
+        stated = [(one.text, HELD[held]) for one, held in results.preconditions]
+        body += "<h3>Before anything is ranked</h3>" + html.table(("precondition", ""), stated, "text")
         body += "<h3>Mean (deviation) over seeds</h3>"
         body += html.table(("method", *scenario.shown), figure_rows(results))
     return html.page("The papers' claims", body)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
@@ -16,30 +17,57 @@ Figures = dict[str, float]
 """Name -> figure of one finished run."""
 
 
-class Table:
-    """The figures of all cells: method -> seed -> name -> figure."""
+class NotRunError(ValueError):
+    """A cell that was asked for has not been run."""
 
-    def __init__(self, cells: Mapping[tuple[str, int], Figures]) -> None:
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the figures of a cell are from that were taken from a file (claims/results.py)."""
+
+    processor: str  # name of the CPU that ran it
+    this_code: bool  # whether that fedvlp had the same code as this one
+
+
+class Table:
+    """The figures of the cells that are finished: (method, seed) -> name -> figure."""
+
+    def __init__(
+        self, cells: Mapping[tuple[str, int], Figures], origins: Mapping[tuple[str, int], Origin] | None = None
+    ) -> None:
+        """``origins``: of the cells that were taken from files."""
         self.cells = cells
+        self.origins = origins or {}
         self.seeds = sorted({seed for _, seed in cells})
 
+    def seeds_of(self, *methods: str) -> list[int]:
+        """The seeds with which all of these methods have finished, at least one. Raises NotRunError."""
+        seeds = [seed for seed in self.seeds if all((method, seed) in self.cells for method in methods)]
+        if not seeds:
+            raise NotRunError(f"claims: no seed with which {' and '.join(methods)} have finished; run them first")
+        return seeds
+
     def values(self, method: str, figure: str) -> list[float]:
-        """The figure of a method by seed, in the order of ``seeds``. Raises ValueError where a run has none."""
-        missing = [seed for seed in self.seeds if figure not in self.cells.get((method, seed), {})]
-        if missing:
-            raise ValueError(
-                f"claims: no figure {figure} of {method} with seed {missing[0]}; its run did not measure it"
-            )
-        return [self.cells[method, seed][figure] for seed in self.seeds]
+        """The figure of a method by seed. Raises NotRunError, and ValueError where a run has no such figure."""
+        return [self._value(method, seed, figure) for seed in self.seeds_of(method)]
 
     def has(self, method: str, figure: str) -> bool:
         """Whether the runs of a method measure the figure: one without a selector has none of what it tells."""
         return any(figure in figures for (name, _), figures in self.cells.items() if name == method)
 
     def difference(self, method: str, other: str, figure: str, other_figure: str = "") -> list[float]:
-        """``method`` minus ``other``, seed by seed; of the other, ``other_figure`` where one is given."""
-        theirs = self.values(other, other_figure or figure)
-        return [a - b for a, b in zip(self.values(method, figure), theirs, strict=True)]
+        """``method`` minus ``other``, with every seed that both have. Raises as :meth:`values`.
+
+        Of the other, ``other_figure`` where one is given.
+        """
+        theirs = other_figure or figure
+        seeds = self.seeds_of(method, other)
+        return [self._value(method, seed, figure) - self._value(other, seed, theirs) for seed in seeds]
+
+    def _value(self, method: str, seed: int, figure: str) -> float:
+        if figure not in self.cells[method, seed]:
+            raise ValueError(f"claims: no figure {figure} of {method} with seed {seed}; its run did not measure it")
+        return self.cells[method, seed][figure]
 
 
 @dataclass(frozen=True)
@@ -76,34 +104,9 @@ class Scenario:
     shown: tuple[str, ...]  # names of the figures in its table
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A paired difference over seeds, with its 95 % interval (Student's t); one seed has none (nan)."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        """``HOLDS`` or ``FAILS`` where the interval excludes 0, else ``UNDECIDED``."""
-        return HOLDS if self.low > 0 else FAILS if self.high < 0 else UNDECIDED
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
-
-
-def interval(differences: Sequence[float]) -> Interval:
-    """Mean and 95 % interval of paired differences, one a seed. Raises ValueError where there are none."""
-    if not differences:
-        raise ValueError("claims: no seed, so no difference")
-    mean = fmean(differences)
-    if len(differences) < 2:
-        return Interval(mean, math.nan, math.nan)
-    from scipy.stats import t
-
-    reach = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / math.sqrt(len(differences))
-    return Interval(mean, mean - reach, mean + reach)
+def verdict(measured: Interval) -> str:
+    """``HOLDS`` or ``FAILS`` where the interval excludes 0, else ``UNDECIDED``; so one seed decides nothing."""
+    return {1: HOLDS, -1: FAILS}.get(measured.side, UNDECIDED)
 
 
 def ahead(method: str, other: str, figure: str) -> Precondition:

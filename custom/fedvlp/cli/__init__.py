@@ -1,4 +1,4 @@
-"""The command line: simulate, report, evaluate, claims, pretrain, jobs, new, prepare, doctor, site.
+"""The command line: simulate, report, compare, evaluate, claims, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """

@@ -17,18 +17,21 @@ def claims(
     ] = None,
     scenario: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated. Default: all.")] = None,
     seeds: Annotated[str, typer.Option(help="FIRST-LAST; 100 to 104 are for choosing settings.")] = "0-4",
-    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 2,
+    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: judges what has finished, and runs nothing.")] = 2,
     runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
         "runs/claims"
     ),
+    results: Annotated[
+        Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
+    ] = Path("benchmarks/claims"),
     listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
 ) -> None:
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
     from rich.console import Console
 
-    from fedvlp.claims.cells import measured, methods_of
+    from fedvlp.claims.cells import cells_of, measured, methods_of
     from fedvlp.claims.ledger import PAPERS, SCENARIOS
-    from fedvlp.claims.page import CLAIMS, as_page, claim_rows, figure_rows, judge
+    from fedvlp.claims.page import CLAIMS, HELD, as_page, claim_rows, figure_rows, judge, origin
     from fedvlp.cli.tables import plain_table
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.config import choose
@@ -47,18 +50,20 @@ def claims(
         raise ValueError(f"--seeds is {seeds!r}; give FIRST-LAST, e.g. 0-4")
     wanted = range(int(first), int(last or first) + 1)
 
-    def said(method: str, seed: int, known: bool) -> None:
-        console.print(f"{method}, seed {seed}: {'there already' if known else 'done'}", highlight=False)
+    def said(method: str, seed: int, what: str) -> None:
+        console.print(f"{method}, seed {seed}: {what}", highlight=False)
 
     every = []
     for one in chosen:
         console.print(f"scenario {one.name}", highlight=False)
-        table = measured(one, methods_of(one, asked), wanted, runs, jobs, said)
-        results = judge(one, table, asked)
-        every.append(results)
-        for condition, held in results.preconditions:
-            console.print(f"{'holds' if held else 'DOES NOT HOLD'}: {condition.text}", highlight=False)
-        console.print(plain_table(one.name, ("method", *one.shown), list(figure_rows(results))))
-        console.print(plain_table("claims", CLAIMS, claim_rows(results), right=False))
+        table = measured(one, cells_of(one, methods_of(one, asked), wanted), runs, results, jobs, said)
+        judged = judge(one, table, asked)
+        every.append(judged)
+        for condition, held in judged.preconditions:
+            console.print(f"{HELD[held]}: {condition.text}", highlight=False)
+        console.print(plain_table(one.name, ("method", *one.shown), list(figure_rows(judged))))
+        console.print(plain_table("claims", CLAIMS, claim_rows(judged), right=False))
+        console.print(origin(table), highlight=False)
+    runs.mkdir(parents=True, exist_ok=True)
     save_text(runs / "claims.html", as_page(every))
     print(f"wrote {runs / 'claims.html'}")

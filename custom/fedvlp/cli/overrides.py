@@ -48,21 +48,25 @@ def configured(
     settings: list[str] | None,
     at: list[str] | None = None,
     cache: Path | None = None,
+    like: Experiment | None = None,
 ) -> Experiment:
     """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
-    Weights to start from are named with their checksum. Raises ValueError for an unknown preset, data or setting.
+    ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
+    Raises ValueError for an unknown preset, data or setting.
     """
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
     from fedvlp.data.synthetic.cohort import SyntheticCohort
-    from fedvlp.run import presets
+    from fedvlp.run import presets, terms
     from fedvlp.run.config import override
     from fedvlp.run.site_sources import SiteSources
 
     experiment = presets.get(preset)
+    if like is not None:
+        experiment = terms.like(experiment, like)
     margin = experiment.model.image_size * 9 // 8
     if at and (data or sites):
         raise ValueError("--site gives every site its data set; leave --data and --sites out")

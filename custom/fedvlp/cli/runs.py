@@ -1,4 +1,4 @@
-"""`fedvlp simulate`, `report` and `evaluate`: runs on this machine, their reports and evaluations."""
+"""`fedvlp simulate`, `report`, `compare` and `evaluate`: runs here, their reports, comparisons and evaluations."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def simulate(
     ] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
+    like: Annotated[
+        Path | None, typer.Option(help="Folder of a run: all but the method is that run's, with as many steps.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: Annotated[
@@ -51,12 +54,14 @@ def simulate(
     if resume is not None:
         folder = RunFolder(resume)
         experiment = folder.experiment()
-        if settings or data or sites or site or cache:
+        if settings or data or sites or site or cache or like:
             raise ValueError(
-                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache out"
+                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache and --like "
+                "out"
             )
     else:
-        experiment = configured(preset, data, sites, settings, site, cache)
+        other = RunFolder(like).experiment() if like else None
+        experiment = configured(preset, data, sites, settings, site, cache, other)
         folder = RunFolder.create(runs, experiment)
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
     count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
@@ -97,6 +102,30 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
     experiment = folder.experiment()
     Console().print(*summary_tables(experiment.name, summary(folder.history())))
     print(f"report {write_report(folder)}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; the last is compared with the others.")],
+    k: Annotated[int, typer.Option(help="Recall@K.")] = 1,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Prints Markdown.")] = False,
+    plugins: Plugins = None,
+) -> None:
+    """Shows runs on the same records beside each other: average and worst site, with intervals over test patients."""
+    from rich.console import Console
+
+    from fedvlp.cli import tables
+    from fedvlp.run.compare import compare as measured
+    from fedvlp.run.folder import RunFolder
+
+    use_plugins(plugins)
+    compared = measured([RunFolder(run) for run in runs], k)
+    for title, columns, rows in tables.comparison_tables(compared):
+        if markdown:
+            print(tables.markdown(title, columns, rows), end="\n\n")
+        else:
+            Console().print(tables.plain_table(title, columns, rows))
+    print(tables.comparison_verdict(compared))
 
 
 @app.command()

@@ -92,8 +92,8 @@ class Snapshots:
 
     def _is_current(self, round: int) -> bool:
         """Whether the file is the checkpoint itself: removing it frees nothing."""
-        kept = self.file(round)
-        return kept.exists() and self.checkpoint.exists() and kept.samefile(self.checkpoint)
+        file = self.file(round)
+        return file.exists() and self.checkpoint.exists() and file.samefile(self.checkpoint)
 
     def _remove(self, round: int) -> None:
         with contextlib.suppress(OSError):

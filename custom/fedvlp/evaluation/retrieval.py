@@ -111,22 +111,11 @@ def folded_retrieval(
 
 
 @torch.no_grad()
-def in_batch_retrieval(
-    image: Tensor, text: Tensor, batch_size: int = 32, ks: Sequence[int] = (1, 5, 10), groups: Groups = None
-) -> Metrics:
-    """Recall@k within consecutive batches, the short last one dropped, mean over batches; keys as :func:`retrieval`.
+def in_batch_ranks(image: Tensor, text: Tensor, batch_size: int = 32, groups: Groups = None) -> tuple[Tensor, Tensor]:
+    """Rank of each query's best positive within consecutive batches, the short last one dropped; 0 is the best.
 
-    FedDRA and FedRGB's protocol: batches of 32, so chance is 100 k / 32. The order given is part of the result: keep
-    the index list.
-
-    Args:
-        image: [N, d] and ``text`` [N, d], L2-normalised embeddings, pairs by position.
-        batch_size: candidates of every query; ``ks``: cut-offs.
-        groups: [N] study or report of every pair. Images of one study share their report, so the plain protocol counts
-            false negatives; with ``groups`` every pair of the query's group is a positive (variant ``dedup_study``).
-
-    Raises:
-        ValueError: there are fewer than ``batch_size`` pairs, or shapes do not fit.
+    Arguments and errors as in :func:`in_batch_retrieval`. Returns image to text and text to image, int64 [n * B] each
+    for n batches of B.
     """
     image, text = _embeddings(image, text, "in_batch_retrieval")
     _owner(image, text, None, "in_batch_retrieval")
@@ -145,7 +134,27 @@ def in_batch_retrieval(
         positive = group[chunk, :, None] == group[chunk, None, :]  # [b, B, B], symmetric
         image_ranks.append(_ranks_of_best(scores, positive))
         text_ranks.append(_ranks_of_best(scores.transpose(1, 2), positive))
-    return _recalls(torch.cat(image_ranks), torch.cat(text_ranks), ks)
+    return torch.cat(image_ranks).flatten(), torch.cat(text_ranks).flatten()
+
+
+def in_batch_retrieval(
+    image: Tensor, text: Tensor, batch_size: int = 32, ks: Sequence[int] = (1, 5, 10), groups: Groups = None
+) -> Metrics:
+    """Recall@k within consecutive batches, the short last one dropped, mean over batches; keys as :func:`retrieval`.
+
+    FedDRA and FedRGB's protocol: batches of 32, so chance is 100 k / 32. The order given is part of the result: keep
+    the index list.
+
+    Args:
+        image: [N, d] and ``text`` [N, d], L2-normalised embeddings, pairs by position.
+        batch_size: candidates of every query; ``ks``: cut-offs.
+        groups: [N] study or report of every pair. Images of one study share their report, so the plain protocol counts
+            false negatives; with ``groups`` every pair of the query's group is a positive (variant ``dedup_study``).
+
+    Raises:
+        ValueError: there are fewer than ``batch_size`` pairs, or shapes do not fit.
+    """
+    return _recalls(*in_batch_ranks(image, text, batch_size, groups), ks)
 
 
 def across_sites(per_site: dict[str, Metrics]) -> Metrics:

@@ -45,13 +45,13 @@ class Choices:
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
     """The server's model re-trained on each site; for sites that share none, their own models on all records."""
-    starts = _models_at_sites(assembly, state)
+    starts = models_at_sites(assembly, state)
     if starts:
         union = assembly.client(POOLED, assembly.data(None))
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
     return [
         distortion.Trial(site, state, assembly.client(site, data), _remembered(assembly, site))
-        for site, data in _paired(assembly).items()
+        for site, data in paired_sites(assembly).items()
     ]
 
 
@@ -62,7 +62,7 @@ def _remembered(assembly: Assembly, site: str) -> State:
     return norm_statistics.split(assembly.site(site).memory.newest())[1]
 
 
-def _loader(assembly: Assembly) -> distortion.Load:
+def loader(assembly: Assembly) -> distortion.Load:
     """Puts a model into a client as each site has it: where sites keep their normalisation, with the site's own."""
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     known = {site: norm_statistics.own(_remembered(assembly, site), "model") for site in data}
@@ -74,7 +74,7 @@ def _loader(assembly: Assembly) -> distortion.Load:
     return load if assembly.site_only() else distortion.load
 
 
-def _paired(assembly: Assembly) -> dict[str, Any]:
+def paired_sites(assembly: Assembly) -> dict[str, Any]:
     """The data of the sites with pairs, training and held out: only these can be trained on and measured by retrieval.
 
     Raises ValueError where there is none.
@@ -89,7 +89,7 @@ def _paired(assembly: Assembly) -> dict[str, Any]:
     return paired
 
 
-def _models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
+def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
     """Site -> the whole model in its memory, for methods that leave models at the sites (Local)."""
     memories = {site: assembly.site(site).memory.newest() for site in assembly.sites()}
     return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
@@ -101,7 +101,7 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
 
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
-    server = _server(folder)
+    server = last_server(folder)
     state = experiment.method.finish(server)
     steps = steps if choices.steps is None else choices.steps
     if deep is not None and choices.own:
@@ -111,14 +111,14 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
     assembly = Assembly(experiment, folder.path)
     trials = _trials(assembly, folder, state)
-    entries = distortion.cross_table(trials, _paired(assembly), method, experiment.training, round=server.round,
-                                     load=_loader(assembly))  # fmt: skip
+    entries = distortion.cross_table(trials, paired_sites(assembly), method, experiment.training, round=server.round,
+                                     load=loader(assembly))  # fmt: skip
     how = "its own local training" if choices.own else "plain pre-training"
     title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
     return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)
 
 
-def _server(folder: RunFolder) -> Server:
+def last_server(folder: RunFolder) -> Server:
     """The server of the last complete phase. Raises ValueError where there is none."""
     saved = folder.server()
     if saved is None:
@@ -175,7 +175,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
 
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
-    assembly, server = Assembly(experiment, folder.path), _server(folder)
+    assembly, server = Assembly(experiment, folder.path), last_server(folder)
     names = assembly.cohort.label_names
     protocol = zero.ZeroShot(
         tuple(name for name in names if name in PROMPTS), getattr(experiment.method, "threshold", 2.0)
@@ -184,7 +184,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     data = {site: records for site, records in data.items() if "image" in records.modalities}
-    load = _loader(assembly) if assembly.site_only() else None
+    load = loader(assembly) if assembly.site_only() else None
     results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
     return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
@@ -195,7 +195,7 @@ def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, S
     personal = {site: assembly.experiment.method.personal(server, site) for site in server.sites}
     if any(personal.values()):
         return {site: {**state, **own} for site, own in personal.items()}
-    return _models_at_sites(assembly, state)
+    return models_at_sites(assembly, state)
 
 
 def _records(folder: RunFolder, choices: Choices) -> Cohort:

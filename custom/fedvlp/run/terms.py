@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -80,6 +80,23 @@ def terms(experiment: Experiment) -> Terms:
         {kind: count / rounds for kind, count in steps.items()}, {kind: count / rounds for kind, count in full.items()},
         total / rounds, total_full / rounds, training.batch_size, schedule, method.weighting,
     )  # fmt: skip
+
+
+def like(experiment: Experiment, other: Experiment) -> Experiment:
+    """The method of ``experiment`` on everything else that ``other`` has: records, model, start, training, rounds.
+
+    It weights sites as ``other`` does and takes as many steps in a round, those of all phases together, so it is on
+    equal terms on the second axis of a comparison. Raises ValueError for a method of several phases, of which nobody
+    can say how it would share these steps.
+    """
+    method, steps = experiment.method, round(terms(other).total)
+    require(
+        len(method.phases(0)) == 1,
+        f"{experiment.name} has the phases {', '.join(method.phases(0))}; set their steps with --set instead",
+    )
+    own = next(count for count in range(steps, -1, -1) if count + other.training.made_up(count) <= steps)
+    method = replace(method, local_steps=own, weighting=other.method.weighting)
+    return replace(other, name=experiment.name, method=method, extra=experiment.extra)
 
 
 def processor_seconds(history: Sequence[Record]) -> float:

@@ -1,0 +1,123 @@
+"""Results of finished cells as small text files, to be committed: the figures and what made them.
+
+They hold no weights, no texts and no paths, so that a ledger that takes hours can go on at another time and on another
+machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fedvlp
+from fedvlp.claims.scenario import Figures, Origin
+from fedvlp.core.checkpoint import save_text
+from fedvlp.data.cohort import digest
+from fedvlp.evaluation import metric_names as names
+from fedvlp.run.config import completed, described, fingerprint, from_config
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder, environment
+from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.pretrain import machine
+from fedvlp.run.terms import processor_seconds
+
+log = logging.getLogger(__name__)
+
+DECIMALS = 4
+PACKAGES = ("fedvlp", "numpy")
+ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
+"""Whose code decides a figure."""
+
+
+def path(folder: Path, scenario: str, method: str, seed: int) -> Path:
+    """The file of a cell."""
+    return folder / scenario / str(seed) / f"{method}.json"
+
+
+def save(file: Path, run: RunFolder, figures: Figures) -> None:
+    """Writes the file of a finished cell."""
+    experiment, history = run.experiment(), run.history()
+    versions = environment(experiment)["packages"]
+    held_out = [record for record in history if overall(record)]
+    content = {
+        "figures": _rounded(figures),
+        "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
+        "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
+        "processor_seconds": _rounded({"of a site in a round": processor_seconds(history)}),
+        "machine": machine(),
+        "packages": {name: versions[name] for name in PACKAGES},
+        "code": code(),
+        "experiment": described(experiment),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
+    """The figures in ``file`` and where they are from, if there is one of this very experiment.
+
+    A setting that is younger than the file counts as it has its default, as in a run's own configuration. Raises
+    ValueError for a damaged file.
+    """
+    if not file.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        measured = {name: float(value) for name, value in content["figures"].items()}
+        config = content["experiment"]
+        of, on = str(content["code"]), str(content["machine"]["processor"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"claims: the result {file.parent.parent.name}/{file.parent.name}/{file.name} is damaged "
+            f"({type(error).__name__}); restore it, or remove it to run the cell again"
+        ) from None
+    try:
+        same = fingerprint(from_config(completed(config))) == fingerprint(experiment.pinned())
+    except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
+        log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
+        return None
+    return (measured, Origin(on, of == code())) if same else None
+
+
+@cache
+def code() -> str:
+    """A digest of the code that decides a figure: a cell of other code may differ, and the page says so."""
+    package = Path(fedvlp.__file__).parent
+    files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    return digest(*(piece for file in files for piece in (file.relative_to(package).as_posix(), file.read_bytes())))[
+        :16
+    ]
+
+
+def _last(held_out: list[Record]) -> dict[str, dict[str, float]]:
+    """Site -> the recalls and areas of the last evaluation."""
+    sites = by_site(held_out[-1]) if held_out else {}
+    return {
+        site: {name: value for name, value in of_site.items() if names.is_recall(name) or names.parse_auc(name)}
+        for site, of_site in sites.items()
+    }
+
+
+def _in_short(record: Record) -> dict[str, float]:
+    """Average and worst R@1 of both held-out splits, by which a plateau can be told."""
+    measured = overall(record)
+    wanted = [
+        names.over_sites(names.recall(split, 1, scope), kind)
+        for split in ("val", "test") for scope in (names.IN_BATCH, names.WHOLE_SET)
+        for kind in (names.AVERAGE, names.WORST)
+    ]  # fmt: skip
+    return {name: measured[name] for name in wanted if name in measured}
+
+
+def _rounded(figures: dict[str, float]) -> dict[str, float]:
+    """The finite figures of both directions together; those of one direction alone would double the file."""
+    one_way = tuple(f"/{direction}/" for direction in (names.I2T, names.T2I))
+    return {
+        name: round(value, DECIMALS)
+        for name, value in sorted(figures.items())
+        if math.isfinite(value) and not any(mark in name for mark in one_way)
+    }

@@ -1,0 +1,173 @@
+"""Finished runs on one cohort beside each other: recall over sites, with intervals over the test patients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedvlp.core.types import State
+from fedvlp.core.validate import require
+from fedvlp.evaluation import distortion
+from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
+from fedvlp.evaluation.retrieval import in_batch_ranks, ranks
+from fedvlp.evaluation.site_metrics import Retrieval, embed
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.terms import terms
+
+INITIAL = "initial"
+"""Name of the model that the runs start from."""
+
+BATCH = Retrieval().batch_size
+
+Hits = dict[str, np.ndarray]
+"""Site -> [n]: 100, 50 or 0 where both, one or none of a test pair's halves finds the other; the mean is Recall@k."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: Recall@k in percent over sites."""
+
+    name: str
+    average: Interval
+    worst: Interval
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Models on the same records, and how far the last one is ahead of each of the other runs."""
+
+    k: int
+    in_batch: bool  # among the records of a batch of ``BATCH``, or of the whole split
+    queries: Mapping[str, int]  # site -> test pairs that were measured
+    seed: int | None  # of every run; None: they differ
+    models: tuple[Row, ...]  # initial ones, then the runs as given
+    ahead: tuple[Row, ...]  # of each run but the last: the last one's figures minus its own
+    steps: Mapping[str, str]  # run -> its steps in a round, as ``_Run.steps`` says them
+
+    @property
+    def last(self) -> str:
+        """Name of the run that is compared with the others."""
+        return self.models[-1].name
+
+
+def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
+    """Recall@k of finished runs on the test split: mean of both directions, average and worst over sites.
+
+    In batches where every site has one, else among the whole split. Differences are paired: in every draw of the
+    bootstrap both models answer the same queries. Raises ValueError for fewer than two runs, for one that has not
+    finished or retrieves nothing, and for runs whose test records differ.
+    """
+    require(len(folders) > 1, f"{len(folders)} run to compare; give two or more")
+    runs = [_Run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    first = runs[0]
+    for run in runs[1:]:
+        require(
+            run.records == first.records,
+            f"{run.name} and {first.name} were not measured on the same test records; compare runs with the same data, "
+            "seed and partition",
+        )
+    in_batch = min(map(len, first.patients.values())) >= BATCH
+    hits = _of_starts(runs, k, in_batch) | {run.name: run.hits(*run.trained(), k, in_batch) for run in runs}
+    queries = {site: len(of_site) for site, of_site in hits[first.name].items()}
+    bootstrap = Bootstrap({site: of_site[: queries[site]] for site, of_site in first.patients.items()})
+    average = {name: bootstrap.average(of_model) for name, of_model in hits.items()}
+    worst = {name: bootstrap.worst(of_model) for name, of_model in hits.items()}
+    last, seeds = runs[-1].name, {run.experiment.rounds.seed for run in runs}
+    return Comparison(
+        k, in_batch, queries, seeds.pop() if len(seeds) == 1 else None,
+        tuple(Row(name, of_draws(average[name]), of_draws(worst[name])) for name in hits),
+        tuple(
+            Row(run.name, of_draws(average[last] - average[run.name]), of_draws(worst[last] - worst[run.name]))
+            for run in runs[:-1]
+        ),
+        {run.name: run.steps() for run in runs},
+    )  # fmt: skip
+
+
+class _Run:
+    """A finished run, and the test records of its sites."""
+
+    def __init__(self, folder: RunFolder, name: str) -> None:
+        self.folder, self.name, self.experiment = folder, name, folder.experiment()
+        require(folder.model.exists(), f"{name} has not finished; go on with it first")
+        require(
+            not isinstance(self.experiment.model, MultimodalConfig),
+            f"{name} is a classifier and retrieves nothing; its figures are in its report",
+        )
+        self.assembly = Assembly(self.experiment, folder.path)
+        self.data = paired_sites(self.assembly)
+        cohort = self.assembly.cohort
+        rows = {site: cohort.rows("test", site).tolist() for site in self.data}
+        ids = {site: [cohort.ids[row] for row in of_site] for site, of_site in rows.items()}
+        self.records = cohort.fingerprint, ids
+        self.patients = {site: [cohort.patients[row] for row in of_site] for site, of_site in rows.items()}
+
+    def steps(self) -> str:
+        """Steps of the encoders at the full rate, and steps in all, of a site in a mean round (spec 4.4)."""
+        try:
+            spent = terms(self.experiment)
+        except ValueError:
+            return "as many as its records make"
+        return f"{spent.axes[0]:g} / {spent.total:g}"
+
+    def trained(self) -> tuple[dict[str, State], State]:
+        """Site -> its own model, for methods that leave models at the sites; and the server's.
+
+        Raises ValueError where the sites trained alone and their models are not in the run's folder.
+        """
+        method, state = self.experiment.method, self.experiment.method.finish(last_server(self.folder))
+        own = models_at_sites(self.assembly, state)
+        shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
+        require(
+            bool(own) or shared,
+            f"the models of {self.name} stayed at its sites, and its folder has none of them; compare a run that "
+            "`fedvlp simulate` made",
+        )
+        return own, state
+
+    def hits(self, own: Mapping[str, State], state: State, k: int, in_batch: bool, start: bool = False) -> Hits:
+        """What a site's ``own`` model, or else ``state``, finds there. At the ``start`` no site has trained."""
+        torch.set_num_threads(self.experiment.training.threads)
+        load = distortion.load if start else loader(self.assembly)
+        hits: Hits = {}
+        for site, data in self.data.items():
+            client = self.assembly.client(site, data)
+            load(client, own.get(site, state), site)
+            image, text = embed(client.model, data.batches("test", BATCH, drop_last=False))
+            of_image, of_text = in_batch_ranks(image, text, BATCH) if in_batch else ranks(image, text)
+            hits[site] = 50.0 * ((of_image < k).double() + (of_text < k).double()).numpy()
+        return hits
+
+
+def _of_starts(runs: Sequence[_Run], k: int, in_batch: bool) -> dict[str, Hits]:
+    """What each of the different models that runs start from finds; ``INITIAL`` where all start from one."""
+    different: list[tuple[_Run, State]] = []
+    for run in runs:
+        start = run.assembly.initial()
+        if not any(_same(start, other) for _, other in different):
+            different.append((run, start))
+    names = [f"{INITIAL} of {run.name}" for run, _ in different] if len(different) > 1 else [INITIAL]
+    return {
+        name: run.hits({}, start, k, in_batch, start=True)
+        for name, (run, start) in zip(names, different, strict=True)
+    }  # fmt: skip
+
+
+def _names(folders: Sequence[RunFolder]) -> list[str]:
+    """A name for each run: its experiment's, and its number where two have the same."""
+    names = [folder.experiment().name for folder in folders]
+    return [
+        name if names.count(name) == 1 else f"{name}/{folder.path.name}"
+        for name, folder in zip(names, folders, strict=True)
+    ]  # fmt: skip
+
+
+def _same(one: State, other: State) -> bool:
+    """Whether two models have the same tensors."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

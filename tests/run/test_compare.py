@@ -1,0 +1,137 @@
+"""Runs beside each other: the figures are those that the runs themselves measured, differences are paired."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.core.method import Method
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names as names
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import CARMFL, Centralized, FedAvg, Local
+from fedvlp.run import compare as room
+from fedvlp.run import presets
+from fedvlp.run.compare import INITIAL, Comparison, compare
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import summary
+from fedvlp.run.simulate import simulate
+
+STEPS = 8
+COHORT = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)
+BASE = replace(
+    SMALL, data=COHORT, rounds=Rounds(rounds=1),
+    training=replace(SMALL.training, lr=0.01, batch_size=8),
+)  # fmt: skip
+
+
+def run(root: Path, name: str, method: Method, base: Experiment = BASE) -> RunFolder:
+    experiment = replace(base, name=name, method=method)
+    folder = RunFolder.create(root, experiment)
+    simulate(experiment, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compare")
+
+
+@pytest.fixture(scope="module")
+def three(root: Path) -> list[RunFolder]:
+    """Sites alone, all records together, and FedAvg."""
+    return [
+        run(root, "local", Local(local_steps=STEPS)), run(root, "pooled", Centralized(local_steps=STEPS)),
+        run(root, "fedavg", FedAvg(local_steps=STEPS)),
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compared(three: list[RunFolder]) -> Comparison:
+    return compare(three, 5)
+
+
+def measured(folder: RunFolder, model: str, scope: str) -> list[float]:
+    """Average and worst test R@5 that the run itself measured."""
+    figures = summary(folder.history())[model]
+    return [figures[names.over_sites(names.recall("test", 5, scope), kind)] for kind in (names.AVERAGE, names.WORST)]
+
+
+def test_figures_are_those_that_the_runs_measured(three: list[RunFolder], compared: Comparison) -> None:
+    """Of the initial model, of models that stayed at their sites, of one for all; not of a model that nobody has."""
+    assert compared.in_batch
+    shown = {row.name: [row.average.value, row.worst.value] for row in compared.models}
+    expected = {INITIAL: measured(three[0], "initial", names.IN_BATCH)}
+    expected |= {of.experiment().name: measured(of, "trained", names.IN_BATCH) for of in three}
+    assert shown == {name: pytest.approx(values) for name, values in expected.items()}
+    assert shown["local"] not in (shown[INITIAL], shown["fedavg"]), "or the wrong model could pass for it"
+    assert shown["fedavg"] != shown[INITIAL]
+    assert all(row.average.low <= row.average.value <= row.average.high for row in compared.models)
+
+
+def test_the_last_one_is_compared_with_each_of_the_others(compared: Comparison) -> None:
+    average = {row.name: row.average.value for row in compared.models}
+    assert compared.last == "fedavg"
+    assert {row.name: row.average.value for row in compared.ahead} == pytest.approx(
+        {name: average["fedavg"] - average[name] for name in ("local", "pooled")}
+    )
+    assert compared.seed == 0
+    assert compared.queries == {"site-1": 32, "site-2": 32}
+    assert compared.steps["fedavg"] == f"{STEPS} / {STEPS}"
+
+
+def test_a_run_is_not_ahead_of_itself_repeated(root: Path, three: list[RunFolder]) -> None:
+    again = run(root, "fedavg", FedAvg(local_steps=STEPS))
+    twice = compare([three[2], again])
+    assert [row.name for row in twice.models] == [INITIAL, "fedavg/001", "fedavg/002"]
+    (difference,) = twice.ahead
+    assert (difference.average.low, difference.average.high, difference.worst.high) == (0.0, 0.0, 0.0)
+
+
+def test_sites_smaller_than_a_batch_are_searched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "BATCH", 64)
+    folders = [run(tmp_path, name, FedAvg(local_steps=steps)) for name, steps in (("one", 1), ("two", 2))]
+    whole = compare(folders, 5)
+    assert not whole.in_batch
+    assert [[row.average.value, row.worst.value] for row in whole.models[1:]] == [
+        pytest.approx(measured(folder, "trained", names.WHOLE_SET)) for folder in folders
+    ]
+
+
+def test_starts_that_differ_are_all_shown(tmp_path: Path, three: list[RunFolder]) -> None:
+    other = run(tmp_path, "other", FedAvg(local_steps=1), replace(BASE, rounds=replace(BASE.rounds, seed=1)))
+    both = compare([three[2], other])
+    assert [row.name for row in both.models] == ["initial of fedavg", "initial of other", "fedavg", "other"]
+    assert both.seed is None
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, three: list[RunFolder]) -> None:
+    fedavg = three[2]
+    with pytest.raises(ValueError, match="give two or more"):
+        compare([fedavg])
+    elsewhere = replace(BASE, data=replace(COHORT, seed=1))
+    with pytest.raises(ValueError, match="other and fedavg were not measured on the same test records"):
+        compare([fedavg, run(tmp_path, "other", FedAvg(local_steps=1), elsewhere)])
+    begun = RunFolder.create(tmp_path, replace(BASE, name="begun"))
+    with pytest.raises(ValueError, match="begun has not finished"):
+        compare([fedavg, begun])
+    alone = tmp_path / "local" / "001"
+    shutil.copytree(three[0].path, alone)
+    shutil.rmtree(alone / "sites")  # as FLARE leaves it at the server
+    with pytest.raises(ValueError, match="the models of local stayed at its sites"):
+        compare([fedavg, RunFolder(alone)])
+
+
+def test_a_classifier_is_refused(tmp_path: Path) -> None:
+    preset = replace(presets.get("car-mfl"), method=CARMFL(local_steps=1))
+    folders = [RunFolder.create(tmp_path, preset) for _ in range(2)]
+    for folder in folders:
+        folder.model.parent.mkdir()
+        folder.model.touch()
+    with pytest.raises(ValueError, match="is a classifier and retrieves nothing"):
+        compare(folders)
