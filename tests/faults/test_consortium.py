@@ -153,8 +153,9 @@ def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here
     records = folder.history()
     assert [record["round"] for record in records] == list(range(13)), "no phase was lost or run twice"
     asked = [sorted(record["sites"]) for record in records]
-    assert asked[1] == ["site-1"]
-    assert ["site-1", "site-2"] in asked[before:], "a slow machine may miss a phase, for a grace of 3 s"
+    # a slow machine may kill the site after its answer of round 1, and may miss a phase for a grace of 3 s
+    assert ["site-1"] in asked[1:before]
+    assert ["site-1", "site-2"] in asked[before:]
 
 
 def kill(here: Consortium, name: str) -> None:
