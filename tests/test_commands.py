@@ -159,7 +159,8 @@ def smaller(command: str) -> str:
     return command + "".join(f" --set {key}={value}" for key, value in settings.items())
 
 
-@pytest.mark.slow(seconds=250)
+@pytest.mark.slow(seconds=400)
+@pytest.mark.timeout(2400)  # it is as many programs as the pages have commands, and slow machines take half an hour
 def test_every_command_runs(checkout: Path) -> None:
     """In the order of the pages, since later ones read what earlier ones wrote. `make test-all` is what runs this.
 

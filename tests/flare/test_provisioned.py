@@ -303,7 +303,7 @@ def test_under_noise_presets_without_exact_figures_run_and_others_are_refused(he
     assert meta["status"] != COMPLETED
     outcome = status_of(here.newest("feddra"))
     assert outcome["status"] == "stopped"
-    assert "PrivacyError: the method sends exact figures of this site's records (loss)" in outcome["reason"]
+    assert "PrivacyError: the method sends exact figures of this site's records; take one without" in outcome["reason"]
     assert here.newest("feddra").history() == []
 
 
