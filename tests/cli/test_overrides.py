@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.collections import COLLECTIONS
+from support.published import COLLECTIONS
 
 from fedvlp.cli.overrides import configured
 from fedvlp.data.sources import SOURCES

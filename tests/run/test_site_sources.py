@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.collections import COLLECTIONS
 from support.presets import SMALL
+from support.published import COLLECTIONS
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources import SOURCES

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.collections import chexpert_row, openi_reports
+from support.published import chexpert_row, openi_reports
 
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.chexpert import CheXpertSource

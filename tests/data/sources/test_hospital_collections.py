@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.collections import BOX, REPORT, candid, mimic, rsna, table
+from support.published import BOX, REPORT, candid, mimic, rsna, table
 
 from fedvlp.data.deid import PHIError
 from fedvlp.data.labels import CHEXPERT

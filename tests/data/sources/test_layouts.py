@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.collections import COLLECTIONS, chexpert_row, film, table
+from support.published import COLLECTIONS, chexpert_row, film, table
 
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.chexpert import CheXpertSource
