@@ -22,14 +22,13 @@ from torch.utils import backend_registration
 from fedvlp.methods import METHODS
 
 PROGRAM = Path(toy.__file__).parent / "pretend_device.py"
-CLOSE, ADAM = (
-    5e-4,
-    0.02,
-)  # ADAM: of FedSM and PMS-FM, whose selector takes full-sized steps where a gradient is rounding
+CLOSE = 5e-4
+FEATURES = 5e-3  # of CreamFL, whose sites remember features: they magnify what weights differ by, 2e-5 here
+ADAM = 0.02  # of FedSM and PMS-FM, whose selector takes full-sized steps where a gradient is rounding
 EVALUATED = ("local", "pms-fm")  # sites with models of their own, at the sites and at the server
 CASES = {
     **{f"{name} --evaluate" if name in EVALUATED else name: CLOSE for name in METHODS},
-    "fedsm": ADAM, "pms-fm --evaluate": ADAM,
+    "fedsm": ADAM, "pms-fm --evaluate": ADAM, "creamfl": FEATURES,
     "fedavg objective=gloria training.micro_batch=4": CLOSE,
     "fedavg objective=mgca training.micro_batch=4 training.accumulation=plain": CLOSE,
     "fedavg training.clip_norm=1 training.checkpoint_steps=1 training.channels_last=true "
