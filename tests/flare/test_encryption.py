@@ -449,7 +449,7 @@ def test_too_many_records_for_the_parameters_are_refused_before_a_round_is_train
         refuse_overflow("north", 2**19 + 1, 2**19)
 
 
-MEANS = ("fedavg", "fedprox", "fedmoon", "centralized")
+MEANS = ("fedavg", "fedprox", "fedmoon", "fedx", "centralized")
 """Methods whose server half is FedAvg's."""
 
 
