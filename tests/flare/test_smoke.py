@@ -23,6 +23,8 @@ from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
+pytestmark = pytest.mark.timeout(400)  # real processes, which a slow machine takes long to start
+
 SETTINGS = {
     "rounds.rounds": 1, "method.local_steps": 1, "method.align_steps": 1, "training.batch_size": 4,
     "method.dro_batch": 4,
