@@ -30,7 +30,9 @@ from fedvlp.run.simulate import simulate
 
 pytestmark = pytest.mark.slow(seconds=380)
 
-QUICK = replace(Timeouts.of(10**7, 1000.0, training=120.0), grace=3.0)
+GRACE = 30.0
+"""Seconds. A machine with three tests a core takes ten to start a site's child: a site at work is never dropped."""
+SHORT = replace(Timeouts.of(10**7, 1000.0, training=300.0), grace=GRACE)
 
 
 def experiment(rounds: int) -> Experiment:
@@ -51,7 +53,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]:
 
 
 def job(here: Consortium, chosen: Experiment, name: str) -> str:
-    folder = write_job(chosen, here.folder / name, custom=False, child=True, timeouts=QUICK)
+    folder = write_job(chosen, here.folder / name, custom=False, child=True, timeouts=SHORT)
     return str(folder)
 
 
@@ -85,7 +87,7 @@ def test_rows_23_and_35_aborted_then_its_server_killed_it_still_ends_with_the_sa
         opened.abort_job(first)
         assert ended(opened, first) == "FINISHED:ABORTED"
         assert read_status(folder.path)["status"] == "aborted"
-        until(lambda: not processes("fedvlp.flare.child", str(here.folder)), "no child is left", 20)
+        until(lambda: not processes("fedvlp.flare.child", str(here.folder)), "no child is left", 90)
         verdict, second = resubmit(opened, first)
         assert "FINISHED:ABORTED. The run says: aborted" in verdict.finding
         until(lambda: phases(folder) == 2 and processes("fedvlp.flare.child", "site-2"), "it goes on: round 2 trains")
@@ -93,7 +95,7 @@ def test_rows_23_and_35_aborted_then_its_server_killed_it_still_ends_with_the_sa
     kill(here, "localhost")
     assert phases(folder) == 2
     command = [BIN / "fedvlp", "jobs", "resubmit", second, "--kit", here.lead]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "says RUNNING, but the server runs no such job" in done.stdout
     third = done.stdout.split()[-1]
     with session(here.lead) as opened:
@@ -124,13 +126,14 @@ def test_row_9_a_site_killed_mid_round_comes_back_by_resubmission(here: Consorti
     both, one = ["site-1", "site-2"], ["site-1"]
     assert asked[:2] == [both, one]
     assert asked[-3:] == [both, one, one]
-    assert "no reply within 3 s of the quorum" in folder.history()[1]["dropped"]["site-2"]
+    assert f"no reply within {GRACE:g} s of the quorum" in folder.history()[1]["dropped"]["site-2"]
     assert folder.model.exists()
     assert not verdict.resume, f"FLARE says {status}, but the results are complete"
     done = subprocess.run([BIN / "fedvlp", "jobs", "status", folder.path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout[:15]) == (0, "status=finished")
 
 
+@pytest.mark.timeout(1500)
 def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here: Consortium) -> None:
     """``jobs keep`` takes a site that was killed back into the run, then goes on after the server was killed."""
     folder, log = new_run(here), here.folder / "keep.log"
@@ -144,7 +147,7 @@ def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here
         before = phases(folder)
         until(lambda: phases(folder) == before + 1, "it goes on")
         kill(here, "localhost")
-        until(lambda: keeper.poll() is not None, "it ends", 240)
+        until(lambda: keeper.poll() is not None, "it ends", 700)
     said = log.read_text()
     assert keeper.returncode == 0, said
     assert "goes on without site-2, which came back" in said
@@ -153,7 +156,7 @@ def test_rows_9_and_23_a_kept_job_has_its_site_back_and_survives_its_server(here
     records = folder.history()
     assert [record["round"] for record in records] == list(range(13)), "no phase was lost or run twice"
     asked = [sorted(record["sites"]) for record in records]
-    # a slow machine may kill the site after its answer of round 1, and may miss a phase for a grace of 3 s
+    # a slow machine may kill the site after its answer of round 1
     assert ["site-1"] in asked[1:before]
     assert ["site-1", "site-2"] in asked[before:]
 
@@ -177,7 +180,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
     folder = new_run(here)
     path = Path(job(here, chosen, "fedavg"))
     client = path / "app" / "config" / "config_fed_client.json"
-    client.write_text(client.read_text().replace('"task_timeout"', '"silence": 8.0, "task_timeout"'))
+    client.write_text(client.read_text().replace('"task_timeout"', '"silence": 20.0, "task_timeout"'))
     with session(here.lead) as opened:
         submitted = opened.submit_job(str(path))
         child(here, "site-2", submitted, 2).kill()

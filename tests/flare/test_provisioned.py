@@ -376,6 +376,6 @@ def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
 
 
 def test_shutdown_leaves_no_process(here: Hospitals) -> None:
-    done = run(here, "nvflare", "system", "shutdown", "all", "--force", user=ADMIN)
+    done = run(here, "nvflare", "system", "shutdown", "all", "--force", "--timeout", "240", user=ADMIN)
     assert done.returncode == 0, done.stdout + done.stderr
     until(lambda: not processes(str(here.kits)), "every process of the consortium has ended", 60)

@@ -84,7 +84,7 @@ class Hospitals(Consortium):
         file = self.folder / f"{workspace}.yml"
         file.write_text(yaml.safe_dump(project))
         command = [BIN / "nvflare", "provision", "-p", file, "-w", workspace, "--force", "-s"]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=120)
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True, timeout=300)
 
     def _server_policies(self) -> None:
         """Of the server only resources.json: it lets custom code pass, so that the sites' refusal is what is seen."""
@@ -120,7 +120,7 @@ class Hospitals(Consortium):
 
 
 def opened(here: Hospitals, user: str = ADMIN) -> Session:
-    return new_secure_session(user, str(here.kits / user), timeout=20)
+    return new_secure_session(user, str(here.kits / user), timeout=60)
 
 
 def joined(here: Hospitals) -> set[str]:
@@ -141,7 +141,7 @@ def run(here: Hospitals, *command: str, user: str = "", **environment: str) -> s
     own = {"HOME": str(here.folder), "PATH": f"{BIN}:{os.environ['PATH']}"}
     return subprocess.run(
         [BIN / command[0], *command[1:], *kit], cwd=here.folder, env={**os.environ, **own, **environment},
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
