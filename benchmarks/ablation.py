@@ -1,161 +1,120 @@
-"""What each part of FedDRA is worth: FedAvg, FedDRA without one of its three parts, FedDRA, over several seeds.
+"""What each part and setting of FedDRA is worth, on a cohort of the ledger (docs/claims.md), over paired seeds.
 
-    python benchmarks/ablation.py [--seeds 3] [--rounds 8] [--beta 0.5] [--workers 2] [--quick]
+    python benchmarks/ablation.py [--vary parts] [--cohort scanner-shift] [--seeds 100-101] [--jobs 2] [--quick]
 
-The built-in cohort with a hard site (noise, low contrast, bedside films, telegraphic reports) and Dirichlet label
-skew. A seed draws cohort, skew, new weights and batches and is the same for every method; all have the same weighting
-of sites, schedule and start. There are two axes (spec 4.4), and every row says where it is on both: the same number of
-steps in a round (without two stages the steps of the align phase go to the joint phase), and the same number of full-
-rate steps of the encoders ("the encoders' steps"). Processor seconds are a site's in a round.
-Recall is of the test split, in batches of 32, the mean of both directions, in percent: mean over sites, and the worst
-site; mean and standard deviation over seeds. Nothing is tuned per method: the settings are the presets'.
+``--vary parts``: two stages, the constraint and robust weights, each with and without the others, eight rows. ``mu``
+and ``rho``: the papers' grids. Every row has the start, the records, the schedule and the encoders' full-rate steps of
+FedDRA's in `fedvlp claims`, whose finished cells are read from ``--results`` and not run again; cells that finish here
+are written there. Settings are chosen on seeds 100 to 104, before seeds 0 to 4 are reported.
+Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; beside it the
+difference to FedDRA and its 95 % interval (Student's t over seeds).
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from common import machine, rounded, say, table
+from common import machine, say, table
 
-from fedvlp.evaluation import metric_names
-from fedvlp.run import presets
-from fedvlp.run.config import override
+from fedvlp.claims.cells import cells_of, measured
+from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
+from fedvlp.claims.scenario import Table
+from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import summary
-from fedvlp.run.simulate import simulate
-from fedvlp.run.terms import Terms, processor_seconds, terms
+from fedvlp.run.terms import terms
 
-COLUMNS = [
-    metric_names.over_sites(metric_names.recall("test", k), kind)
-    for k in (1, 5)
-    for kind in (metric_names.AVERAGE, metric_names.WORST)
-]
-SECONDS = "processor seconds"
+ROOT = Path(__file__).parents[1]
+WHOLE = "feddra"
+PARTS = {"one-stage": {"align_steps": 0}, "no-constraint": {"mu": 0.0}, "no-dro": {"rho": 0.0}}
+"""A part that is left out: what that sets."""
+GRIDS = {"mu": (1.0, 5.0, 10.0), "rho": (0.01, 0.1, 1.0)}
 
 
-SAME_TOTAL, SAME_ENCODERS = "FedAvg, as many steps", "FedAvg, the encoders' steps"
-"""FedAvg on each of the two axes of a comparison with FedDRA."""
+def variants(vary: str) -> dict[str, dict[str, Any]]:
+    """Name -> what it changes of FedDRA; the first changes nothing."""
+    if vary in GRIDS:
+        return {WHOLE: {}} | {f"{WHOLE}-{vary}-{value:g}": {vary: value} for value in GRIDS[vary]}
+    found: dict[str, dict[str, Any]] = {}
+    for left_out in product((False, True), repeat=len(PARTS)):
+        chosen = [name for name, out in zip(PARTS, left_out, strict=True) if out]
+        changes = {key: value for name in chosen for key, value in PARTS[name].items()}
+        found["-".join([WHOLE, *chosen])] = changes
+    return found
 
 
-def variants() -> dict[str, Experiment]:
-    """The experiments by name. All but ``SAME_ENCODERS`` take the steps per round of FedDRA's preset."""
-    full, plain = presets.get("feddra"), presets.get("fedavg")
-    method: Any = full.method
-    total = method.align_steps + method.local_steps
-    plain = override(plain, "method.weighting", method.weighting)
-
-    def changed(*settings: tuple[str, object]) -> Experiment:
-        experiment = full
-        for key, value in settings:
-            experiment = override(experiment, f"method.{key}", str(value))
-        return experiment
-
-    experiments = {
-        SAME_TOTAL: override(plain, "method.local_steps", str(total)),
-        SAME_ENCODERS: override(plain, "method.local_steps", str(method.local_steps)),
-        "FedDRA without two stages": changed(("align_steps", 0), ("local_steps", total)),
-        "FedDRA without constraint": changed(("mu", 0)),
-        "FedDRA without DRO": changed(("rho", 0)),
-        "FedDRA": full,
+def experiments(cohort: str, vary: str, seed: int) -> dict[str, Experiment]:
+    """The rows as experiments. Raises SystemExit where one has fewer full-rate steps of the encoders than FedDRA."""
+    whole = alignment(cohort, seed)[WHOLE]
+    method: Any = whole.method
+    rows = {
+        name: replace(whole, method=replace(method, **changes))
+        for name, changes in variants(vary).items()
+        if name == WHOLE or any(getattr(method, key) != value for key, value in changes.items())
     }
-    refuse_unequal({name: terms(experiment) for name, experiment in experiments.items()})
-    return experiments
+    spent = {name: terms(one).axes[0] for name, one in rows.items()}
+    if len(set(spent.values())) > 1:
+        raise SystemExit(f"full-rate steps of the encoders differ: {spent}")
+    return rows
 
 
-def refuse_unequal(spent: Mapping[str, Terms]) -> None:
-    """Raises SystemExit unless the variants are compared on the terms that the table says.
-
-    One schedule, batch size and weighting for all; as many steps a round as FedDRA, or as many full-rate steps of the
-    encoders.
-    """
-    full = spent["FedDRA"]
-    wrong = []
-    for name, one in spent.items():
-        same = (one.schedule, one.batch_size, one.weighting) == (full.schedule, full.batch_size, full.weighting)
-        axis = one.axes[0] == full.axes[0] if name == SAME_ENCODERS else one.total == full.total
-        if not (same and axis):
-            wrong.append(f"{name}: {one}")
-    if wrong:
-        raise SystemExit(f"FedDRA's terms are {full}; on other ones are {'; '.join(wrong)}")
+def shortened(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
+    """One round of few steps on few studies."""
+    small = {}
+    for name, one in experiments.items():
+        data: Any = one.data
+        method: Any = one.method
+        data = replace(data, size=600, test_rows=0)
+        method = replace(method, local_steps=2, align_steps=min(1, method.align_steps))
+        small[name] = replace(one, data=data, method=method, rounds=replace(one.rounds, rounds=1))
+    return small
 
 
-def at_seed(experiment: Experiment, seed: int, options: argparse.Namespace) -> Experiment:
-    """The experiment on this seed's cohort, with this seed's weights and batches."""
-    site = f"site-{options.sites}"
-    data = replace(
-        experiment.data, sites=options.sites, size=options.studies, beta=options.beta, seed=seed, hard_site=site
-    )  # type: ignore[type-var]
-    rounds = replace(experiment.rounds, rounds=options.rounds, evaluate_every=options.rounds, seed=seed)
-    return replace(experiment, data=data, rounds=rounds)
-
-
-def measure(experiment: Experiment, workers: int) -> dict[str, float]:
-    """Test recall of the trained model."""
-    with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as folder:
-        history = simulate(experiment, RunFolder.create(Path(folder), experiment), workers=workers)
-    trained = summary(history)["trained"] | {SECONDS: processor_seconds(history)}
-    if COLUMNS[0] not in trained:
-        raise SystemExit("a site has fewer than 32 test records, so no whole batch; raise --studies or --beta")
-    return {name: rounded(trained[name]) for name in (*COLUMNS, SECONDS)}
-
-
-def cell(values: list[float]) -> str:
-    """Mean and standard deviation over seeds."""
-    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
+def report(rows: Table, names: list[str]) -> str:
+    """The Markdown table."""
+    body = []
+    for name in names:
+        figures = [f"{fmean(rows.values(name, figure)):.2f}" for figure in (AVERAGE, WORST)]
+        apart = [
+            "" if name == WHOLE else str(over_seeds(rows.difference(name, WHOLE, figure)))
+            for figure in (AVERAGE, WORST)
+        ]
+        body.append([name, *figures, *apart])
+    return table(["variant", "R@1 average", "R@1 worst", "average, less FedDRA", "worst, less FedDRA"], body)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=presets.get("feddra").rounds.rounds)
-    parser.add_argument("--sites", type=int, default=5)
-    parser.add_argument("--studies", type=int, default=4000, help="of all sites; a fifth or so is the test split")
-    parser.add_argument("--beta", type=float, default=0.5, help="Dirichlet concentration; smaller is more skewed")
-    parser.add_argument("--workers", type=int, default=2, help="sites trained side by side")
-    parser.add_argument("--quick", action="store_true", help="one seed, one round, few steps: does everything run?")
+    parser.add_argument("--vary", choices=["parts", *GRIDS], default="parts")
+    parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="scanner-shift")
+    parser.add_argument("--seeds", default="100-101", help="FIRST-LAST")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "claims", help="where the runs are kept")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "claims", help="finished cells")
+    parser.add_argument("--quick", action="store_true", help="one round, few steps: does everything run?")
     options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.rounds, options.sites, options.studies = 1, 1, 2, 500
+    first, _, last = options.seeds.partition("-")
     say({**machine(), **vars(options)})
-    results: dict[str, list[dict[str, float]]] = {}
-    for seed in range(options.seeds):
-        for name, experiment in variants().items():
-            experiment = at_seed(shortened(experiment) if options.quick else experiment, seed, options)
-            figures = measure(experiment, options.workers)
-            results.setdefault(name, []).append(figures)
-            say({"variant": name, "seed": seed, **figures})
-    print("\n" + report(results, options) + "\n")
+
+    def rows(seed: int) -> Mapping[str, Experiment]:
+        found = experiments(options.cohort, options.vary, seed)
+        return shortened(found) if options.quick else found
+
+    scenario = replace(SCENARIOS[options.cohort], experiments=rows)
+    names = list(rows(int(first)))
+    cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
+    folder = options.runs / "quick" if options.quick else options.results
+    finished = measured(
+        scenario, cells, options.runs, folder, options.jobs,
+        lambda method, seed, what: say({"variant": method, "seed": seed, "cell": what}),
+    )  # fmt: skip
+    print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(finished, names)}\n")
     say(machine())
-
-
-def shortened(experiment: Experiment) -> Experiment:
-    """A tenth of the steps, and the probe of the site weights on small batches."""
-    method: Any = experiment.method
-    steps = {name: getattr(method, name) // 10 for name in ("local_steps", "align_steps") if hasattr(method, name)}
-    return replace(experiment, method=replace(method, **steps))
-
-
-def report(results: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> str:
-    """The Markdown table."""
-    header = [
-        "method", "R@1 mean", "R@1 worst site", "R@5 mean", "R@5 worst site", "encoder steps at the full rate", "steps",
-        "processor seconds",
-    ]  # fmt: skip
-    rows = []
-    for name, experiment in variants().items():
-        encoder, total = terms(shortened(experiment) if options.quick else experiment).axes
-        figures = [cell([run[column] for run in results[name]]) for column in COLUMNS]
-        seconds = statistics.fmean(run[SECONDS] for run in results[name])
-        rows.append([name, *figures, f"{encoder:g}", f"{total:g}", f"{seconds:.1f}"])
-    said = f"{options.seeds} seeds, {options.rounds} rounds, {options.sites} sites, beta {options.beta:g}"
-    return f"Test recall in batches of 32, percent; {said}.\n\n" + table(header, rows)
 
 
 if __name__ == "__main__":

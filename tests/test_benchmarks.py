@@ -8,12 +8,12 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedvlp.claims.ledger import alignment
 from fedvlp.run.terms import terms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -38,35 +38,31 @@ def ablation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sys.modules.pop(name, None)
 
 
-def test_the_ablation_is_on_equal_terms(ablation: Any) -> None:
-    """Steps of each group, schedule and weighting; not the largest phase, which is equal where nothing else is.
-
-    FedDRA warms up twice a round: 40 encoder steps are worth 35.5, as those of FedAvg with 40, and 50 in all are worth
-    41 of the alignment modules, FedAvg's 45.5.
-    """
-    spent = {name: terms(experiment) for name, experiment in ablation.variants().items()}
-    full, total, encoders = (spent[name] for name in ("FedDRA", ablation.SAME_TOTAL, ablation.SAME_ENCODERS))
-    assert (full.axes, total.axes, encoders.axes) == ((35.5, 50), (45.5, 50), (35.5, 40))
-    assert full.full_rate["alignment"] == 41.0
-    assert spent["FedDRA without two stages"].axes == total.axes
-    assert {one.total for name, one in spent.items() if name != ablation.SAME_ENCODERS} == {50}
-    assert {one.weighting for one in spent.values()} == {"uniform"}
-    assert len({(one.schedule, one.batch_size) for one in spent.values()}) == 1
-    starts = {experiment.model.init for experiment in ablation.variants().values()}
-    assert len(starts) == 1
+def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
+    """Two stages, constraint, robust weights: 2 x 2 x 2; the ledger's own rows by the ledger's names."""
+    rows = ablation.experiments("label-skew", "parts", 3)
+    ledger = alignment("label-skew", 3)
+    assert len({repr(one.method) for one in rows.values()}) == len(rows) == 8
+    for name in ("feddra", "feddra-one-stage", "feddra-no-constraint", "feddra-no-dro"):
+        assert rows[name] == ledger[name]
+    bare: Any = rows["feddra-one-stage-no-constraint-no-dro"].method
+    assert (bare.align_steps, bare.mu, bare.rho) == (0, 0.0, 0.0)
+    assert {terms(one).axes[0] for one in rows.values()} == {terms(ledger["fedavg"]).axes[0]}
 
 
-@pytest.mark.parametrize("other", ["total", "full_rate", "schedule", "batch_size", "weighting"])
-def test_unequal_terms_are_refused(other: str, ablation: Any) -> None:
-    spent = {name: terms(experiment) for name, experiment in ablation.variants().items()}
-    ablation.refuse_unequal(spent)
-    name = ablation.SAME_ENCODERS if other == "full_rate" else ablation.SAME_TOTAL
-    changed: dict[str, Any] = {
-        "total": 51, "full_rate": {"encoder": 36.5}, "schedule": ("adamw", 1e-3, 10, False, "reset"), "batch_size": 33,
-        "weighting": "samples",
-    }  # fmt: skip
-    with pytest.raises(SystemExit, match=name):
-        ablation.refuse_unequal(spent | {name: replace(spent[name], **{other: changed[other]})})
+@pytest.mark.parametrize(("vary", "values"), [("mu", [5.0, 1.0, 10.0]), ("rho", [0.1, 0.01, 1.0])])
+def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
+    vary: str, values: list[float], ablation: Any
+) -> None:
+    rows = ablation.experiments("scanner-shift", vary, 100)
+    assert [getattr(one.method, vary) for one in rows.values()] == values
+    assert rows["feddra"] == alignment("scanner-shift", 100)["feddra"]
+
+
+def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ablation.PARTS, "one-stage", {"local_steps": 39})
+    with pytest.raises(SystemExit, match="full-rate steps of the encoders differ"):
+        ablation.experiments("scanner-shift", "parts", 0)
 
 
 def test_the_interval_of_paired_differences_by_hand() -> None:
