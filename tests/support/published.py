@@ -241,9 +241,29 @@ def chest_imagenome(root: Path) -> None:
         table(silver / "splits" / f"{split}.csv", ",subject_id,study_id,dicom_id,path,ViewPosition", lines)
 
 
+def ehrxqa(root: Path) -> None:
+    """Two questions about one film, one with two answers; one whose text is too short; one of each other split."""
+    questions = {
+        "train": [
+            (1, 10000032, 50000001, "a1", "Is there a pleural effusion?", ["yes"]),
+            (2, 10000032, 50000001, "a1", "List all findings of the left lung.", ["pleural effusion", "edema"]),
+            (3, 10000032, 50000001, "a1", "Why?", []),
+        ],
+        "valid": [(1, 11000041, 50000003, "b1", "Is the heart enlarged?", "no")],
+        "test": [(1, 19000055, 50000004, "c1", "Is this an AP view?", ["yes"])],
+    }
+    folder = root / "mimiccxrvqa" / "dataset"
+    folder.mkdir(parents=True)
+    names = ("idx", "subject_id", "study_id", "image_id", "question", "answer")
+    for split, rows in questions.items():
+        (folder / f"{split}.json").write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows]))
+        for _, patient, study, key, *_ in rows:
+            film(root / "files" / f"p{patient}"[:3] / f"p{patient}" / f"s{study}" / f"{key}.jpg", 50)
+
+
 COLLECTIONS: dict[str, Callable[[Path], Any]] = {
     "mimic_cxr": mimic, "chexpert": chexpert, "nih_cxr14": nih, "candid_ptx": candid, "openi": openi, "rsna": rsna,
     "covidx": covidx, "covid_radiography": covid_radiography, "messidor": messidor, "brset": brset, "mbrset": mbrset,
-    "siim": siim, "chest_imagenome": chest_imagenome,
+    "siim": siim, "chest_imagenome": chest_imagenome, "ehrxqa": ehrxqa,
 }  # fmt: skip
 """Name of a source: what writes its fixture into a folder."""

@@ -51,31 +51,33 @@ def simulate(
 
     use_plugins(plugins)
     console = Console()
-    if resume is not None:
-        folder = RunFolder(resume)
-        experiment = folder.experiment()
-        if settings or data or sites or site or cache or like:
-            raise ValueError(
-                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache and --like "
-                "out"
-            )
-    else:
+    if resume is None:
         other = RunFolder(like).experiment() if like else None
         experiment = configured(preset, data, sites, settings, site, cache, other)
         folder = RunFolder.create(runs, experiment)
+    elif settings or data or sites or site or cache or like:
+        raise ValueError(
+            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache and --like out"
+        )
+    else:
+        folder = RunFolder(resume)
+        experiment = folder.experiment()
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
-    count = workers or max(1, (os.cpu_count() or 1) // experiment.training.threads)
-    said: list[str] = []
+    cautions: list[str] = []
 
     def caution(sentence: str) -> None:
-        said.append(sentence)
         console.print(f"CAUTION: {sentence}.", style="bold red", markup=False, highlight=False)
 
+    def collected(sentence: str) -> None:
+        cautions.append(sentence)
+        caution(sentence)
+
     history = run(
-        experiment, folder, workers=count, accept_phi_risk=accept_phi_risk,
-        report=lambda record: print(progress_line(record), flush=True), caution=caution,
+        experiment, folder, workers=workers or max(1, (os.cpu_count() or 1) // experiment.training.threads),
+        accept_phi_risk=accept_phi_risk, report=lambda record: print(progress_line(record), flush=True),
+        caution=collected,
     )  # fmt: skip
-    for sentence in list(said):
+    for sentence in cautions:
         caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")

@@ -31,6 +31,7 @@ PUBLIC = {
     "fedvlp.data.COVIDxSource": "fedvlp.data.sources.covidx.COVIDxSource",
     "fedvlp.data.CandidPTXSource": "fedvlp.data.sources.candid_ptx.CandidPTXSource",
     "fedvlp.data.CheXpertSource": "fedvlp.data.sources.chexpert.CheXpertSource",
+    "fedvlp.data.EHRXQASource": "fedvlp.data.sources.ehrxqa.EHRXQASource",
     "fedvlp.data.ChestImaGenomeSource": "fedvlp.data.sources.chest_imagenome.ChestImaGenomeSource",
     "fedvlp.data.Cifar100Source": "fedvlp.data.sources.cifar100.Cifar100Source",
     "fedvlp.data.CocoCaptionsSource": "fedvlp.data.sources.coco_captions.CocoCaptionsSource",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,12 @@ ITEMS = {
     "mbrset": "labels_mbrset.csv, images",
     "siim": "train-rle.csv or stage_2_train.csv, dicom-images-train or stage_2_images",
     "chest_imagenome": "silver_dataset, files",
+    "ehrxqa": "mimiccxrvqa/dataset or dataset, files",
 }
 USED = {
     "mimic_cxr": 4, "chexpert": 8, "nih_cxr14": 12, "candid_ptx": 3, "openi": 2, "rsna": 4, "covidx": 11,
     "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10,
-    "chest_imagenome": 2,
+    "chest_imagenome": 2, "ehrxqa": 4,
 }  # fmt: skip
 
 
@@ -86,6 +88,7 @@ def test_all_that_a_folder_lacks_is_listed(name: str, tmp_path: Path) -> None:
         ("mbrset", "images/1.1.jpg", "1 of 10 images are not under root"),
         ("chest_imagenome", "silver_dataset/splits/valid.csv", "lacks 1 of 4 published items: valid.csv"),
         ("chest_imagenome", "silver_dataset/scene_graph/b1_SceneGraph.json", "1 of 4 scene graphs are not in"),
+        ("ehrxqa", "mimiccxrvqa/dataset/test.json", "lacks 1 of 3 published items: test.json"),
         ("siim", "dicom-images-train/1.2.4", "1 of 10 images are not under root"),
     ],
 )
@@ -224,6 +227,27 @@ def test_siim_joins_the_outlines_of_a_film_and_takes_spaced_columns(tmp_path: Pa
     table(tmp_path / "root" / "train-rle.csv", "ImageId, EncodedPixels", [("1.2.1", "x")])
     with pytest.raises(ValueError, match="siim source: EncodedPixels of 1 rows is neither run lengths nor -1"):
         at("siim", tmp_path / "root").build()
+
+
+def test_ehrxqas_text_is_question_and_answer_and_its_patients_are_mimic_cxrs(tmp_path: Path) -> None:
+    cohort, summary = at("ehrxqa", tmp_path / "root").prepare()
+    assert [report.rstrip(".") for report in cohort.reports] == [
+        "is there a pleural effusion yes", "list all findings of the left lung pleural effusion and edema",
+        "is the heart enlarged no", "is this an ap view yes",
+    ]  # fmt: skip
+    assert summary["skipped: text empty or too short"] == 1
+    assert [len(cohort.rows(split)) for split in ("train", "val", "test")] == [2, 1, 1]
+    mimic_cxr, _ = at("mimic_cxr", tmp_path / "mimic").prepare()
+    assert set(cohort.patients) == set(mimic_cxr.patients), "one person has one id in both"
+
+
+def test_ehrxqas_questions_without_answers_are_refused(tmp_path: Path) -> None:
+    at("ehrxqa", tmp_path / "root")
+    file = tmp_path / "root" / "mimiccxrvqa" / "dataset" / "train.json"
+    rows = json.loads(file.read_text())
+    file.write_text(json.dumps([{key: value for key, value in row.items() if key != "answer"} for row in rows]))
+    with pytest.raises(ValueError, match=r"3 of 3 questions in train.json lack one of .* answer; the files named"):
+        at("ehrxqa", tmp_path / "root").build()
 
 
 def test_chest_imagenome_joins_the_regions_of_a_film(tmp_path: Path) -> None:

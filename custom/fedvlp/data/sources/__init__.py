@@ -6,6 +6,7 @@ from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
 from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
 from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.ehrxqa import EHRXQASource
 from fedvlp.data.sources.mbrset import MBRSETSource
 from fedvlp.data.sources.messidor import MessidorSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
@@ -33,5 +34,6 @@ SOURCES: dict[str, type[FileSource]] = {
     "mbrset": MBRSETSource,
     "siim": SIIMSource,
     "chest_imagenome": ChestImaGenomeSource,
+    "ehrxqa": EHRXQASource,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""
