@@ -17,6 +17,7 @@ $(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt prov
 	$(PIP) install --require-hashes --no-build-isolation -r constraints.txt
 	$(PIP) install --no-deps --require-hashes --only-binary :all: -r provisioning/psi.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) uninstall --yes rfc3987-syntax lark # jsonschema would compile their grammar in every process with MONAI
 	touch $@
 
 # The main job as it is in FLARE's simulator, five sites side by side (-t 5), and its report; then, by the engine, each

@@ -30,6 +30,7 @@ def new(*arguments: str) -> str:
     return result.output
 
 
+@pytest.mark.slow(seconds=25)
 def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
     """Under another name than the template's, in a folder that is not there yet; linted as fedvlp itself is."""
     output = new("fed-near", "--into", str(tmp_path / "lab"))

@@ -80,6 +80,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return first, again
 
 
+@pytest.mark.slow(seconds=30)
 def test_made_again_on_this_machine_they_have_the_same_bytes(twice: tuple[Path, Path]) -> None:
     first, again = twice
     found = compare(PRESETS["tiny-pool"], pinned(str(first)), again)
@@ -89,6 +90,7 @@ def test_made_again_on_this_machine_they_have_the_same_bytes(twice: tuple[Path, 
     assert found.cosine == pytest.approx({"image": 1.0, "text": 1.0}, abs=1e-5)
 
 
+@pytest.mark.slow(seconds=25)
 def test_others_are_told_by_bytes_recall_and_features(twice: tuple[Path, Path], tmp_path: Path) -> None:
     found = compare(PRESETS["tiny-pool"], pinned(str(twice[0])), made_here(tmp_path, seed=1))
     assert not found.same_bytes

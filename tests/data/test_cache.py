@@ -26,6 +26,12 @@ def cached(folder: Path | None, key: str, decode=pixels, n: int = N, size: int =
     return cached_images(folder, key, range(n), decode, size, Building(**building))
 
 
+@pytest.fixture(autouse=True)
+def _no_preload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that decode here need no MONAI."""
+    monkeypatch.setattr(cache_build, "LOADED_ONCE", ["numpy"])
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 3 images, shards of 6."""

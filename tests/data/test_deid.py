@@ -123,6 +123,7 @@ def test_no_tag_of_a_dicom_file_is_kept(tmp_path: Path) -> None:
     assert not [word for word in words if word in kept]
 
 
+@pytest.mark.slow(seconds=10)
 def test_real_texts_are_counted() -> None:
     """The 361 clinical notes of pairs.csv credit authors and give dates; Open-I's reports are de-identified."""
     if not SHARED.exists():

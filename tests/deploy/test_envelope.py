@@ -12,6 +12,7 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
+from support.cases import cases
 from typer.testing import CliRunner
 
 from fedvlp import __version__
@@ -163,7 +164,7 @@ def test_recall_on_a_small_split_stays_at_the_site(kit: Path) -> None:
     assert [name for name in update.metrics if name.startswith("loss/")]
 
 
-@pytest.mark.parametrize("name", COMMITTED)
+@pytest.mark.parametrize("name", cases(COMMITTED, often=("creamfl", "car-mfl"), seconds=8))
 def test_a_committed_job_keeps_to_the_default_limits(name: str) -> None:
     """At each of its sites, in every phase of the first round: what it draws, without training on it."""
     experiment = presets.get(name)

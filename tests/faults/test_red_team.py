@@ -77,7 +77,18 @@ def test_no_experiment_tells_of_few_records(tmp_path: Path, monkeypatch: Patch) 
     assert min(seen["refused"], seen["harmless"]) > 20, "neither refuses nor admits all of them"
 
 
-@pytest.mark.parametrize("setting", hostile_updates.SETTINGS, ids=lambda setting: setting.name)
+OFTEN = ("8-bit differences", "FedDRA")
+"""The settings of which the red team is tried at every commit."""
+
+
+def settings(every: Any) -> list[Any]:
+    """One parameter a setting, by name; all but two are slow."""
+    return [
+        pytest.param(one, id=one.name, marks=() if one.name in OFTEN else pytest.mark.slow(seconds=5)) for one in every
+    ]
+
+
+@pytest.mark.parametrize("setting", settings(hostile_updates.SETTINGS))
 def test_no_site_hurts_the_run(setting: hostile_updates.Setting, tmp_path: Path) -> None:
     assert updates(setting, tmp_path).total() == UPDATES
     stage = hostile_updates.Stage(setting, tmp_path / "honest")
@@ -86,7 +97,7 @@ def test_no_site_hurts_the_run(setting: hostile_updates.Setting, tmp_path: Path)
     assert stage.judge("an honest failure", lost) == "refused"
 
 
-@pytest.mark.parametrize("setting", hostile_broadcasts.SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", settings(hostile_broadcasts.SETTINGS))
 def test_no_server_hurts_a_site(setting: hostile_broadcasts.Setting, tmp_path: Path, monkeypatch: Patch) -> None:
     assert broadcasts(setting, tmp_path, monkeypatch).total() == BROADCASTS
     stage = hostile_broadcasts.Stage(setting, tmp_path / "site", monkeypatch)
@@ -279,6 +290,7 @@ def test_without_a_guard_an_experiment_tells_of_few_records(guard: str, tmp_path
         experiments(tmp_path, monkeypatch)
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("guard", IN_UPDATES)
 def test_without_a_guard_an_update_gets_through(guard: str, tmp_path: Path, monkeypatch: Patch) -> None:
     name, take = IN_UPDATES[guard]
@@ -288,6 +300,7 @@ def test_without_a_guard_an_update_gets_through(guard: str, tmp_path: Path, monk
         updates(setting, tmp_path, MORE)
 
 
+@pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("guard", IN_BROADCASTS)
 def test_without_a_guard_a_task_gets_through(guard: str, tmp_path: Path, monkeypatch: Patch) -> None:
     name, take = IN_BROADCASTS[guard]

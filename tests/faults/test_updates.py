@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import Toy, World, same_bytes, small
 
 from fedvlp.core.aggregation import bounded
@@ -107,7 +108,7 @@ def test_a_bad_update_is_dropped_and_named_and_the_run_goes_on_without_it(fault:
     same_bytes(seen.state, without_b.state)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 @pytest.mark.parametrize("fault", ["row 1: NaN", "row 2: (1,) that would broadcast", "row 5: another's name"])
 def test_every_method_drops_it(name: str, fault: str) -> None:
     """What a method shares is where the poison goes; a method that shares nothing is sent a tensor too many."""
@@ -263,7 +264,7 @@ def exchange(**broken: str) -> Callable[[World], Any]:
     return build
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS))
 def test_row_10_below_the_quorum_nothing_is_kept_and_it_resumes(tmp_path: Path, name: str) -> None:
     """Two of three sites fail in round 1; mended, the run ends with the bytes of one that never failed."""
     one = World(small(METHODS[name]), rounds=Rounds(rounds=3, evaluate_every=0), folder=tmp_path)
@@ -367,7 +368,9 @@ def test_row_11_a_robust_average_leaves_it_out(averaging: str) -> None:
 
 
 @pytest.mark.parametrize("averaging", ["trimmed", "median"])
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in (*REPRESENTATIONS, "local", "centralized")])
+@pytest.mark.parametrize(
+    "name", cases([name for name in METHODS if name not in (*REPRESENTATIONS, "local", "centralized")], seconds=1)
+)
 def test_row_11_every_average_can_be_robust(name: str, averaging: str) -> None:
     """Of three sites b sends 3e38 and -3e38, unclipped: the model ends the same, and stays of an honest size."""
 
@@ -429,7 +432,7 @@ def scaled(factor: float) -> Spoil:
     return spoil
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 def test_row_11_every_method_is_bounded(name: str) -> None:
     """One site's values times 1e6 and 1e9 give the same: weights are clipped, representations are no unit vectors."""
 

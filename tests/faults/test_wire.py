@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from nvflare.apis.shareable import Shareable
+from support.cases import cases
 from support.flare_memory import Fate, MemoryFlare, Task, in_engine, serialised, told, toy_experiment
 from support.toy import Wired, clone, same_bytes, small, three_sites
 
@@ -216,7 +217,7 @@ AVERAGED = [name for name, kind in METHODS.items() if not kind.uses_public and n
 
 
 @pytest.mark.parametrize("averaging", ["mean", "trimmed", "median"])
-@pytest.mark.parametrize("name", AVERAGED)
+@pytest.mark.parametrize("name", cases(AVERAGED, seconds=1))
 def test_row_7_0_samples_weigh_nothing_whatever_they_come_with(name: str, averaging: str) -> None:
     """0 is no fault, and no vote: in no average does it matter what such a site sends."""
 

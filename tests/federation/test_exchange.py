@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import ADAMW, SGD, Fuse, Pairs, Toy, World, clone, forked, pairs, same_bytes, small, three_sites
 from torch import Tensor
 
@@ -51,7 +52,7 @@ def site_memories(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("sites/*/[0-9]*"))}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 def test_two_runs_with_one_seed_give_the_same_bytes_and_another_seed_does_not(name: str) -> None:
     torch.manual_seed(1)
     first = world(SMALL[name]).run()
@@ -63,7 +64,7 @@ def test_two_runs_with_one_seed_give_the_same_bytes_and_another_seed_does_not(na
     assert facts(first) == facts(second) != facts(other)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 @pytest.mark.parametrize(("workers", "statistics"), [(2, "averaged"), (5, "site")])
 def test_forked_workers_give_the_same_bytes_as_in_turn(
     tmp_path: Path, name: str, workers: int, statistics: str
@@ -319,7 +320,10 @@ def moments(name: str, count: int, some: int = 4) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "statistics"),
-    [*((name, "averaged") for name in SMALL), *((name, "site") for name in ("feddra", "fedrgb", "car-mfl", "pms-fm"))],
+    [
+        *cases([(name, "averaged") for name in SMALL], seconds=4),
+        *cases([(name, "site") for name in ("feddra", "fedrgb", "car-mfl", "pms-fm")], often=("feddra",), seconds=4),
+    ],
 )
 def test_killed_at_any_moment_and_resumed_is_uninterrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, statistics: str

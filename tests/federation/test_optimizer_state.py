@@ -190,7 +190,7 @@ def burning(one: World, monkeypatch: pytest.MonkeyPatch, fuse: Callable[[], None
     monkeypatch.setattr(os, "replace", replacing)
 
 
-@pytest.mark.parametrize("checkpoint_steps", [0, 1])
+@pytest.mark.parametrize("checkpoint_steps", [0, pytest.param(1, marks=pytest.mark.slow(seconds=25))])
 def test_killed_at_any_moment_and_resumed_is_uninterrupted(
     checkpoint_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

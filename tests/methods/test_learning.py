@@ -82,12 +82,15 @@ def recalls(state: State, data: dict[str, Pairs]) -> list[float]:
     return [recall(state, one) for one in data.values()]
 
 
+SEEDS = [0, pytest.param(1, marks=pytest.mark.slow(seconds=5))]
+
+
 def world(method: Method, data: dict[str, Pairs], batch: int = 16) -> World:
     training = Training(batch_size=batch, lr=3e-3, weight_decay=0.0)
     return World(method, data, training, Rounds(rounds=8, evaluate_every=0, clip_to_median=0), model=linear_towers)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_centralized_beats_fedavg_beats_local(seed: int) -> None:
     """8 rounds of 20 steps on 48 pairs a site; the pooled batch is as large as the sites' together.
 
@@ -118,7 +121,7 @@ def on_the_hard_case(method: Method, seed: int) -> tuple[float, float, float]:
     return min(found), fmean(found), float(server.memory.get("dro_weights", torch.full((4,), 0.25))[3])
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("rho", "margin"), [(0.1, 3.0), (1.0, 10.0)])
 def test_robust_weights_alone_help_the_worst_site(seed: int, rho: float, margin: float) -> None:
     """Everything else as in FedAvg. Worst site, seeds 0-3: FedAvg 11, 16, 17, 20; rho 0.1: 19, 25, 22, 28; 1: 31-35.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import ADAMW, Pairs, World, aggregate, clone, differs, same_bytes, small, three_sites
 from torch import Tensor, nn
 
@@ -136,7 +137,7 @@ def test_a_method_is_a_frozen_dataclass_of_plain_values(name: str) -> None:
     assert kind() == kind()  # everything has a default
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 def test_what_a_method_remembers_is_declared_memory_of_tensors(name: str) -> None:
     """After a run no attribute was added to method, client, server or modules, and memories hold tensors alone."""
     method = small(METHODS[name])
@@ -169,7 +170,7 @@ def test_modules_of_methods_hold_no_state() -> None:
                 assert not isinstance(value, (nn.Module, Tensor, dict, list, set)), f"{info.name}.{name}"
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 def test_a_new_site_object_for_every_task_gives_the_same_bytes(name: str, tmp_path: Any) -> None:
     """As in a simulator with fewer threads than sites: nothing may live in the process between two tasks."""
     method = small(METHODS[name])
@@ -185,7 +186,7 @@ def test_a_new_site_object_for_every_task_gives_the_same_bytes(name: str, tmp_pa
     same_bytes(seen.memory, expected.memory)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 def test_evaluation_changes_nothing(name: str) -> None:
     method = small(METHODS[name])
     rounds = World(method).rounds
@@ -193,7 +194,7 @@ def test_evaluation_changes_nothing(name: str) -> None:
     same_bytes(evaluated.run().state, World(method, rounds=rounds).run().state)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS, seconds=1))
 def test_a_site_that_left_is_welcome_back(name: str) -> None:
     """b is away in round 1: the others go on, and b finds its way in round 2, in every phase."""
     method = small(METHODS[name])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.presets import SMALL
 from support.toy import World, same_bytes, small
 
@@ -163,7 +164,7 @@ def world(folder: Path, rounds: int = 3, name: str = "fedavg", **options: Any) -
     return World(small(METHODS[name]), rounds=Rounds(rounds=rounds, evaluate_every=0, **options), folder=folder)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", cases(METHODS))
 def test_every_method_goes_on_from_a_kept_checkpoint(name: str, tmp_path: Path) -> None:
     """Sites keep their later memory until they take part again, as those of FLARE do."""
     one = world(tmp_path, 4, name)

@@ -71,7 +71,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, Path]
 
 
 @pytest.mark.parametrize("killed_at", [2, 3, 4, STEPS])
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow(seconds=2))])
 def test_killed_and_resumed_it_ends_with_the_same_bytes(
     killed_at: int, precision: str, undisturbed: tuple[Update, Path], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from fedvlp.data.cache_format import FORMAT, SHARD_BYTES, Building, Decode, Shards
 
 CHUNK = 256  # images that are decoded, written and counted together
+LOADED_ONCE = ["cv2", "monai.transforms"]  # modules that the decoding processes share
 Decoded = tuple[np.ndarray, list[int], dict[int, str]]
 """Images [n, S, S] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
 
@@ -86,7 +87,7 @@ def _side_by_side(
             yield start, work(items)
         return
     context = multiprocessing.get_context("forkserver")  # not fork: OpenCV's threads here would be missed there
-    context.set_forkserver_preload(["cv2", "monai.transforms"])  # loaded once
+    context.set_forkserver_preload(LOADED_ONCE)
     with ProcessPoolExecutor(min(workers, len(chunks)), context, _one_thread) as pool:
         waiting = iter(chunks.items())
         try:

@@ -147,6 +147,7 @@ def test_a_strange_path_or_report_is_refused_without_its_text(tmp_path: Path) ->
         OpenISource(str(tmp_path / "none")).build()
 
 
+@pytest.mark.slow(seconds=20)
 def test_the_real_chexpert_table() -> None:
     """223,414 rows (spec 11); 191,027 of them frontal; pneumonia as published: 6,039 positive, 18,770 uncertain."""
     cohort = CheXpertSource(real("chexpert_train.csv.gz"), frontal=False).build()
@@ -156,6 +157,7 @@ def test_the_real_chexpert_table() -> None:
     assert ((pneumonia == 1).sum(), (pneumonia == -1).sum()) == (6_039, 18_770)
 
 
+@pytest.mark.slow(seconds=10)
 def test_the_real_nih_table() -> None:
     """112,120 images of 30,805 patients (spec 11), 60,361 of them without a finding."""
     cohort = NIHSource(real("Data_Entry_2017_v2020.csv.gz")).build()
@@ -163,6 +165,7 @@ def test_the_real_nih_table() -> None:
     assert (cohort.labels[:, CHEXPERT.index("No Finding")] == 1).sum() == 60_361
 
 
+@pytest.mark.slow(seconds=15)
 def test_the_real_openi_reports() -> None:
     """3,955 reports, 28 of them without findings and impression; 1,391 indexed as normal."""
     source = OpenISource(real("NLMCXR_reports.tgz"), min_report_words=0)

@@ -195,12 +195,12 @@ def test_windows_newlines_a_byte_order_mark_quoted_newlines_and_foreign_bytes(tm
     assert cohort.patients == cohort.ids
 
 
-def test_a_report_of_a_million_words_is_read(tmp_path: Path) -> None:
+def test_a_report_longer_than_csv_reads_by_itself_is_read(tmp_path: Path) -> None:
     rows = good(tmp_path, 2)
-    rows[0][1] = "effusion " * 1_000_000
     limit = csv.field_size_limit()
+    rows[0][1] = "effusion " * (limit // 8)
     cohort = TableSource(write(tmp_path, rows), image_size=16).build()
-    assert len(cohort.reports[0].split()) == 1_000_000
+    assert len(cohort.reports[0].split()) == limit // 8
     assert csv.field_size_limit() == limit
 
 
