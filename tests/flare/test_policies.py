@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.flare_memory import Engine
 from support.short_jobs import committed
+from torch import Tensor
 
 from fedvlp import __version__
 from fedvlp.flare import messages
@@ -41,8 +43,8 @@ def filters_of(policy: str) -> list[Any]:
     return made
 
 
-def sent(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> str:
-    """What leaves site-1 in the first phase of the run: "" for an update, else why there is none.
+def answered(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> tuple[Any, dict[str, Tensor]]:
+    """What leaves site-1 in the first phase of the run, and the state that it was sent.
 
     ``evaluate``: how many held-out splits are measured.
     """
@@ -65,7 +67,12 @@ def sent(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> s
         context.set_prop(RECEIVED, received, private=True, sticky=False)
         for site_filter in filters_of(policy):
             reply = site_filter.process(reply, context)
-    failed = messages.failure(reply)
+    return reply, received
+
+
+def sent(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) -> str:
+    """ "" where an update leaves site-1 in the first phase of the run, else why there is none."""
+    failed = messages.failure(answered(experiment, policy, kit, evaluate)[0])
     return failed.text if failed else ""
 
 
@@ -91,6 +98,15 @@ def said(preset: str) -> tuple[str, str]:
 def test_the_shipped_policy_lets_every_figure_of_a_preset_go(preset: str, tmp_path: Path) -> None:
     """One that is not on its list would cost the update: a classifier's weight on the image did."""
     assert sent(committed(preset, **LIGHT), "privacy.json", tmp_path / "kit", evaluate=2) == ""
+
+
+def test_the_shipped_policy_sends_the_words_as_they_came(tmp_path: Path) -> None:
+    """The attack of S3: without the filter the rows that changed are those of words that occurred in the reports."""
+    reply, received = answered(committed("fedavg", **LIGHT), "privacy.json", tmp_path / "kit")
+    update = messages.receive_update(reply, "site-1")
+    kept = [name for name, tensor in update.state.items() if torch.equal(tensor, received[name])]
+    assert "text_encoder.words.weight" in kept
+    assert len(kept) < len(update.state) / 2, "the others were trained"
 
 
 @pytest.mark.parametrize("preset", COMMITTED)

@@ -191,6 +191,13 @@ def test_the_change_of_a_control_variate_stays_with_the_tensor_that_it_tells_of(
     assert "not received" in refused(ClipAndNoise(**BUDGET), sent, here)
 
 
+def test_representations_pass_where_a_task_brings_no_model(tmp_path: Path) -> None:
+    words, here = SendAsReceived(["text_head.*"]), context(tmp_path, {})
+    reply = words.process(messages.send_update(update(state={"text": torch.ones(2)})), here)
+    assert messages.receive_update(reply, "site-1").state.keys() == {"text"}
+    assert "was not received" in refused(words, update(state={"text_head.x": torch.ones(2)}), here)
+
+
 @pytest.mark.parametrize("names", [[], "text_head.*"])
 def test_an_empty_list_of_names_is_a_mistake(names: Any) -> None:
     with pytest.raises(ValueError, match="names"):

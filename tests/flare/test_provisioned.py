@@ -92,7 +92,9 @@ def test_the_lead_submits_monitors_and_takes_the_model_home(here: Hospitals) -> 
         assert sorted(record["sites"]) == sorted(SITES), "every site answered in every phase, filters and all"
     assert "loss/contrastive" in folder.history()[0]["sites"]["site-1"]
     assert any("val/mean/r1" in record["sites"]["site-1"] for record in folder.history())
-    assert folder.model.exists()
+    trained, begun = load_tensors(folder.model)[0], Assembly(small()).server(SITES).state
+    kept = [name for name, tensor in trained.items() if torch.equal(tensor, begun[name])]
+    assert kept == ["text_encoder.words.weight"], "words stay as they came, all else was trained"
     assert {"site-1", "site-2"} <= {entry.name for entry in (folder.path / "tb").iterdir()}
     done = run(here, "fedvlp", "report", str(folder.path))
     assert done.returncode == 0, done.stderr
