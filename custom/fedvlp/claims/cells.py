@@ -6,6 +6,8 @@ The figures of a finished cell are also in a file (claims/results.py), which out
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -83,10 +85,22 @@ def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Iterator[tuple[tup
         yield from ((cell, train(*task)) for cell, task in tasks.items())
     elif tasks and jobs:
         # fresh interpreters: a process that has run several threads must not be forked
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
             running = {pool.submit(train, *task): cell for cell, task in tasks.items()}
             for future in as_completed(running):
                 yield running[future], future.result()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent: one that trained on would hold its run when the table is resumed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _folder(scenario: Scenario, root: Path, cell: tuple[str, int]) -> Path:

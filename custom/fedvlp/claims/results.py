@@ -44,8 +44,9 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
     experiment, history = run.experiment(), run.history()
     versions = environment(experiment)["packages"]
     held_out = [record for record in history if overall(record)]
+    rounded = _rounded(figures)
     content = {
-        "figures": _rounded(figures),
+        "figures": rounded,
         "spent": _rounded(spent(history) | {MEASURING: seconds}),
         "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
         "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
@@ -57,8 +58,7 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    kept: Figures = content["figures"]
-    return kept
+    return rounded
 
 
 MEASURING, PHASES = "seconds of measuring", "seconds of phases"
