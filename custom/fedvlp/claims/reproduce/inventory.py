@@ -80,7 +80,7 @@ def _parts(paper: str, cell: str) -> tuple[Row, ...]:
 
 SERVER_NOTE = "Here the model after the last round; the paper's is that of 25 rounds, and local models of 26."
 FEDDRA = (
-    Entry("feddra", ("2",), "methods, three losses: heads and recall", s.ALIGNMENT, T2, MAIN, note=OWN_LOSSES),
+    Entry("feddra", ("2",), "methods, three losses: heads and recall", s.HEADS, T2, MAIN, note=OWN_LOSSES),
     Entry("feddra", ("3",), "ablation", s.ALIGNMENT, (
         Row("without two stages", "feddra-one-stage", printed="29.4 26.2"),
         Row("without the constraint", "feddra-no-constraint", printed="28.3 26.0"),
@@ -112,8 +112,8 @@ FEDDRA = (
             (("Decentralized", "local"), ("FedAvg", "fedavg"), ("Centralized", "centralized")), values, strict=True
         )
     ), (R1,)),
-    Entry("feddra", ("7",), "2 and 5 sites", s.ALIGNMENT, _parts("feddra", "feddra"), (HEADS_SEG1, R1)),
-    Entry("feddra", ("8",), "rho", s.ALIGNMENT, (
+    Entry("feddra", ("7",), "2 and 5 sites", s.HEADS, _parts("feddra", "feddra"), (HEADS_SEG1, R1)),
+    Entry("feddra", ("8",), "rho", s.HEADS, (
         Row("rho 0.01", "feddra-rho-001", printed="79.6 30.4"), Row("rho 0.1", "feddra", printed="81.0 30.2"),
         Row("rho 1", "feddra-rho-1", printed="81.3 28.9"),
     ), (HEADS_COVID1, R1)),
@@ -160,7 +160,7 @@ def _counts(paper: str, ids: tuple[str, ...], title: str, note: str) -> Entry:
 
 
 FEDRGB = (
-    Entry("fedrgb", ("2",), "methods: heads and recall", s.ALIGNMENT, RGB2, MAIN, note=OWN_LOSSES),
+    Entry("fedrgb", ("2",), "methods: heads and recall", s.HEADS, RGB2, MAIN, note=OWN_LOSSES),
     Entry("fedrgb", ("3",), "GLoRIA and MGCA", s.ALIGNMENT, tuple(
         Row(f"{loss}, {title}", cell + end, printed=printed if cell == "fedrgb" else "")
         for loss, end, printed in (("GLoRIA", "-gloria", "30.94 73.89"), ("MGCA", "-mgca", "29.96 74.15"))
@@ -175,7 +175,7 @@ FEDRGB = (
           (Row("FedAvg, column means", "fedavg", printed="0.076 0.0738 0.07 0.0694 0.0744"),), DISTORTED, digits=4),
     _counts("fedrgb", ("7-8", "7", "8", "7, 8"), "records by site and finding",
             "The sites of the paper: 37,318, 82,650, 50,100, 40,641, 21,523 records in all."),
-    Entry("fedrgb", ("10",), "rho", s.ALIGNMENT, (
+    Entry("fedrgb", ("10",), "rho", s.HEADS, (
         Row("rho 1e-7", "fedrgb-rho-1e-7", printed="70.44"), Row("rho 1e-4", "fedrgb-rho-1e-4", printed="70.39"),
         Row("rho 1", "fedrgb", printed="66.98"),
     ), (HEADS_SEG1,)),
@@ -191,7 +191,7 @@ FEDRGB = (
         Row("alpha 2", "fedrgb-alpha-2", printed="3.25"), Row("alpha 5", "fedrgb-alpha-5", printed="2.99"),
         Row("alpha 10", "fedrgb-alpha-10", printed="2.37"),
     ), (SPREAD,)),
-    Entry("fedrgb", ("16",), "2 and 5 sites", s.ALIGNMENT, _parts("fedrgb", "fedrgb"), (HEADS_SEG1, R1)),
+    Entry("fedrgb", ("16",), "2 and 5 sites", s.HEADS, _parts("fedrgb", "fedrgb"), (HEADS_SEG1, R1)),
     replace(
         _retrained(s.SHALLOW, "fedavg", "fedrgb", ("17-18", "17", "18"), "as tables 12 and 13 of FedDRA",
                    "28.8 27.5 29.4 29.4 25.0 22.0", note=SERVER_NOTE + " Table 18 is `feddra:13`."),
@@ -264,8 +264,11 @@ PMS = tuple(
     )
 )  # fmt: skip
 SELECTED = (Column("sites told, %", selection.TOLD), Column("mean", m.deployed("mean")))
+OWN_AND_SELECTED = (selection.accuracy(selection.OWN), selection.accuracy("selected"))
+TRIPLE = (selection.anew(selection.TRIPLE),)
 PMS_FM = (
-    Entry("pms-fm", ("1",), "zero-shot accuracy", s.UNLIKE_SITES, PMS, PMS_COLUMNS, note=LEAK, digits=3),
+    Entry("pms-fm", ("1",), "zero-shot accuracy", s.UNLIKE_SITES, PMS, PMS_COLUMNS, note=LEAK, digits=3,
+          judged=OWN_AND_SELECTED),
     Entry("pms-fm", ("2",), "zero-shot on RSNA and COVID",
           why_not="zero-shot of a run's models on other records than its sites' is not evaluated here yet"),
     Entry("pms-fm", ("3",), "models of single sites", s.UNLIKE_SITES, (
@@ -273,19 +276,20 @@ PMS_FM = (
         *(Row(f"model of client {number}", "pms-fm", m.client(number), value)
           for number, value in enumerate(("0.562", "0.417", "0.516", "0.498"), start=1)),
         Row("PMS-FM", "pms-fm", printed="0.579"),
-    ), (Column("mean", m.deployed("mean")),), digits=3,
+    ), (Column("mean", m.deployed("mean")),), digits=3, judged=OWN_AND_SELECTED,
           note=LEAK + " The models of clients are the personalised ones."),
     Entry("pms-fm", ("4",), "embeddings and fusion of the selector", s.UNLIKE_SITES, (
         Row("image, token; MLP", "selector-image-token-mlp"), Row("image, token; CA", "selector-image-token-attention"),
-        Row("triple; MLP", "selector-triple-mlp"), Row("triple; CA", "selector-triple-attention"),
+        Row("triple; MLP", "pms-fm"), Row("triple; CA", "selector-triple-attention"),
     ), SELECTED, note="The paper prints six means, 0.614 to 0.635; docs/methods.md does not say of which rows. Its "
-          "SA fusion is not here.", digits=3),
+          "SA fusion is not here.", digits=3, judged=TRIPLE),
     Entry("pms-fm", ("5",), "embeddings of the selector", s.UNLIKE_SITES, (
         Row("image; MLP", "selector-image-mlp", printed="54.3 0.601"),
-        Row("image, report; MLP", "selector-image-report-mlp"), Row("triple; MLP", "selector-triple-mlp"),
+        Row("image, report; MLP", "selector-image-report-mlp"), Row("triple; MLP", "pms-fm"),
         Row("image, report; CA", "selector-image-report-attention"), Row("triple; CA", "selector-triple-attention"),
     ), SELECTED, note="The paper prints 0.543, 0.725, 0.815, 0.743, 0.835 and means 0.601, 0.621, 0.629, 0.627, 0.635; "
-          "its rows 2 and 4 have the same marks, so only the first is set beside ours.", digits=3),
+          "its rows 2 and 4 have the same marks, so only the first is set beside ours.", digits=3,
+          judged=TRIPLE),
 )  # fmt: skip
 
 # CAR-MFL

@@ -19,6 +19,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
 from fedvlp.run.experiment import Source
@@ -226,11 +227,30 @@ def deployed(site: str) -> str:
     return f"accuracy of the deployed model, {site}"
 
 
-def zero_shot(folder: RunFolder) -> Figures:
+@dataclass(frozen=True)
+class ZeroShot:
     """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
-    torch.set_num_threads(folder.experiment().training.threads)
-    figures = selection.of_run(folder)
-    rows = _rows(folder.path / "evaluation" / "zero-shot.csv")
+
+    selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """The figures of a finished run."""
+        experiment = folder.experiment()
+        torch.set_num_threads(experiment.training.threads)
+        table = EVALUATIONS["zero-shot"](folder, Choices())[0]
+        figures = selection.of_table(table) | _accuracies(table)
+        extra = experiment.extra
+        # a selector without templates (FedSM's) was trained with what no held-out image has
+        if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
+            figures |= selection.of_selector(folder, experiment, extra)
+        return figures
+
+
+def _accuracies(table: Path) -> Figures:
+    """Accuracies of the deployed model by client, and of each client's own model."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figures: Figures = {}
     held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
     one = "selected" if any(model == "selected" for model, _ in held) else "global"
     sites = [site for model, site in held if model == one and site != "mean"]
@@ -251,11 +271,6 @@ def deployed_at(number: int) -> str:
 def client(number: int) -> str:
     """Begins the names of the figures of a site's own model, numbered from 1 in the order of the sites."""
     return f"client {number}: "
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 # CAR-MFL

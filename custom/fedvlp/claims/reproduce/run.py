@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedvlp.claims import results
-from fedvlp.claims.cells import Cells, Said, cells_of, measured
+from fedvlp.claims.cells import Said, cells_of, measured
 from fedvlp.claims.ledger import SCENARIOS
 from fedvlp.claims.page import Outcome, judge
 from fedvlp.claims.reproduce.table import DEMO, SMALLEST, Entry, Size
@@ -22,7 +22,8 @@ from fedvlp.run.experiment import Experiment
 
 MEASURED_ON = "one core of a shared Intel Xeon (2 slow cores), November 2026"
 SECONDS = {
-    ("alignment", DEMO): 420.0, ("retina", DEMO): 200.0, ("distortion", DEMO): 480.0, ("shallow", DEMO): 480.0,
+    ("alignment", DEMO): 360.0, ("alignment-heads", DEMO): 420.0, ("retina", DEMO): 200.0,
+    ("distortion", DEMO): 480.0, ("shallow", DEMO): 480.0,
     ("representations", DEMO): 120.0, ("unlike-sites", DEMO): 300.0, ("missing-modalities", DEMO): 180.0,
 }  # fmt: skip
 """Of a cell where no cell of its study has finished: rounded up from what was seen ``MEASURED_ON``."""
@@ -39,17 +40,19 @@ def scenario(entry: Entry, size: Size) -> Scenario:
 
 
 def claims_of(entry: Entry) -> tuple[Claim, ...]:
-    """The ledger's claims of the paper of which the table has both methods, each once."""
-    cells = entry.cells()
+    """The ledger's claims of the paper that are about a figure of the table, of methods that it has, each once."""
+    cells, figures = entry.cells(), {column.figure for column in entry.columns} | set(entry.judged)
     claims = (claim for one in SCENARIOS.values() for claim in one.claims)
-    mine = [one for one in claims if one.paper == entry.paper and {one.method, one.other} <= set(cells)]
+    mine = [
+        one
+        for one in claims
+        if one.paper == entry.paper and one.figure in figures and {one.method, one.other} <= set(cells)
+    ]
     return tuple(dict.fromkeys(mine))
 
 
 def chosen_rows(entry: Entry, only: Sequence[str]) -> Entry:
     """The entry with those rows alone whose title or cell is in ``only``; none named: all. Raises ValueError."""
-    from dataclasses import replace
-
     known = {name for row in entry.rows for name in (row.title, row.cell)}
     if strange := [name for name in only if name not in known]:
         titles = ", ".join(f"{row.title!r}" for row in entry.rows)
@@ -93,7 +96,8 @@ def reproduce(
         return Reproduced(entry, size, Table({("cohort", seed): study.drawn(seed) for seed in seeds}), ())
     one = scenario(entry, size)
     table = measured(one, cells_of(one, entry.cells(), seeds), runs, files, jobs, said)
-    return Reproduced(entry, size, table, judge(one, table, [entry.paper]).outcomes)
+    told = tuple(claim for claim in one.claims if not table.cells or table.has(claim.method, claim.figure))
+    return Reproduced(entry, size, table, judge(replace(one, claims=told), table, [entry.paper]).outcomes)
 
 
 @dataclass(frozen=True)
@@ -131,15 +135,9 @@ def estimate(entry: Entry, size: Size, seeds: Sequence[int], files: Path) -> Est
     else:
         quick = size.name == SMALLEST
         seconds, what = (5.0 * len(wanted), "a guess of 5 s a cell") if quick else (None, "no cell has finished yet")
-    sent = [traffic(of) for of in _first_seed(wanted)]
-    each = len(seeds)
-    counted = [one for one in sent if one is not None]
-    return Estimate(len(cells), len(cells) - len(wanted), seconds, what, each * sum(counted), each * len(counted))
-
-
-def _first_seed(cells: Cells) -> list[Experiment]:
-    """One experiment for each method: what is sent does not depend on the seed."""
-    return list({method: experiment for (method, _), experiment in cells.items()}.values())
+    of_method = {cell: traffic(of) for (cell, _), of in wanted.items()}  # the seed makes no difference
+    sent = [count for cell, _ in wanted if (count := of_method[cell]) is not None]
+    return Estimate(len(cells), len(cells) - len(wanted), seconds, what, sum(sent), len(sent))
 
 
 def _filed(folder: Path) -> dict[str, list[float]]:
@@ -157,7 +155,7 @@ def _filed(folder: Path) -> dict[str, list[float]]:
 
 
 def traffic(experiment: Experiment) -> int | None:
-    """Bytes to and from all sites of a whole run, of the tensors that the method shares.
+    """Bytes to and from all sites of a whole run: the model down in each phase, what the method shares up.
 
     None for a method that sends something else (representations, a model's digest), which depends on the records.
     """
@@ -168,5 +166,7 @@ def traffic(experiment: Experiment) -> int | None:
     data: Any = experiment.data
     sites = getattr(data, "sites", experiment.partition.sites)
     count = len(sites) if isinstance(sites, tuple) else sites
-    of_round = sum(2 * size for phase in method.phases(0) for name, size in sizes.items() if method.shares(name, phase))
-    return int(of_round * count * rounds)
+    whole, phases = sum(sizes.values()), method.phases(0)  # every phase begins with the whole model
+    up = sum(size for phase in phases for name, size in sizes.items() if method.shares(name, phase))
+    evaluated = whole if experiment.rounds.evaluate_every else 0
+    return int(count * (rounds * (len(phases) * whole + up) + evaluated))

@@ -95,6 +95,7 @@ class Entry:
     why_not: str = ""  # why it does not run; "": it does
     note: str = field(default="", kw_only=True)  # what to know when comparing
     digits: int = field(default=2, kw_only=True)  # decimals of its values
+    judged: tuple[str, ...] = field(default=(), kw_only=True)  # figures of claims that it is about beside its columns
 
     @property
     def keys(self) -> tuple[str, ...]:
