@@ -235,6 +235,7 @@ def test_a_table_runs_goes_on_and_is_estimated(tmp_path: Path) -> None:
     ("key", "rows"),
     [
         ("fedrgb:4", ("contrastive guidance",)),
+        ("feddra:2", ("ConVIRT, FedEMA", "ConVIRT, FedMOON")),
         ("creamfl:3", ("reamFL+Mean", "CreamFL")),
         ("pms-fm:3", ()),
         ("car-mfl:2", ("lower", "CAR-MFL")),

@@ -19,6 +19,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
@@ -125,10 +126,13 @@ class Alignment:
 def models(folder: RunFolder) -> Iterator[tuple[str, Any, Figures]]:
     """The models of a run: ("", model, {}), or of each site that trained alone, with its recalls at every site."""
     assembly = Assembly(folder.experiment(), folder.path)
-    state = folder.experiment().method.finish(last_server(folder))
-    starts = models_at_sites(assembly, state)
+    method = folder.experiment().method
+    state = method.finish(last_server(folder))
+    # a site of a method that shares may remember a whole model too (FedMOON's previous one), which is not the result
+    shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
+    starts = {} if shared else models_at_sites(assembly, state)
     if not starts:
-        yield "", ledger.trained_client(folder).model, {}
+        yield "", load_encoders(folder.path), {}  # as it was exported: a target that stays at the sites is not in it
         return
     data = paired_sites(assembly)
     for site, of_site in starts.items():
