@@ -60,7 +60,10 @@ def main() -> None:
     try:
         app()
     except Stopped:
-        print("fedvlp: stopped; go on with --resume and the run's folder", file=sys.stderr)
+        print(
+            "fedvlp: stopped; go on with --resume and the run's folder, claims and reproduce by the same command",
+            file=sys.stderr,
+        )
         sys.exit(130)
     except Exception as error:
         if not _in_our_words(error):
