@@ -6,7 +6,10 @@ The figures of a finished cell are also in a file (claims/results.py), which out
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -40,15 +43,16 @@ def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: in
 
     ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
     that have not finished are not in the table. The runs are in ``<root>/<scenario>/<seed>/<method>/``, and what has
-    finished is written to ``files``. Raises what a run raises, after the others have ended.
+    finished is written to ``files``. A figure is the same whether it was measured now or read from its file. Raises
+    what a run raises, after the others have ended.
     """
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
     wanted: Cells = {}
 
-    def noted(cell: tuple[str, int], run: RunFolder) -> None:
-        figures[cell] = scenario.figures(run)
-        results.save(results.path(files, scenario.name, *cell), run, figures[cell])
+    def noted(cell: tuple[str, int], one: Measured) -> None:
+        path, measures, seconds = one
+        figures[cell] = results.save(results.path(files, scenario.name, *cell), RunFolder(path), measures, seconds)
 
     for cell, experiment in cells.items():
         filed = results.load(results.path(files, scenario.name, *cell), experiment)
@@ -57,29 +61,64 @@ def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: in
             figures[cell], origins[cell] = filed
             said(*cell, FILED)
         elif run:
-            noted(cell, run)
+            noted(cell, measure(run.path, scenario.figures))
             said(*cell, HERE)
         else:
             wanted[cell] = experiment
-    if wanted and jobs:
-        # fresh interpreters: a process that has run several threads must not be forked
-        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            running = {pool.submit(train, _folder(scenario, root, cell), one): cell for cell, one in wanted.items()}
-            for future in as_completed(running):
-                noted(running[future], RunFolder(future.result()))
-                said(*running[future], DONE)
+    tasks = {cell: (_folder(scenario, root, cell), one, scenario.figures) for cell, one in wanted.items()}
+    for cell, one in _run(tasks, jobs):
+        noted(cell, one)
+        said(*cell, DONE)
     return Table({cell: figures[cell] for cell in cells if cell in figures}, origins)
 
 
+Measured = tuple[Path, Figures, float]
+"""Folder of a finished run, its figures, and the seconds that measuring them took."""
+
+Task = tuple[Path, Experiment, Callable[[RunFolder], Figures]]
+"""Arguments of ``train``."""
+
+
+def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Iterator[tuple[tuple[str, int], Measured]]:
+    """Runs ``jobs`` cells at a time, and yields each as it ends. One at a time runs in this very process."""
+    if jobs == 1:
+        yield from ((cell, train(*task)) for cell, task in tasks.items())
+    elif tasks and jobs:
+        # fresh interpreters: a process that has run several threads must not be forked
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+            running = {pool.submit(train, *task): cell for cell, task in tasks.items()}
+            for future in as_completed(running):
+                yield running[future], future.result()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent: one that trained on would hold its run when the table is resumed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _folder(scenario: Scenario, root: Path, cell: tuple[str, int]) -> Path:
-    return root / scenario.name / str(cell[1])
+    return root / (scenario.runs or scenario.name) / str(cell[1])
 
 
-def train(root: Path, experiment: Experiment) -> Path:
-    """Runs or resumes one cell. Returns the folder of its run."""
+def train(root: Path, experiment: Experiment, figures: Callable[[RunFolder], Figures]) -> Measured:
+    """Runs or resumes one cell, and measures it."""
     folder = RunFolder.open(root, experiment)
     simulate(experiment, folder)
-    return folder.path
+    return measure(folder.path, figures)
+
+
+def measure(path: Path, figures: Callable[[RunFolder], Figures]) -> Measured:
+    """The figures of a finished run."""
+    began = time.perf_counter()
+    measured = figures(RunFolder(path))
+    return path, measured, time.perf_counter() - began
 
 
 def finished(root: Path, experiment: Experiment) -> RunFolder | None:

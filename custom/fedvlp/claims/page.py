@@ -66,12 +66,17 @@ CLAIMS = ("paper", "claim", "the paper's difference", "ours [95 %]", "seeds", "v
 
 def claim_rows(results: Results) -> list[tuple[str, ...]]:
     """One row a claim, as ``CLAIMS`` names its columns."""
+    return claim_rows_of(results.outcomes)
+
+
+def claim_rows_of(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
+    """The same of these outcomes."""
     return [
         (
             one.claim.paper, one.claim.text, one.claim.papers_value,
             html.ABSENT if one.measured is None else str(one.measured), str(one.seeds), one.verdict,
         )
-        for one in results.outcomes
+        for one in outcomes
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import fedvlp
 from fedvlp.claims.scenario import Figures, Origin
 from fedvlp.core.checkpoint import save_text
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.config import completed, described, fingerprint, from_config
@@ -38,13 +39,15 @@ def path(folder: Path, scenario: str, method: str, seed: int) -> Path:
     return folder / scenario / str(seed) / f"{method}.json"
 
 
-def save(file: Path, run: RunFolder, figures: Figures) -> None:
-    """Writes the file of a finished cell."""
+def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> Figures:
+    """Writes the file of a finished cell; ``seconds``: of measuring the figures. Returns them as the file has them."""
     experiment, history = run.experiment(), run.history()
     versions = environment(experiment)["packages"]
     held_out = [record for record in history if overall(record)]
+    rounded = _rounded(figures)
     content = {
-        "figures": _rounded(figures),
+        "figures": rounded,
+        "spent": _rounded(spent(history) | {MEASURING: seconds}),
         "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
         "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
         "processor_seconds": _rounded({"of a site in a round": processor_seconds(history)}),
@@ -55,6 +58,19 @@ def save(file: Path, run: RunFolder, figures: Figures) -> None:
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    return rounded
+
+
+MEASURING, PHASES = "seconds of measuring", "seconds of phases"
+"""What a cell took beside training, and what its phases took, evaluations among them."""
+
+
+def spent(history: list[Record]) -> dict[str, float]:
+    """Seconds of all phases, and bytes on the wire to and from all sites."""
+    return {
+        PHASES: sum(record["seconds"] for record in history),
+        **{name: sum(record.get("bytes", {}).get(name, 0) for record in history) for name in (BYTES_DOWN, BYTES_UP)},
+    }
 
 
 def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:

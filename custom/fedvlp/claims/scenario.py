@@ -102,6 +102,7 @@ class Scenario:
     preconditions: tuple[Precondition, ...]
     claims: tuple[Claim, ...]
     shown: tuple[str, ...]  # names of the figures in its table
+    runs: str = ""  # folder of its runs, for scenarios that measure the same runs; "": its name
 
 
 def verdict(measured: Interval) -> str:

@@ -1,4 +1,4 @@
-"""The command line: simulate, report, compare, evaluate, claims, pretrain, jobs, new, prepare, doctor, site.
+"""The command line: simulate, report, compare, evaluate, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, pretrain, runs, sites
+from fedvlp.cli import claims, jobs, new, pretrain, reproduce, runs, sites
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(runs.app)
 app.add_typer(claims.app)
+app.add_typer(reproduce.app)
 app.add_typer(pretrain.app)
 app.add_typer(sites.app)
 app.add_typer(jobs.app, name="jobs")
@@ -59,7 +60,10 @@ def main() -> None:
     try:
         app()
     except Stopped:
-        print("fedvlp: stopped; go on with --resume and the run's folder", file=sys.stderr)
+        print(
+            "fedvlp: stopped; go on with --resume and the run's folder, claims and reproduce by the same command",
+            file=sys.stderr,
+        )
         sys.exit(130)
     except Exception as error:
         if not _in_our_words(error):

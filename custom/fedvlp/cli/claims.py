@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedvlp.cli.overrides import seeds_of
+
 app = typer.Typer()
 
 
@@ -45,10 +47,7 @@ def claims(
         rows = [(one.name, claim.paper, claim.text) for one in chosen for claim in one.claims if claim.paper in asked]
         console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))
         return
-    first, dash, last = seeds.partition("-")
-    if not (first.isdigit() and (last.isdigit() or not dash)):
-        raise ValueError(f"--seeds is {seeds!r}; give FIRST-LAST, e.g. 0-4")
-    wanted = range(int(first), int(last or first) + 1)
+    wanted = seeds_of(seeds)
 
     def said(method: str, seed: int, what: str) -> None:
         console.print(f"{method}, seed {seed}: {what}", highlight=False)

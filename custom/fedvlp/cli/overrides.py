@@ -102,6 +102,14 @@ def overridden(value: T, settings: list[str] | None) -> T:
     return value
 
 
+def seeds_of(text: str) -> range:
+    """The seeds of ``--seeds`` "0-4" or "3". Raises ValueError for another form."""
+    first, dash, last = text.partition("-")
+    if not (first.isdigit() and (last.isdigit() or not dash) and int(first) <= int(last or first)):
+        raise ValueError(f"--seeds is {text!r}; give FIRST-LAST, e.g. 0-4")
+    return range(int(first), int(last or first) + 1)
+
+
 def records_of(data: str, image_size: int) -> Source:
     """The data set of ``--data`` for a model that is there already. Raises ValueError for an unknown source."""
     from dataclasses import replace

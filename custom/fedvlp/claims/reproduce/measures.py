@@ -1,0 +1,297 @@
+"""What is measured of a finished cell: its history, heads on the frozen tower, models at other sites, zero-shot."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fedvlp.claims import ledger, selection
+from fedvlp.claims.results import spent
+from fedvlp.claims.scenario import Figures
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
+from fedvlp.evaluation.segmentation import Segmentation, segmentation
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.models.load import load_encoders
+from fedvlp.models.selector import SelectorConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
+from fedvlp.run.experiment import Source
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import by_site, of_server, overall
+
+AVERAGE, WORST = ledger.AVERAGE, ledger.WORST
+AVERAGE5, WORST5 = (names.over_sites(names.recall("test", 5), kind) for kind in (names.AVERAGE, names.WORST))
+DISPARITY = names.over_sites(names.recall("test", 1), names.DISPARITY)
+MEGABYTES = "megabytes a round, to and from all sites"
+
+
+def at_site(site: str, k: int = 1) -> str:
+    """Name of the in-batch Recall@k of the run's model on a site's test records."""
+    return f"R@{k} at {site}"
+
+
+def own(site: str) -> str:
+    """Begins the names of the figures of the model that a site trained alone."""
+    return f"{site}'s own model: "
+
+
+def by_round(figure: str, round: int) -> str:
+    """Name of a figure of the model that round ``round`` starts from, on validation records."""
+    return f"{figure} after {round} rounds"
+
+
+VAL_AVERAGE, VAL_COSINE = "R@1 on validation records", "cosine of the pairs"
+
+
+def head(data: str, share: str) -> str:
+    """Name of the accuracy (or Dice) of a head that was trained on a ``share`` such as "1 %"."""
+    return f"{data}, {share}"
+
+
+def cost(folder: RunFolder) -> Figures:
+    """Megabytes on the wire in a mean round."""
+    used, rounds = spent(folder.history()), folder.experiment().rounds.rounds
+    return {MEGABYTES: (used[BYTES_DOWN] + used[BYTES_UP]) / 1e6 / max(1, rounds)}
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """One downstream data set: a probe's accuracy or, with a ``structure``, a decoder's Dice."""
+
+    name: str
+    data: Source
+    fractions: tuple[float, ...]
+    classes: tuple[str, ...] = ()
+    structure: str = ""
+    seeds: tuple[int, ...] = (42,)
+    steps: int | None = None
+
+    def __call__(self, model: Any) -> Figures:
+        """The figures of the image tower of ``model``."""
+        cohort = self.data.build()
+        if self.structure:
+            decoder = Segmentation(self.structure, self.fractions, self.seeds, resamples=0)
+            drawn = segmentation(decoder, model, cohort, self.steps)
+            return {head(self.name, one.subset): one.dice.value for one in drawn.results}
+        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, resamples=0)
+        probed = linear_probe(probe, model, cohort, self.steps)
+        return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Recall over sites, at each site and by round, cost, and downstream heads."""
+
+    downstream: tuple[Downstream, ...] = field(default=())
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """All figures of a finished run; of sites that trained alone, means over their models."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        figures = ledger.trained(folder) | self._history(folder) | cost(folder)
+        alone, heads = 0, list[Figures]()
+        for site, model, recalls in models(folder):
+            alone += bool(site)
+            figures |= {own(site) + name: value for name, value in recalls.items()}
+            heads.append(dict(pair for one in self.downstream for pair in one(model).items()))
+        if alone:
+            figures |= _of_local_models(figures, folder)
+        return figures | {name: fmean(one[name] for one in heads) for name in heads[0]}
+
+    @staticmethod
+    def _history(folder: RunFolder) -> Figures:
+        figures: Figures = {}
+        recall, cosine = names.recall("val", 1), names.similarity("val")
+        for record in folder.history():
+            measured, sites = overall(record), by_site(record)
+            average = names.over_sites(recall, names.AVERAGE)
+            if average in measured:
+                figures[by_round(VAL_AVERAGE, record["round"])] = measured[average]
+            cosines = [of_site[cosine] for of_site in sites.values() if cosine in of_site]
+            if cosines:
+                figures[by_round(VAL_COSINE, record["round"])] = fmean(cosines)
+            for site, of_site in sites.items():
+                figures |= {at_site(site, k): of_site[name] for k in (1, 5)
+                            if (name := names.recall("test", k)) in of_site}  # fmt: skip
+        return figures
+
+
+def models(folder: RunFolder) -> Iterator[tuple[str, Any, Figures]]:
+    """The models of a run: ("", model, {}), or of each site that trained alone, with its recalls at every site."""
+    assembly = Assembly(folder.experiment(), folder.path)
+    method = folder.experiment().method
+    state = method.finish(last_server(folder))
+    # a site of a method that shares may remember a whole model too (FedMOON's previous one), which is not the result
+    shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
+    starts = {} if shared else models_at_sites(assembly, state)
+    if not starts:
+        yield "", load_encoders(folder.path), {}  # as it was exported: a target that stays at the sites is not in it
+        return
+    data = paired_sites(assembly)
+    for site, of_site in starts.items():
+        client = assembly.client("figures", None)
+        client.load(of_site)
+        client.model.eval()
+        figures: Figures = {}
+        for other, records in data.items():
+            measured = Retrieval().measure(client.model, records, "test")
+            figures |= {at_site(other, k): measured[names.recall("test", k)] for k in (1, 5)}
+        yield site, client.model, figures
+
+
+def _of_local_models(figures: Figures, folder: RunFolder) -> Figures:
+    """ "Decentralized" as both papers report it: at each site the mean over all models; then mean and worst over sites.
+
+    docs/methods.md, section 9: this gives the 15.51 and 13.62 that FedDRA's paper prints.
+    """
+    sites = list(paired_sites(Assembly(folder.experiment(), folder.path)))
+    over: Figures = {}
+    for k, average, worst in ((1, AVERAGE, WORST), (5, AVERAGE5, WORST5)):
+        means = {one: fmean(figures[own(other) + at_site(one, k)] for other in sites) for one in sites}
+        over |= {at_site(site, k): value for site, value in means.items()}
+        over |= {average: fmean(means.values()), worst: min(means.values())}
+        for one in sites:
+            over[own(one) + names.over_sites(names.recall("test", k), names.AVERAGE)] = fmean(
+                figures[own(one) + at_site(other, k)] for other in sites
+            )
+    return over
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What re-training does to a model at other sites: the tables of ``fedvlp evaluate --what distortion|shallow``."""
+
+    what: str
+    steps: int | None = None
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """Distortion by column, and recall before and after, by the site that was trained on."""
+        table = EVALUATIONS[self.what](folder, Choices(steps=self.steps))[0]
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        figures: Figures = {}
+        after: dict[str, list[float]] = {}
+        before: list[float] = []
+        for row in rows:
+            if row["trained_on"] == "mean":
+                figures[distorted(row["measured_on"])] = float(row["distortion"])
+            elif row["recall1_after"]:
+                after.setdefault(row["trained_on"], []).append(float(row["recall1_after"]))
+                before.append(float(row["recall1_before"]))
+        figures |= {retrained(site.partition("'")[0]): fmean(values) for site, values in after.items()}
+        return figures | ({BEFORE: fmean(before)} if before else {})
+
+
+BEFORE = "R@1 before re-training, average over sites"
+
+
+def distorted(site: str) -> str:
+    """Name of the mean distortion of a site's records."""
+    return f"distortion at {site}"
+
+
+def retrained(site: str) -> str:
+    """Name of the recall, average over sites, of a model that was re-trained on a site, or that a site had trained."""
+    return f"R@1 after re-training, {site}"
+
+
+# CreamFL
+
+R1_SUM = "R@1 sum"
+
+
+def ranked(direction: str, k: int) -> str:
+    """Name of the server's Recall@k of one direction, on the whole of the public test records."""
+    return f"public test records, {direction.replace('i2t', 'image to text').replace('t2i', 'text to image')}, R@{k}"
+
+
+def server(folder: RunFolder) -> Figures:
+    """The server's recalls on the public set's test split, both directions, their sums, and the cost."""
+    summary = ledger.at_the_server(folder)
+    figures = {
+        ranked(direction, k): summary[of_server(names.recall("test", k, names.WHOLE_SET, direction))]
+        for direction in (names.I2T, names.T2I) for k in (1, 5, 10)
+    }  # fmt: skip
+    total = sum(figures[ranked(direction, 1)] for direction in (names.I2T, names.T2I))
+    return {ledger.RSUM: summary[ledger.RSUM], R1_SUM: total} | figures | cost(folder)
+
+
+# PMS-FM
+
+
+def deployed(site: str) -> str:
+    """Name of the zero-shot accuracy, 0..1, at a site ("mean": over sites) of the selected model, or the global one."""
+    return f"accuracy of the deployed model, {site}"
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
+
+    selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """The figures of a finished run."""
+        experiment = folder.experiment()
+        torch.set_num_threads(experiment.training.threads)
+        table = EVALUATIONS["zero-shot"](folder, Choices())[0]
+        figures = selection.of_table(table) | _accuracies(table)
+        extra = experiment.extra
+        # a selector without templates (FedSM's) was trained with what no held-out image has
+        if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
+            figures |= selection.of_selector(folder, experiment, extra)
+        return figures
+
+
+def _accuracies(table: Path) -> Figures:
+    """Accuracies of the deployed model by client, and of each client's own model."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figures: Figures = {}
+    held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
+    one = "selected" if any(model == "selected" for model, _ in held) else "global"
+    sites = [site for model, site in held if model == one and site != "mean"]
+    personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
+    for (model, site), value in held.items():
+        if model == one:
+            figures[deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))] = value
+        if model in personal:
+            figures[client(1 + personal.index(model)) + deployed(site)] = value
+    return figures
+
+
+def deployed_at(number: int) -> str:
+    """The same at a site, numbered from 1."""
+    return deployed(f"client {number}")
+
+
+def client(number: int) -> str:
+    """Begins the names of the figures of a site's own model, numbered from 1 in the order of the sites."""
+    return f"client {number}: "
+
+
+# CAR-MFL
+
+VAL_MACRO, RARE, BIAS = "validation macro AUC, %", "macro AUC of rare findings, %", "share of weight on the image"
+
+
+def classified(folder: RunFolder) -> Figures:
+    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias."""
+    torch.set_num_threads(folder.experiment().training.threads)
+    figures = ledger.classified(folder)
+    last: dict[str, float] = {}
+    for record in folder.history():
+        last |= record.get("server", {})
+    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE))):
+        if figure in last:
+            figures[name] = 100 * last[figure]
+    if names.IMAGE_WEIGHT in last:
+        figures[BIAS] = last[names.IMAGE_WEIGHT]
+    return figures

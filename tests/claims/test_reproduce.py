@@ -1,0 +1,275 @@
+"""The papers' tables: every measured row is listed, no printed value is invented, small tables run and go on."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedvlp.claims import ledger
+from fedvlp.claims.reproduce import inventory, output, run, studies
+from fedvlp.claims.reproduce.inventory import ENTRIES, get, shown
+from fedvlp.claims.reproduce.run import Reproduced, chosen_rows, claims_of, estimate, scenario, traffic
+from fedvlp.claims.reproduce.table import DEMO, PAPER, SMALLEST, UNPRINTED, Column, Entry, Row, Size
+from fedvlp.claims.results import spent
+from fedvlp.claims.scenario import HOLDS, Table
+from fedvlp.cli import app
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.report import html
+from fedvlp.run.folder import RunFolder
+
+ROOT = Path(__file__).parents[2]
+INVENTORY = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8").partition("\n# 17.")[2].partition("\n# 18.")[0]
+PAPERS = {"FedDRA": "feddra", "FedRGB": "fedrgb", "CreamFL": "creamfl", "PMS-FM": "pms-fm", "CAR-MFL": "car-mfl"}
+
+
+def measured_rows() -> set[str]:
+    """ "feddra:2", "feddra:f3a-c", "fedrgb:7" and "fedrgb:8", ...: the ids of section 17 that are neither S nor Q."""
+    rows = set()
+    for chapter in re.split(r"\n## ", INVENTORY)[1:]:
+        paper = PAPERS[re.split(r"[\s.]", chapter)[0]]
+        for line in chapter.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if re.match(r"\| [TF]\d", line) and cells[-1].split()[0] not in ("S", "Q"):
+                names = [name.strip().lower().removeprefix("t") for name in cells[0].split(",")]
+                rows |= {f"{paper}:{name}" for name in names}
+    return rows
+
+
+def test_every_measured_row_of_the_inventory_is_listed_once() -> None:
+    """Each id leads to one entry, and each entry is some row; a lost table, or one made up, would be seen."""
+    rows = measured_rows()
+    assert len(rows) > 54
+    assert {name for name in rows if name not in inventory.BY_KEY} == set()
+    assert {entry.key for entry in ENTRIES} == {inventory.get(name).key for name in rows}
+    assert len(inventory.BY_KEY) == sum(len(entry.keys) for entry in ENTRIES), "two entries have the same name"
+    assert len(ENTRIES) == 54
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
+def test_an_entry_is_whole(entry: Entry) -> None:
+    """Its cells exist, every row has a value a column or none, and every value stands in docs/methods.md."""
+    assert entry.why_not or entry.shows or (entry.study and entry.rows and entry.columns)
+    known = set(numbers(INVENTORY))
+    for row in entry.rows:
+        printed = [entry.printed(row, index) for index in range(len(entry.columns))]
+        assert {value for value in printed if value != UNPRINTED and float(value) not in known} in (set(), {"54.3"})
+    assert set(numbers(re.sub(r"docs/methods\.md, [\d.]+", "", entry.note))) - known == set()
+    for name in entry.shows:
+        assert get(f"{entry.paper}:{name}").rows
+    if entry.study and not entry.study.drawn:
+        for size in (Size(DEMO), Size(SMALLEST)):
+            assert set(entry.cells()) <= entry.study.experiments(size, 0).keys()
+
+
+def test_a_row_with_a_value_too_few_is_refused() -> None:
+    entry = Entry("feddra", ("2",), "", None, (Row("a", "a", printed="1.0"),), (Column("x", "x"), Column("y", "y")))
+    with pytest.raises(ValueError, match="1 values, 2 columns"):
+        entry.printed(entry.rows[0], 0)
+
+
+def test_seeds_and_cells_differ_where_they_should() -> None:
+    """A cell that ignored its setting would be run twice and compared with itself."""
+    for study in (studies.ALIGNMENT, studies.RETINA, studies.REPRESENTATIONS, studies.UNLIKE_SITES, studies.MISSING):
+        cells = study.experiments(Size(DEMO), 0)
+        made = [repr(cell).replace(cell.name, "") for cell in cells.values()]
+        assert len(set(made)) == len(made), study.name
+        other = study.experiments(Size(DEMO), 1)
+        assert [name for name in cells if cells[name].data == other[name].data] == []
+        assert {cell.rounds.seed for cell in other.values()} == {1}
+
+
+def test_the_ledgers_claims_are_judged_where_both_methods_are() -> None:
+    assert {one.text for one in claims_of(get("feddra:2"))} == {
+        "average, equal encoder steps", "worst site, equal encoder steps",
+    }  # fmt: skip
+    assert len(claims_of(get("feddra:3"))) == 3
+    assert claims_of(get("feddra:9")) == ()
+    assert {one.paper for one in claims_of(get("fedrgb:2"))} == {"fedrgb"}
+    assert {one.figure for one in claims_of(get("creamfl:3"))} == {ledger.RSUM}
+
+
+def by_hand() -> Reproduced:
+    """Two rows, two columns; three seeds, of which the second column has none in the second row."""
+    entry = Entry(
+        "feddra", ("2",), "<b>by hand</b>", studies.ALIGNMENT,
+        (Row("FedAvg", "fedavg", printed="28.8 66.7"), Row("FedDRA", "feddra", printed="30.2 -")),
+        (Column("R@1", ledger.AVERAGE), Column("Wst@5", "other")), note="A note.",
+    )  # fmt: skip
+    cells: dict[tuple[str, int], dict[str, float]] = {
+        ("fedavg", seed): {ledger.AVERAGE: 10.0 + seed, "other": 5.0} for seed in range(3)
+    }
+    cells |= {("feddra", seed): {ledger.AVERAGE: 20.0 + seed + seed % 2 / 10} for seed in range(3)}
+    table = Table(cells)
+    judged = run.judge(scenario(entry, Size(SMALLEST)), table, ["feddra"])
+    return Reproduced(entry, Size(SMALLEST), table, judged.outcomes)
+
+
+def test_a_table_shows_ours_with_interval_and_the_papers(tmp_path: Path) -> None:
+    """11 is the mean of 10, 11, 12; t(0.975, 2) = 4.30 times 1 / sqrt(3) is 2.48. What is absent is a dash."""
+    done = by_hand()
+    text = output.markdown(done)
+    assert "| FedAvg | 11.00 [8.52, 13.48] (28.8) | 5.00 [5.00, 5.00] (66.7) |" in text
+    assert re.search(rf"\| FedDRA \| 21\.03 \[.*\] \(30\.2\) \| {html.ABSENT} \({html.ABSENT}\) \|", text)
+    assert "not the paper's data" in text
+    assert "A note." in text
+    assert [(one.claim.method, one.verdict) for one in done.outcomes] == [("feddra", HOLDS)]
+    assert "holds" in text
+    files = output.write(tmp_path, "feddra-2", [done, done], "two tables")
+    with files[1].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    first = {"row": "FedAvg", "ours": "11.0000", "papers_value": "28.8", "by_seed": "10.0000 11.0000 12.0000"}
+    assert {name: rows[0][name] for name in first} == first
+    assert (rows[3]["ours"], rows[3]["papers_value"]) == ("", "")
+    page = files[2].read_text()
+    assert "&lt;b&gt;by hand" in page
+    assert page.count("<figure>") == 4
+
+
+def ask(*words: str) -> Any:
+    return CliRunner().invoke(app, ["reproduce", *words], env={"COLUMNS": "200"}, catch_exceptions=False)
+
+
+def test_the_list_has_every_row_and_says_why_not() -> None:
+    text = ask("--list").output
+    for entry in ENTRIES:
+        assert re.search(rf"{re.escape(entry.key)} ", text), entry.key
+    assert "VQA is not evaluated here yet" in text
+    assert f"54 measured tables and figures, of which {sum(entry.runs for entry in ENTRIES)} run" in text
+    assert sum(entry.runs for entry in ENTRIES) >= 46
+    assert "structural" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no table; give PAPER:TABLE"),
+        (("feddra:22", "--demo"), "unknown table 'feddra:22'"),
+        (("creamfl:2", "--demo"), "does not run: VQA is not evaluated"),
+        (("feddra:2",), "give --demo"),
+        (("feddra:2", "--demo", "--root", "."), "not both"),
+        (("feddra:2", "--root", "no-such"), "--root is no folder"),
+        (("feddra:2", "--demo", "--only", "FedX"), "has no row FedX"),
+        (("feddra:2", "--demo", "--seeds", "2-1"), "--seeds is '2-1'"),
+        (("creamfl:3", "--root", "."), "nothing here runs representations on the paper's own data"),
+    ],
+)
+def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ask(*words)
+
+
+def test_absent_data_are_named_without_their_path(tmp_path: Path) -> None:
+    (tmp_path / "mimic_cxr").mkdir()
+    with pytest.raises(ValueError, match="has no folder rsna, covidx") as raised:
+        ask("feddra:2", "--root", str(tmp_path), "--dry-run")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_the_papers_size_is_the_papers(tmp_path: Path) -> None:
+    """Its towers, rounds, steps and batch, and the data of the root; not the demo under another name."""
+    folder = tmp_path / "mimic_cxr"
+    (folder / "files").mkdir(parents=True)
+    for table in ("metadata", "split", "chexpert"):
+        (folder / f"mimic-cxr-2.0.0-{table}.csv").touch()
+    cells = studies.ALIGNMENT.experiments(Size(PAPER, tmp_path), 3)
+    one: Any = cells["feddra"]
+    assert (one.rounds.rounds, one.rounds.seed, one.training.batch_size) == (25, 3, 388)
+    assert (one.method.align_steps, one.method.local_steps, one.method.mu) == (20, 50, 5.0)
+    assert one.model.pretrained
+    assert {Path(cell.data.path).parent for cell in cells.values()} == {tmp_path}  # type: ignore[attr-defined]
+    assert (cells["feddra-2-sites"].partition.sites, cells["fedavg-beta-5"].partition.beta) == (2, 5.0)
+
+
+def figures_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_a_table_runs_goes_on_and_is_estimated(tmp_path: Path) -> None:
+    """Two cells of FedDRA's ablation: the same CSV when they are read again, or measured again of their runs.
+
+    The dry run counts them as done, and its bytes are those that a run has sent.
+    """
+    words = ["feddra:3", "--demo", "--smallest", "--only", "FedDRA", "--only", "without DRO", "--runs", str(tmp_path)]
+    before = ask(*words, "--dry-run", "--seeds", "0-1").output
+    assert "cells: 4, of which 0 have finished" in before
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
+    table = tmp_path / "feddra-3-smallest.csv"
+    ran = ask(*words, "--seeds", "0", "--jobs", "1").output
+    assert "feddra, seed 0: done" in ran
+    first = table.read_text()
+    assert all(row["ours"] for row in figures_of(table)), first
+    assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("in the results") == 2
+    assert table.read_text() == first
+    for file in (tmp_path / "results").rglob("*.json"):
+        file.unlink()
+    assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("there already") == 2
+    assert table.read_text() == first
+    entry = chosen_rows(get("feddra:3"), ["FedDRA", "without DRO"])
+    left = estimate(entry, Size(SMALLEST), range(2), tmp_path / "results")
+    assert (left.cells, left.done, left.bytes_of) == (4, 2, 2)
+    assert "2 finished cells" in left.from_what
+    finished = RunFolder(tmp_path / "alignment-smallest" / "0" / "feddra" / "001")
+    used = spent(finished.history())
+    sent = traffic(finished.experiment())
+    assert sent is not None
+    assert sent == pytest.approx(used[BYTES_DOWN] + used[BYTES_UP], rel=0.05)
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        ("fedrgb:4", ("contrastive guidance",)),
+        ("feddra:2", ("ConVIRT, FedEMA", "ConVIRT, FedMOON")),
+        ("creamfl:3", ("reamFL+Mean", "CreamFL")),
+        ("pms-fm:3", ()),
+        ("car-mfl:2", ("lower", "CAR-MFL")),
+    ],
+)
+def test_a_table_of_each_other_paper_runs(key: str, rows: tuple[str, ...], tmp_path: Path) -> None:
+    """Every value of it is measured: a figure with another name than its measure's would be an empty cell."""
+    only = [word for row in rows for word in ("--only", row)]
+    ask(key, "--demo", "--smallest", "--seeds", "0", "--jobs", "1", "--runs", str(tmp_path), *only)
+    values = figures_of(tmp_path / f"{key.replace(':', '-')}-smallest.csv")
+    assert len(values) >= max(1, len(rows))
+    assert [row for row in values if not row["ours"]] == []
+
+
+@pytest.mark.slow(seconds=60)
+def test_a_killed_table_goes_on_with_the_same_figures(tmp_path: Path) -> None:
+    """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
+    words = ["feddra:3", "--demo", "--smallest", "--seeds", "0", "--only", "FedDRA", "--only", "without DRO"]
+    program = [sys.executable, "-c", "from fedvlp.cli import main; main()", "reproduce", *words, "--jobs", "2"]
+    killed = subprocess.Popen([*program, "--runs", str(tmp_path / "killed")], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if "done" in line:
+            break
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(30)
+    time.sleep(2)  # the workers end with their parent
+    ask(*words, "--jobs", "1", "--runs", str(tmp_path / "killed"))
+    ask(*words, "--jobs", "1", "--runs", str(tmp_path / "whole"))
+    assert (tmp_path / "killed" / "feddra-3-smallest.csv").read_text() == (
+        tmp_path / "whole" / "feddra-3-smallest.csv"
+    ).read_text()
+
+
+def test_a_figure_runs_the_tables_that_it_draws() -> None:
+    assert [entry.key for entry in shown(get("feddra:f3b"))] == ["feddra:10", "feddra:11", "feddra:13"]
+    assert shown(get("feddra:3")) == [get("feddra:3")]
