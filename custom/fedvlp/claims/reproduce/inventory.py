@@ -170,7 +170,7 @@ FEDRGB = (
     ), (R1, R5)),
     Entry("fedrgb", ("4",), "ablation", s.ALIGNMENT, ABLATION, (R1,)),
     Entry("fedrgb", ("5",), "retrieval outside the training sites (EHRXQA)",
-          why_not="no reader for EHRXQA here; `fedvlp evaluate --what retrieval` measures other data"),
+          why_not="no cell of it yet; `fedvlp evaluate RUN --what retrieval --data ehrxqa:FOLDER` measures a run"),
     Entry("fedrgb", ("6",), "distortion, FedAvg", s.DISTORTION,
           (Row("FedAvg, column means", "fedavg", printed="0.076 0.0738 0.07 0.0694 0.0744"),), DISTORTED, digits=4),
     _counts("fedrgb", ("7-8", "7", "8", "7, 8"), "records by site and finding",
