@@ -364,6 +364,26 @@ def test_updates_are_held_as_copies_under_softmax() -> None:
     same_bytes(shared.run().state, apart.run(SequentialExchange(renewed)).state)
 
 
+def test_updates_wait_as_copies_where_nothing_bounds_them_either() -> None:
+    """Bounding an update copies it, so that with the default rounds the test above holds for live tensors as well."""
+    rounds = replace(world(SOFTMAX).rounds, clip_to_median=0.0, max_share=1.0)
+    shared, apart = world(SOFTMAX, rounds=rounds), world(SOFTMAX, rounds=rounds)
+
+    def renewed(name: str) -> Site:
+        apart._modules = None
+        return apart.site(name)
+
+    same_bytes(shared.run().state, apart.run(SequentialExchange(renewed)).state)
+
+
+def test_the_best_round_is_noted_as_mfedavg_does() -> None:
+    """Spec 8.4 holds for CAR-MFL too; without the note the model would silently be that of the last round."""
+    server = world(SOFTMAX).server()
+    server.round, server.metrics = 1, {SOFTMAX.best_by: 0.75}
+    SOFTMAX.prepare(server)
+    assert server.memory["best_figure"] == 0.75
+
+
 def test_refusals() -> None:
     for wrong in (
         {"k": 0},
