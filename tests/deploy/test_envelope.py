@@ -249,6 +249,7 @@ def test_the_smallest_reading_of_a_split_counts() -> None:
     assert counted(("val", 4), ("val", 2), ("test", 3), ("val", 4)).figures == {
         "loss": 0, "probe": 6, "val": 2, "test": 3,
     }  # fmt: skip
+    assert counted().figures == {"loss": 0, "probe": 6, "val": 0, "test": 0}, "nothing was measured"
     assert counted(("train", 6), ("train", 2), ("val", 0), ("val", 4)).figures["probe"] == 2
     assert counted(("train", 6), ("val", 0), ("val", 4)).figures["val"] == 4, "a reading of nothing measures nothing"
 
@@ -348,6 +349,27 @@ def test_the_limits_themselves_are_allowed_and_one_more_is_not_wherever_it_stand
     Envelope().admit(with_(lr=1e9, threads=16, dim=10**9))
     with pytest.raises(EnvelopeError, match=r"embedding_dim is beyond 1000000000"):
         Envelope().admit(with_(lr=1e9, threads=16, dim=10**9 + 1))
+    with pytest.raises(EnvelopeError, match=r"training\.threads is 17"):
+        Envelope().admit(with_(lr=1e9, threads=17, dim=10**9))
+
+
+def test_one_of_what_a_site_names_is_enough_and_one_is_needed() -> None:
+    """Whether it names several presets, or an experiment and no preset."""
+    fedavg, fedprox, feddra = map(presets.get, ("fedavg", "fedprox", "feddra"))
+    several, single = Envelope(presets=("fedavg", "fedprox")), Envelope(accepted=(fingerprint(fedavg),))
+    several.admit(fedprox)
+    single.admit(fedavg)
+    for envelope in (several, single):
+        with pytest.raises(EnvelopeError, match="none that this site accepted"):
+            envelope.admit(feddra)
+
+
+def test_the_engineer_is_shown_each_setting_that_is_not_the_presets_and_no_other() -> None:
+    assert differences(asked(method__local_steps=2)) == [
+        "method.local_steps = 2 (preset fedavg: 50)",
+        "data = fedvlp.deploy.NamedData (preset fedavg: fedvlp.data.SyntheticCohort)",
+        "data.name = synthetic",
+    ]
 
 
 def test_a_preset_on_data_of_another_kind_is_refused() -> None:
@@ -551,6 +573,29 @@ def test_tensors_beside_the_model_rest_on_records_too() -> None:
     with pytest.raises(EnvelopeError, match="rests on 63 distinct records"):
         Envelope().passed(aux, Behind(63))
     assert Envelope().passed(aux, Behind(64)).aux == aux.aux
+
+
+def test_a_methods_scalars_are_unknown_where_its_probe_was_small() -> None:
+    update = Update(SITE, 0, "align", 300, {}, scalars={"loss": 1.25})
+    assert Envelope().passed(update, Behind(64, {"probe": 20})).scalars == {"loss": 1.25}
+    hidden = Envelope().passed(update, Behind(64, {"probe": 19})).scalars
+    assert hidden.keys() == {"loss"}
+    assert math.isnan(hidden["loss"])
+
+
+def test_a_split_that_nobody_may_measure_is_not_even_asked_for() -> None:
+    asked_for: list[tuple[str, ...]] = []
+
+    def evaluate(client: Any, splits: tuple[str, ...]) -> dict[str, float]:
+        asked_for.append(splits)
+        return {f"{split}/{figure}": 0.5 for split in splits for figure in ("mean/r1", "auc/Edema")}
+
+    envelope = Envelope(evaluate=("pretrain/val/retrieval",))
+    measured = envelope.only_allowed(evaluate, "pretrain")
+    assert measured is not None
+    assert measured(None, ("val", "test")) == {"val/mean/r1": 0.5}  # type: ignore[arg-type]
+    assert asked_for == [("val",)]
+    assert envelope.only_allowed(None, "pretrain") is None, "a site without an evaluation"
 
 
 def test_the_filter_holds_back_figures_that_nobody_may_measure_here(kit: Path) -> None:

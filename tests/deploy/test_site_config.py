@@ -142,6 +142,7 @@ def test_an_entry_of_another_shape_is_refused_with_what_it_must_be(tmp_path: Pat
         '"overlap" is an object with rules': {"overlap": []},
         'a data set is an object with "source"': {"data": {"pretrain": {"path": "x.csv"}}},
         "processes is -1; 0 = as the job says": {"processes": -1},
+        "root is 3": table(root=3),  # what is no text is told so before it is taken for a path
     }
     for said, content in wrong.items():
         with pytest.raises(SiteConfigError) as error:
@@ -277,6 +278,7 @@ def test_weights_of_the_sites_own_are_called_by_their_name_and_checksum(tmp_path
 def test_shipped_weights_need_nothing_of_a_site(tmp_path: Path) -> None:
     local = provisioned(tmp_path)
     assert at_site(starting("tiny-pool"), "st-anna", local) == starting("tiny-pool")
+    assert at_site(starting(""), "st-anna", local) == starting(""), "nor does a model that starts from chance"
 
 
 @pytest.mark.parametrize("name", ["Chest", "../x", "a b", "", "x" * 65, "a/b"])
