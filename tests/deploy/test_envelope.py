@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Batch, Broadcast, Update
+from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
 from fedvlp.flare import messages
@@ -219,6 +221,60 @@ def test_both_classes_of_a_finding_are_counted(kit: Path) -> None:
     assert not {f"val/auc/{few}", "val/auc/macro"} & update.metrics.keys()
 
 
+class Toy:
+    """Data of 6 training and 4 validation records, read two at a time, with two findings each."""
+
+    num_train = 6
+    label_names = ("Edema", "Rare")
+    labels = torch.tensor([[1, 0], [1, 1], [0, 0], [0, math.nan], [-1, 0], [1, 0]])
+
+    def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        return ({"row": torch.tensor([step]), "labels": self.labels[:1]} for step in range(steps))
+
+    def batches(self, split: str, batch_size: int, rows: int = 4, labels: bool = True) -> Iterator[Batch]:
+        for row in torch.arange(rows).split(2):
+            yield {"row": row, **({"labels": self.labels[row]} if labels else {})}
+
+
+def counted(*readings: tuple[str, int], steps: int = 0, labels: bool = True) -> Behind:
+    """What is behind a task that reads so many records of these splits, one after the other, and takes steps."""
+    watched = Watched(Toy())
+    list(watched.train_batches(steps, 1, torch.Generator()))
+    for split, rows in readings:
+        list(watched.batches(split, 2, rows=rows, labels=labels))
+    return watched.behind()
+
+
+def test_the_smallest_reading_of_a_split_counts() -> None:
+    """A figure of all and one of two records: the second is what the server could learn from."""
+    assert counted(("val", 4), ("val", 2), ("test", 3), ("val", 4)).figures == {
+        "loss": 0, "probe": 6, "val": 2, "test": 3,
+    }  # fmt: skip
+    assert counted().figures == {"loss": 0, "probe": 6, "val": 0, "test": 0}, "nothing was measured"
+    assert counted(("train", 6), ("train", 2), ("val", 0), ("val", 4)).figures["probe"] == 2
+    assert counted(("train", 6), ("val", 0), ("val", 4)).figures["val"] == 4, "a reading of nothing measures nothing"
+
+
+def test_a_method_that_trains_on_what_it_reads_is_counted_by_that() -> None:
+    """A selector's gradient takes no training step; validation records are nothing that it trains on."""
+    assert counted(("train", 2), ("train", 3), ("val", 4)).update == 3
+    assert counted(("train", 6), steps=2).update == 2, "with steps they alone count"
+
+
+def test_the_fewer_of_those_with_and_without_a_finding_of_every_reading() -> None:
+    """Uncertain (-1) and unknown (nan) are neither, and training records, which are read first, do not count.
+
+    Of the first four records two have an edema and two have none; one has the rare finding and two lack it. Of the
+    first three it is 2 : 1 and 1 : 2, and of all six, 3 : 2 and 1 : 4.
+    """
+    assert counted(("train", 4), ("val", 4), ("test", 6)).classes == {
+        "val/Edema": 2, "val/Rare": 1, "test/Edema": 2, "test/Rare": 1,
+    }  # fmt: skip
+    assert counted(("val", 3), ("val", 4)).classes == {"val/Edema": 1, "val/Rare": 1}
+    assert counted(("val", 4), ("val", 2)).classes == {"val/Edema": 0, "val/Rare": 1}
+    assert counted(("val", 4), labels=False).classes == {}
+
+
 # Which experiments
 
 
@@ -280,6 +336,48 @@ def test_no_job_with_a_number_that_no_honest_job_has_runs(group: str, values: di
     experiment = replace(fedavg, **{group: replace(getattr(fedavg, group), **values)})
     with pytest.raises(EnvelopeError, match=why):
         Envelope().admit(experiment)
+
+
+def test_the_limits_themselves_are_allowed_and_one_more_is_not_wherever_it_stands() -> None:
+    """Also in the model of one site, which stands in a tuple of tuples."""
+    fedavg = presets.get("fedavg")
+
+    def with_(lr: float, threads: int, dim: int) -> Experiment:
+        training = replace(fedavg.training, lr=lr, threads=threads)
+        model = replace(fedavg.model, embedding_dim=dim)
+        return replace(fedavg, training=training, site_models=(("st-anna", model),))
+
+    Envelope().admit(with_(lr=1e9, threads=16, dim=10**9))
+    with pytest.raises(EnvelopeError, match=r"embedding_dim is beyond 1000000000"):
+        Envelope().admit(with_(lr=1e9, threads=16, dim=10**9 + 1))
+    with pytest.raises(EnvelopeError, match=r"training\.threads is 17"):
+        Envelope().admit(with_(lr=1e9, threads=17, dim=10**9))
+
+
+def test_one_of_what_a_site_names_is_enough_and_one_is_needed() -> None:
+    """Whether it names several presets, or an experiment and no preset."""
+    fedavg, fedprox, feddra = map(presets.get, ("fedavg", "fedprox", "feddra"))
+    several, single = Envelope(presets=("fedavg", "fedprox")), Envelope(accepted=(fingerprint(fedavg),))
+    several.admit(fedprox)
+    single.admit(fedavg)
+    for envelope in (several, single):
+        with pytest.raises(EnvelopeError, match="none that this site accepted"):
+            envelope.admit(feddra)
+
+
+def test_the_engineer_is_shown_each_setting_that_is_not_the_presets_and_no_other() -> None:
+    assert differences(asked(method__local_steps=2)) == [
+        "method.local_steps = 2 (preset fedavg: 50)",
+        "data = fedvlp.deploy.NamedData (preset fedavg: fedvlp.data.SyntheticCohort)",
+        "data.name = synthetic",
+    ]
+
+
+def test_a_preset_on_data_of_another_kind_is_refused() -> None:
+    """Files that a job brings are not the preset's cohort, and no data set that the site names."""
+    brought = replace(presets.get("fedavg"), data=TableSource(path="pairs.csv"))
+    with pytest.raises(EnvelopeError, match="none that this site accepted"):
+        Envelope(presets=("fedavg",)).admit(brought)
 
 
 def test_the_numbers_of_every_preset_are_within() -> None:
@@ -345,6 +443,21 @@ def test_threads_and_hours_are_the_sites_to_give(kit: Path) -> None:
     limits(kit, hours=1e-9)
     with pytest.raises(EnvelopeError, match=r"took longer than the 1e-09 hours"):
         answered(kit, asked())
+
+
+def test_a_task_has_its_hours_from_the_moment_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hours are 7,200 seconds; until then the task stops when it is told to, and only then."""
+    now = 1000.0
+    monkeypatch.setattr("fedvlp.deploy.envelope.time.monotonic", lambda: now)
+    told = False
+    stop = Envelope(hours=2).in_time(lambda: told)
+    now = 8200.0
+    assert stop() is False
+    told = True
+    assert stop() is True
+    now = 8200.5
+    with pytest.raises(EnvelopeError, match="took longer than the 2 hours"):
+        stop()
 
 
 def test_a_job_gets_no_more_processes_than_the_site_gives(kit: Path) -> None:
@@ -453,6 +566,37 @@ def test_the_filter_holds_back_what_is_too_little_or_was_never_counted(kit: Path
     assert measured.metrics.keys() == {"seconds"}
     limits(kit, least_records="x")
     assert "SiteConfigError" in str(sent(kit, Behind(1000, {})))
+
+
+def test_tensors_beside_the_model_rest_on_records_too() -> None:
+    """CreamFL's mean representations, say, leave in an update without a model."""
+    aux = Update(SITE, 0, "train", 300, {}, aux={"image": torch.zeros(3)})
+    with pytest.raises(EnvelopeError, match="rests on 63 distinct records"):
+        Envelope().passed(aux, Behind(63))
+    assert Envelope().passed(aux, Behind(64)).aux == aux.aux
+
+
+def test_a_methods_scalars_are_unknown_where_its_probe_was_small() -> None:
+    update = Update(SITE, 0, "align", 300, {}, scalars={"loss": 1.25})
+    assert Envelope().passed(update, Behind(64, {"probe": 20})).scalars == {"loss": 1.25}
+    hidden = Envelope().passed(update, Behind(64, {"probe": 19})).scalars
+    assert hidden.keys() == {"loss"}
+    assert math.isnan(hidden["loss"])
+
+
+def test_a_split_that_nobody_may_measure_is_not_even_asked_for() -> None:
+    asked_for: list[tuple[str, ...]] = []
+
+    def evaluate(client: Any, splits: tuple[str, ...]) -> dict[str, float]:
+        asked_for.append(splits)
+        return {f"{split}/{figure}": 0.5 for split in splits for figure in ("mean/r1", "auc/Edema")}
+
+    envelope = Envelope(evaluate=("pretrain/val/retrieval",))
+    measured = envelope.only_allowed(evaluate, "pretrain")
+    assert measured is not None
+    assert measured(None, ("val", "test")) == {"val/mean/r1": 0.5}  # type: ignore[arg-type]
+    assert asked_for == [("val",)]
+    assert envelope.only_allowed(None, "pretrain") is None, "a site without an evaluation"
 
 
 def test_the_filter_holds_back_figures_that_nobody_may_measure_here(kit: Path) -> None:

@@ -13,7 +13,16 @@ from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.deploy.site_config import NamedData, OwnData, SiteConfig, SiteConfigError, at_site
+from fedvlp.deploy.site_config import (
+    NamedData,
+    OwnData,
+    SiteConfig,
+    SiteConfigError,
+    accept,
+    accepts_phi_risk,
+    at_site,
+    own_source,
+)
 from fedvlp.models.initial import InitialWeightsError, save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -74,6 +83,11 @@ def test_the_built_in_cohort_needs_no_file_and_differs_by_site(tmp_path: Path) -
     assert not set(first.ids) & set(other.ids)
 
 
+def test_the_rehearsals_patients_are_the_same_in_every_version(tmp_path: Path) -> None:
+    """Else a rehearsal after an update could not be compared with one before it."""
+    assert own_source(NamedData("synthetic", 48), "a", tmp_path) == SyntheticCohort(1, 400, 48, seed=1090962027)
+
+
 def test_an_absolute_root_of_the_site_is_the_sites_choice(tmp_path: Path) -> None:
     local = configure(tmp_path / "kit", {"root": str(tmp_path / "films"), **table(cache="cache")})
     source = SiteConfig.load(local).data["pretrain"]
@@ -120,6 +134,34 @@ def test_no_path_leads_out_of_the_sites_root(settings: dict[str, str], tmp_path:
     with pytest.raises(SiteConfigError, match="leads out of the root") as error:
         SiteConfig.load(configure(tmp_path, table(**settings)))
     assert str(tmp_path) not in str(error.value), "the server reads it"
+
+
+def test_an_entry_of_another_shape_is_refused_with_what_it_must_be(tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {
+        '"envelope" is an object with limits': {"envelope": []},
+        '"overlap" is an object with rules': {"overlap": []},
+        'a data set is an object with "source"': {"data": {"pretrain": {"path": "x.csv"}}},
+        "processes is -1; 0 = as the job says": {"processes": -1},
+        "root is 3": table(root=3),  # what is no text is told so before it is taken for a path
+    }
+    for said, content in wrong.items():
+        with pytest.raises(SiteConfigError) as error:
+            SiteConfig.load(configure(tmp_path, content))
+        assert said in str(error.value)
+
+
+def test_reports_with_identifiers_are_trained_on_only_where_the_engineer_says_so(tmp_path: Path) -> None:
+    assert accepts_phi_risk(tmp_path / "local") is False, "no file, no consent"
+    assert accepts_phi_risk(configure(tmp_path, {"processes": 1})) is False
+    assert accepts_phi_risk(configure(tmp_path, {"accept_phi_risk": True})) is True
+
+
+def test_an_experiment_is_accepted_once_and_the_rest_of_the_file_stays(tmp_path: Path) -> None:
+    local = configure(tmp_path, {"processes": 2})
+    for mark in ("a" * 16, "b" * 16, "a" * 16):
+        accept(local, mark)
+    content = json.loads((local / "fedvlp.json").read_text())
+    assert content == {"processes": 2, "envelope": {"accepted": ["a" * 16, "b" * 16]}}
 
 
 def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -236,6 +278,7 @@ def test_weights_of_the_sites_own_are_called_by_their_name_and_checksum(tmp_path
 def test_shipped_weights_need_nothing_of_a_site(tmp_path: Path) -> None:
     local = provisioned(tmp_path)
     assert at_site(starting("tiny-pool"), "st-anna", local) == starting("tiny-pool")
+    assert at_site(starting(""), "st-anna", local) == starting(""), "nor does a model that starts from chance"
 
 
 @pytest.mark.parametrize("name", ["Chest", "../x", "a b", "", "x" * 65, "a/b"])

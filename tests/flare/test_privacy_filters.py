@@ -147,6 +147,15 @@ def test_what_is_remembered_stays_in_this_task_and_at_this_site(tmp_path: Path) 
     assert (found["private"], found["sticky"]) == (True, False)
 
 
+def test_other_events_leave_what_is_remembered_alone(tmp_path: Path) -> None:
+    """FLARE fires dozens, most of them without a task."""
+    fl_ctx = context(tmp_path)
+    before = fl_ctx.get_prop(RECEIVED)
+    for event in (EventType.AFTER_TASK_EXECUTION, EventType.BEFORE_TASK_RESULT_FILTER, "anything"):
+        RememberReceived().handle_event(event, fl_ctx)
+    assert fl_ctx.get_prop(RECEIVED) is before
+
+
 def test_an_update_of_both_modalities_passes(tmp_path: Path) -> None:
     for modalities in (("image", "text"), ("image",), ()):
         reply = AllowMetrics(["*"]).process(messages.send_update(update(modalities=modalities)), context(tmp_path))
@@ -202,6 +211,26 @@ def test_representations_pass_where_a_task_brings_no_model(tmp_path: Path) -> No
 def test_an_empty_list_of_names_is_a_mistake(names: Any) -> None:
     with pytest.raises(ValueError, match="names"):
         ExcludeVariables(names)
+
+
+@pytest.mark.parametrize("names", [[], "text_head.*"])
+def test_what_is_sent_as_received_is_a_list_too(names: Any) -> None:
+    with pytest.raises(ValueError, match="names"):
+        SendAsReceived(names)
+
+
+def test_only_the_tensors_that_a_site_names_are_sent_as_they_came(tmp_path: Path) -> None:
+    """By any of several patterns; an evaluation has no state, and a pattern that matches nothing is a mistake."""
+    kept = SendAsReceived(["text_*", "image_head.b*"])
+    brought = {**STATE, "image_head.bias": torch.zeros(3)}
+    sent = update(state={name: tensor + 1 for name, tensor in brought.items()})
+    left = messages.receive_update(kept.process(messages.send_update(sent), context(tmp_path, brought)), "site-1")
+    assert torch.equal(left.state["text_head.w"], STATE["text_head.w"])
+    assert torch.equal(left.state["image_head.bias"], brought["image_head.bias"])
+    assert torch.equal(left.state["image_head.w"], STATE["image_head.w"] + 1)
+    assert "matches no tensor" in refused(SendAsReceived(["text_*", "txt_*"]), sent, context(tmp_path, brought))
+    evaluated = kept.process(messages.send_update(update(state={})), context(tmp_path, None))
+    assert messages.receive_update(evaluated, "site-1").state == {}
 
 
 def test_metrics_by_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.toy import Fuse, World, aggregate, forked, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, Broadcast, Update, modality
+from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Update, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.site import Site
 from fedvlp.methods.car_mfl import CARMFL, PARTNERS, ROUNDS, distinct, features
@@ -122,6 +122,26 @@ def test_a_paired_site_retrieves_nothing() -> None:
     assert client.memory == {}
     batch = next(client.data.batches("train", 4, drop_last=False))
     assert LINEAR.complete(client, batch, message) is batch
+
+
+def test_features_travel_only_where_records_are_completed() -> None:
+    """Paired sites need none, so the server keeps none; a site that only evaluates is sent none."""
+    place = world(LINEAR, paired(8, 12))
+    server = place.server()
+    LINEAR.prepare(server)
+    assert not {*MODALITIES, "labels"} & server.memory.keys()
+    place = world(LINEAR)
+    server = place.server()
+    LINEAR.prepare(server)
+    server.phase = EVALUATE
+    message = LINEAR.broadcast(server, "b")
+    assert message.aux == {}
+    client = place.client("b")
+    LINEAR.receive(client, message)
+    assert client.memory == {}
+    batch = next(client.data.batches("train", 4, drop_last=False))
+    client.public = None
+    assert LINEAR.complete(client, batch, message) is batch, "nothing is lent without a public set"
 
 
 def test_a_server_that_does_not_know_the_sites_yet_gives_the_same_bytes() -> None:
@@ -342,6 +362,26 @@ def test_updates_are_held_as_copies_under_softmax() -> None:
         return apart.site(name)
 
     same_bytes(shared.run().state, apart.run(SequentialExchange(renewed)).state)
+
+
+def test_updates_wait_as_copies_where_nothing_bounds_them_either() -> None:
+    """Bounding an update copies it, so that with the default rounds the test above holds for live tensors as well."""
+    rounds = replace(world(SOFTMAX).rounds, clip_to_median=0.0, max_share=1.0)
+    shared, apart = world(SOFTMAX, rounds=rounds), world(SOFTMAX, rounds=rounds)
+
+    def renewed(name: str) -> Site:
+        apart._modules = None
+        return apart.site(name)
+
+    same_bytes(shared.run().state, apart.run(SequentialExchange(renewed)).state)
+
+
+def test_the_best_round_is_noted_as_mfedavg_does() -> None:
+    """Spec 8.4 holds for CAR-MFL too; without the note the model would silently be that of the last round."""
+    server = world(SOFTMAX).server()
+    server.round, server.metrics = 1, {SOFTMAX.best_by: 0.75}
+    SOFTMAX.prepare(server)
+    assert server.memory["best_figure"] == 0.75
 
 
 def test_refusals() -> None:

@@ -217,6 +217,18 @@ def test_the_pull_towards_a_median_by_hand(sent: tuple[float, ...], pulled: tupl
     assert tuple(server.memory[f"personal/{site}/w"].item() for site in server.sites) == pulled
 
 
+def test_a_sites_model_waits_as_a_copy() -> None:
+    """In one process the next site trains in the same tensors; bounding, the default, would have copied them before."""
+    method, live = replace(METHOD, softpull=1.0), torch.tensor(0.0)
+    server = Server(("a", "b"), {"w": torch.zeros(())})
+    pull = method.aggregator(server, "personal")
+    for value, site in enumerate(server.sites, 1):
+        live.fill_(value)
+        pull.add(Update(site, 0, "personal", 1, {"w": live}))
+    pull.commit()
+    assert [server.memory[f"personal/{site}/w"].item() for site in server.sites] == [1, 2]
+
+
 def test_only_the_personal_phase_trains_the_models_of_the_sites() -> None:
     """Whose normalisation statistics are not those of the global model."""
     assert [METHOD.trainee(phase) for phase in METHOD.phases(0)] == ["model", "personal"]

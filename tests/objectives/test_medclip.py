@@ -196,3 +196,8 @@ def test_a_sentence_has_labels_of_its_own_by_hand() -> None:
 def test_sentences_are_asked_for_only_where_they_are_trained_on() -> None:
     assert "sentences" in MedCLIPConfig(sentences=True).build().needs  # type: ignore[operator]
     assert "sentences" not in MedCLIPConfig().build().needs  # type: ignore[operator]
+
+
+def test_sentences_are_asked_for_only_where_they_are_wanted() -> None:
+    assert MedCLIP().needs == ("image", "text", "labels")
+    assert MedCLIP(sentences=True).needs == ("image", "text", "labels", "sentences")

@@ -115,6 +115,64 @@ def test_only_tensors_of_parameters_that_it_trains_are_taken_over() -> None:
     same_bytes(following.tensors(), kept)
 
 
+def test_what_is_handed_on_replaces_what_stood_for_the_same_parameters() -> None:
+    """By name, and by the numbers of former checkpoints; what is of other phases' parameters stays."""
+    one = client()
+    step = stepper(one, replace(ADAMW, batch_size=4))
+    step(BATCH, lambda batch: {"sum": one.model.a + one.model.b})
+    kept = {name: torch.ones(1) for name in ("a/idle", "b/former", "0/step", "gone/exp_avg")}
+    step.hand_on(kept)
+    assert kept.keys() == {"gone/exp_avg", *step.tensors()}
+
+
+def test_the_rate_rises_to_its_full_height_and_is_there_at_once_with_an_optimiser_that_is_warm() -> None:
+    def rate(of: Stepper) -> float:
+        return float(of.numbers()["groups"][0]["lr"])
+
+    training, kept = replace(ADAMW, batch_size=4, warmup_steps=2), {}
+    one = client()
+    step = stepper(one, training)
+    rates = [rate(step)]
+    for _ in range(2):
+        step(BATCH, lambda batch: {"sum": one.model.a + one.model.b})
+        rates.append(rate(step))
+    assert rates == pytest.approx([training.lr / 2, training.lr, training.lr])
+    step.hand_on(kept)
+    warm, cold = stepper(client(), training), stepper(client(), training)
+    assert warm.go_on(kept)
+    assert not cold.go_on({})
+    assert (rate(warm), rate(cold)) == pytest.approx((training.lr, training.lr / 2))
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_a_loss_runs_in_the_precision_of_the_settings() -> None:
+    for precision, low in (("float32", None), ("bfloat16", torch.bfloat16), ("float16", torch.float16)):
+        one, seen = client(), []
+
+        def losses(batch: Batch, one: Client = one, seen: list[Any] = seen) -> dict[str, Tensor]:
+            seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+            return product(one)(batch)
+
+        stepper(one, replace(PLAIN, precision=precision))(BATCH, losses)
+        assert seen == [low], precision
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
+def test_one_infinite_value_among_finite_ones_leaves_a_step_in_float16_out() -> None:
+    """In one of two weights, or in one value of a weight: nothing is corrected, and nothing moves."""
+    both, vector = Two(), Two()
+    vector.a = nn.Parameter(torch.ones(2))
+    for model, factor in ((both, torch.tensor(1e38)), (vector, torch.tensor([1e38, 1e-3]))):
+        one, called, before = client(model), [], model.a.tolist()
+
+        def losses(batch: Batch, one: Client = one, factor: Tensor = factor) -> dict[str, Tensor]:
+            return {"sum": (one.model.a * factor).sum() + one.model.b * 1e-3}
+
+        stepper(one, replace(PLAIN, precision="float16"))(BATCH, losses, lambda called=called: called.append(1))
+        assert called == []
+        assert (model.a.tolist(), model.b.item()) == (before, 1)
+
+
 def test_tensors_of_former_checkpoints_go_by_the_number_of_their_parameter() -> None:
     one, kept = client(), {}
     training = replace(ADAMW, batch_size=4)
