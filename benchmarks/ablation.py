@@ -69,7 +69,7 @@ def shortened(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
     for name, one in experiments.items():
         data: Any = one.data
         method: Any = one.method
-        data = replace(data, size=600, test_rows=0)
+        data = replace(data, size=1000, test_rows=64)
         method = replace(method, local_steps=2, align_steps=min(1, method.align_steps))
         small[name] = replace(one, data=data, method=method, rounds=replace(one.rounds, rounds=1))
     return small

@@ -160,7 +160,9 @@ CREAMFL = Scenario(
     "representations",
     "Sites of one and of two modalities with weights of their own; a public set as large as a site's records, and a "
     "server that is the strongest party.",
-    ladder, at_the_server, (),
+    ladder,
+    at_the_server,
+    (),
     (
         _cream("weighing by global contrast is ahead of the mean", "reamfl-gca", "reamfl-mean", "+3.2 (Table 3)"),
         _cream("weighing by global contrast is ahead of IoT's weights", "reamfl-gca", "reamfl-iot", "+0.4 (Table 3)"),
@@ -168,8 +170,9 @@ CREAMFL = Scenario(
         _cream("the intra-modal regulariser lifts the server", "reamfl-intra", "reamfl-gca", "+0.2 (Table 3)"),
         _cream("CreamFL is ahead of its ensemble alone", "creamfl", "reamfl-gca", "+2.1 (Table 3)"),
         _cream("representations help the server", "creamfl", "server-alone"),
-    ), (RSUM,),
-)  # fmt: skip
+    ),
+    (RSUM,),
+)
 
 
 # CAR-MFL
@@ -196,16 +199,20 @@ def missing(seed: int) -> Mapping[str, Experiment]:
 CAR_MFL = Scenario(
     "missing-modalities",
     "Four of five sites have films alone; fourteen labels, of which reports leave out half.",
-    missing, classified,
+    missing,
+    classified,
     (
-        apart_methods("upper", "lower", MACRO, 5.0), above("upper", MACRO, without("image")),
-        above("upper", MACRO, without("text")), at_least("upper", without("text"), 70.0),
+        apart_methods("upper", "lower", MACRO, 5.0),
+        above("upper", MACRO, without("image")),
+        above("upper", MACRO, without("text")),
+        at_least("upper", without("text"), 70.0),
     ),
     (
         Claim("car-mfl", "retrieved halves are ahead of zeros", "car-mfl", "mfedavg-p", MACRO, "+5.4 (Table 1)"),
         Claim("car-mfl", "training on the public set too", "mfedavg-p", "mfedavg", MACRO, "+2.3 (Table 1)"),
-    ), (MACRO, without("text"), without("image")),
-)  # fmt: skip
+    ),
+    (MACRO, without("text"), without("image")),
+)
 
 
 # PMS-FM
@@ -234,32 +241,42 @@ def _pms_fm(text: str, figure: str, other_figure: str, value: str) -> Claim:
 PMS_FM = Scenario(
     "unlike-sites",
     "Four sites with scanners and habits of their own: one with poor films, one with retrieved reports alone.",
-    unlike_sites, selection.of_run,
+    unlike_sites,
+    selection.of_run,
     (
         at_least("pooled", selection.accuracy(GLOBAL), 200 / len(FINDINGS)),  # twice chance
         above("pms-fm", selection.TOLD, selection.LARGEST),
     ),
     (
         _pms_fm(
-            "own models beat the global one at their own site", selection.accuracy(selection.OWN),
-            selection.accuracy(GLOBAL), "not given",
+            "own models beat the global one at their own site",
+            selection.accuracy(selection.OWN),
+            selection.accuracy(GLOBAL),
+            "not given",
         ),
         _pms_fm(
-            "the selected model beats the global one", selection.accuracy(SELECTED), selection.accuracy(GLOBAL),
+            "the selected model beats the global one",
+            selection.accuracy(SELECTED),
+            selection.accuracy(GLOBAL),
             "+3.6 (Table 3)",
         ),
         _pms_fm(
-            "template and token help the selector", selection.anew(selection.TRIPLE), selection.anew(selection.IMAGE),
+            "template and token help the selector",
+            selection.anew(selection.TRIPLE),
+            selection.anew(selection.IMAGE),
             "+29.2 (Table 5)",
         ),
     ),
     (
         *(selection.accuracy(model) for model in (GLOBAL, selection.OWN, SELECTED)),
         *(selection.area(model) for model in (GLOBAL, selection.OWN, SELECTED)),
-        selection.TOLD, selection.TOLD_ELSEWHERE, selection.LARGEST, selection.anew(selection.IMAGE),
+        selection.TOLD,
+        selection.TOLD_ELSEWHERE,
+        selection.LARGEST,
+        selection.anew(selection.IMAGE),
         selection.anew(selection.TRIPLE),
     ),
-)  # fmt: skip
+)
 
 
 SCENARIOS = {

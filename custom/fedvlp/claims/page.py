@@ -73,11 +73,15 @@ def claim_rows_of(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
     """The same of these outcomes."""
     return [
         (
-            one.claim.paper, one.claim.text, one.claim.papers_value,
-            html.ABSENT if one.measured is None else str(one.measured), str(one.seeds), one.verdict,
+            one.claim.paper,
+            one.claim.text,
+            one.claim.papers_value,
+            html.ABSENT if one.measured is None else str(one.measured),
+            str(one.seeds),
+            one.verdict,
         )
         for one in outcomes
-    ]  # fmt: skip
+    ]
 
 
 def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:

@@ -73,10 +73,13 @@ def simulate(
         caution(sentence)
 
     history = run(
-        experiment, folder, workers=workers or max(1, (os.cpu_count() or 1) // experiment.training.threads),
-        accept_phi_risk=accept_phi_risk, report=lambda record: print(progress_line(record), flush=True),
+        experiment,
+        folder,
+        workers=workers or max(1, (os.cpu_count() or 1) // experiment.training.threads),
+        accept_phi_risk=accept_phi_risk,
+        report=lambda record: print(progress_line(record), flush=True),
         caution=collected,
-    )  # fmt: skip
+    )
     for sentence in cautions:
         caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))

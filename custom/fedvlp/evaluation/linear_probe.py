@@ -322,14 +322,15 @@ def _judged(probed: Probed, subset: str, count: int, majority: float, resamples:
     accuracies = [accuracy_of(task, one, truth) for one in by_seed]
     areas = [macro(figures) for one in by_seed if (figures := areas_of(one, truth))]
     return Result(
-        subset, count,
+        subset,
+        count,
         bootstrap(macro(accuracies), probed.patients, resamples),
         pstdev(float(figure(whole)) for figure in accuracies),
         bootstrap(macro(areas), probed.patients, resamples) if areas else None,
         pstdev(float(figure(whole)) for figure in areas) if areas else math.nan,
         fmean(_calibration(task, one, truth) for one in by_seed),
         majority,
-    )  # fmt: skip
+    )
 
 
 def _by_site(probed: Probed, subset: str, sites: Sequence[str]) -> list[AtSite]:
@@ -389,17 +390,37 @@ def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -
     rows = probed.rows
     fixed = [len(rows.test), len(set(probed.patients)), len(rows.val), rows.left_out]
     header = [
-        "train_on", "train_records", "accuracy", "accuracy_low", "accuracy_high", "accuracy_std", "macro_auc",
-        "macro_auc_low", "macro_auc_high", "macro_auc_std", "calibration_error", "majority_accuracy", "test_records",
-        "test_patients", "val_records", "left_out_as_test_pixels",
-    ]  # fmt: skip
+        "train_on",
+        "train_records",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "accuracy_std",
+        "macro_auc",
+        "macro_auc_low",
+        "macro_auc_high",
+        "macro_auc_std",
+        "calibration_error",
+        "majority_accuracy",
+        "test_records",
+        "test_patients",
+        "val_records",
+        "left_out_as_test_pixels",
+    ]
     lines = [
         [
-            r.subset, r.records, *_cells(r.accuracy), r.accuracy_std, *_cells(r.auc), r.auc_std, r.calibration,
-            r.majority, *fixed,
+            r.subset,
+            r.records,
+            *_cells(r.accuracy),
+            r.accuracy_std,
+            *_cells(r.auc),
+            r.auc_std,
+            r.calibration,
+            r.majority,
+            *fixed,
         ]
         for r in probed.results
-    ]  # fmt: skip
+    ]
     files = [write_csv(path, [header, *lines])]
     if probed.sites:
         names = ["train_on", "site", "test_records", "accuracy", "macro_auc"]
@@ -407,8 +428,17 @@ def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -
         files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
     if differences:
         names = [
-            "train_on", "label", "against", "auc", "auc_against", "difference", "low", "high", "delong_p", "holm_p",
-        ]  # fmt: skip
+            "train_on",
+            "label",
+            "against",
+            "auc",
+            "auc_against",
+            "difference",
+            "low",
+            "high",
+            "delong_p",
+            "holm_p",
+        ]
         table = [
             [d.subset, d.label, d.other, d.one_auc, d.other_auc, *_cells(d.interval), d.p, d.holm] for d in differences
         ]

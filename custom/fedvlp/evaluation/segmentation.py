@@ -93,9 +93,19 @@ class MapDecoder(nn.Module):
 
         widths = [max(NARROWEST, 256 >> index) for index in range(len(channels))]
         self.up = UNetDecoder(
-            2, (1, *channels), widths, act=("relu", {"inplace": True}), norm="batch", dropout=0.0, bias=False,
-            upsample="nontrainable", pre_conv="default", interp_mode="nearest", align_corners=None, is_pad=True,
-        )  # fmt: skip
+            2,
+            (1, *channels),
+            widths,
+            act=("relu", {"inplace": True}),
+            norm="batch",
+            dropout=0.0,
+            bias=False,
+            upsample="nontrainable",
+            pre_conv="default",
+            interp_mode="nearest",
+            align_corners=None,
+            is_pad=True,
+        )
         self.out = nn.Conv2d(widths[-1], 1, 3, padding=1)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
@@ -290,11 +300,15 @@ def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int 
         every, positives = (macro([mean_of(one, weight) for one in scores]) for weight in (None, positive))
         results.append(
             Result(
-                str(subset), round(fmean(counts)), bootstrap(every, patients, settings.resamples),
-                pstdev(float(one.mean()) for one in scores), bootstrap(positives, patients, settings.resamples),
-                100 * float((~positive).double().mean()), mean_mask,
+                str(subset),
+                round(fmean(counts)),
+                bootstrap(every, patients, settings.resamples),
+                pstdev(float(one.mean()) for one in scores),
+                bootstrap(positives, patients, settings.resamples),
+                100 * float((~positive).double().mean()),
+                mean_mask,
             )
-        )  # fmt: skip
+        )
     return Segmented(rows, patients, results)
 
 
@@ -302,16 +316,36 @@ def write_segmentation(segmented: Segmented, path: Path) -> list[Path]:
     """Writes ``<path>.csv``."""
     rows = segmented.rows
     header = [
-        "train_on", "train_records", "dice", "dice_low", "dice_high", "dice_std", "dice_positives",
-        "dice_positives_low", "dice_positives_high", "empty_share", "mean_mask_dice", "mean_mask_low", "mean_mask_high",
-        "test_records", "test_patients", "val_records", "left_out_as_test_pixels",
-    ]  # fmt: skip
+        "train_on",
+        "train_records",
+        "dice",
+        "dice_low",
+        "dice_high",
+        "dice_std",
+        "dice_positives",
+        "dice_positives_low",
+        "dice_positives_high",
+        "empty_share",
+        "mean_mask_dice",
+        "mean_mask_low",
+        "mean_mask_high",
+        "test_records",
+        "test_patients",
+        "val_records",
+        "left_out_as_test_pixels",
+    ]
     fixed = [len(rows.test), len(set(segmented.patients)), len(rows.val), rows.left_out]
     lines = [
         [
-            r.subset, r.records, *vars(r.dice).values(), r.dice_std, *vars(r.positives).values(), r.empty,
-            *vars(r.mean_mask).values(), *fixed,
+            r.subset,
+            r.records,
+            *vars(r.dice).values(),
+            r.dice_std,
+            *vars(r.positives).values(),
+            r.empty,
+            *vars(r.mean_mask).values(),
+            *fixed,
         ]
         for r in segmented.results
-    ]  # fmt: skip
+    ]
     return [write_csv(path, [header, *lines])]

@@ -20,11 +20,22 @@ BEFORE = "#C9CED6"  # of all groups of bars but the last
 AVERAGE = {"color": "black", "lw": 2.2, "zorder": 5}
 WORST = {"color": "#555555", "lw": 1.8, "ls": "--", "zorder": 4}
 RC = {
-    "font.size": 8.5, "axes.titlesize": 9.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
-    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#E6E6E6",
-    "axes.axisbelow": True, "axes.edgecolor": "#888888", "lines.markersize": 3.5, "legend.frameon": False,
-    "text.parse_math": False, "svg.hashsalt": "fedvlp", "svg.fonttype": "path",
-}  # fmt: skip
+    "font.size": 8.5,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#888888",
+    "lines.markersize": 3.5,
+    "legend.frameon": False,
+    "text.parse_math": False,
+    "svg.hashsalt": "fedvlp",
+    "svg.fonttype": "path",
+}
 Points = dict[int, float]
 """Round -> value."""
 
@@ -117,10 +128,14 @@ def bars(
             y = row + height * (index - (len(groups) - 1) / 2)
             axes.barh(y, values[site], 0.92 * height, color=colour if name == last else BEFORE)
             axes.annotate(
-                number(values[site]), (values[site], y), (3, 0),
-                textcoords="offset points", va="center", fontsize=7.5,
+                number(values[site]),
+                (values[site], y),
+                (3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
                 bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.85},
-            )  # fmt: skip
+            )
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(colours) - 0.45, -0.55)
     axes.grid(axis="y", visible=False)
@@ -128,9 +143,14 @@ def bars(
     if level:
         axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
         axes.annotate(
-            f"{level[0]} {level[1]:.5g}", (level[1], 1), (0, 2),
-            xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", fontsize=8,
-        )  # fmt: skip
+            f"{level[0]} {level[1]:.5g}",
+            (level[1], 1),
+            (0, 2),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+        )
     axes.set_xlabel(f"grey: {', '.join(list(groups)[:-1])}; coloured: {last}" if len(groups) > 1 else last)
     return _figure(figure, _described(title, level), "site", groups, list(colours))
 

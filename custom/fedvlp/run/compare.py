@@ -80,14 +80,17 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
     worst = {name: bootstrap.worst(of_model) for name, of_model in hits.items()}
     last, seeds = runs[-1].name, {run.experiment.rounds.seed for run in runs}
     return Comparison(
-        k, in_batch, queries, seeds.pop() if len(seeds) == 1 else None,
+        k,
+        in_batch,
+        queries,
+        seeds.pop() if len(seeds) == 1 else None,
         tuple(Row(name, of_draws(average[name]), of_draws(worst[name])) for name in hits),
         tuple(
             Row(run.name, of_draws(average[last] - average[run.name]), of_draws(worst[last] - worst[run.name]))
             for run in runs[:-1]
         ),
         {run.name: run.steps() for run in runs},
-    )  # fmt: skip
+    )
 
 
 class _Run:
@@ -154,9 +157,8 @@ def _of_starts(runs: Sequence[_Run], k: int, in_batch: bool) -> dict[str, Hits]:
             different.append((run, start))
     names = [f"{INITIAL} of {run.name}" for run, _ in different] if len(different) > 1 else [INITIAL]
     return {
-        name: run.hits({}, start, k, in_batch, start=True)
-        for name, (run, start) in zip(names, different, strict=True)
-    }  # fmt: skip
+        name: run.hits({}, start, k, in_batch, start=True) for name, (run, start) in zip(names, different, strict=True)
+    }
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
@@ -165,7 +167,7 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
     return [
         name if names.count(name) == 1 else f"{name}/{folder.path.name}"
         for name, folder in zip(names, folders, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _same(one: State, other: State) -> bool:

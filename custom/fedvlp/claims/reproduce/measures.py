@@ -118,8 +118,9 @@ class Alignment:
             if cosines:
                 figures[by_round(VAL_COSINE, record["round"])] = fmean(cosines)
             for site, of_site in sites.items():
-                figures |= {at_site(site, k): of_site[name] for k in (1, 5)
-                            if (name := names.recall("test", k)) in of_site}  # fmt: skip
+                figures |= {
+                    at_site(site, k): of_site[name] for k in (1, 5) if (name := names.recall("test", k)) in of_site
+                }
         return figures
 
 
@@ -217,8 +218,9 @@ def server(folder: RunFolder) -> Figures:
     summary = ledger.at_the_server(folder)
     figures = {
         ranked(direction, k): summary[of_server(names.recall("test", k, names.WHOLE_SET, direction))]
-        for direction in (names.I2T, names.T2I) for k in (1, 5, 10)
-    }  # fmt: skip
+        for direction in (names.I2T, names.T2I)
+        for k in (1, 5, 10)
+    }
     total = sum(figures[ranked(direction, 1)] for direction in (names.I2T, names.T2I))
     return {ledger.RSUM: summary[ledger.RSUM], R1_SUM: total} | figures | cost(folder)
 

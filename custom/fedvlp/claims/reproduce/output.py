@@ -42,11 +42,15 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
     """One row a row of the paper: its title, and ours with the paper's."""
     entry = done.entry
     return [
-        (one.title, *(
-            f"{number(done.value(row, column), entry.digits)} ({_printed(entry.printed(one, column))})"
-            for column in range(len(entry.columns))
-        )) for row, one in enumerate(entry.rows)
-    ]  # fmt: skip
+        (
+            one.title,
+            *(
+                f"{number(done.value(row, column), entry.digits)} ({_printed(entry.printed(one, column))})"
+                for column in range(len(entry.columns))
+            ),
+        )
+        for row, one in enumerate(entry.rows)
+    ]
 
 
 def _printed(value: str) -> str:
@@ -95,11 +99,19 @@ def as_csv(done: Reproduced) -> str:
     for row, one in enumerate(entry.rows):
         for index, column in enumerate(entry.columns):
             ours, printed, by_seed = done.value(row, index), entry.printed(one, index), done.by_seed(row, index)
-            writer.writerow([
-                entry.paper, entry.ids[0], one.title, column.title, one.cell + column.cell, *_bounds(ours),
-                "" if printed == UNPRINTED else printed, " ".join(map(str, by_seed)),
-                " ".join(f"{value:.4f}" for value in by_seed.values()),
-            ])  # fmt: skip
+            writer.writerow(
+                [
+                    entry.paper,
+                    entry.ids[0],
+                    one.title,
+                    column.title,
+                    one.cell + column.cell,
+                    *_bounds(ours),
+                    "" if printed == UNPRINTED else printed,
+                    " ".join(map(str, by_seed)),
+                    " ".join(f"{value:.4f}" for value in by_seed.values()),
+                ]
+            )
     return text.getvalue()
 
 
@@ -141,8 +153,10 @@ def write(folder: Path, name: str, every: Sequence[Reproduced], heading: str) ->
     tables = [as_csv(done) for done in every]
     lines = [tables[0], *(table.partition("\n")[2] for table in tables[1:])]
     content = {
-        "md": "\n".join(markdown(done) for done in every), "csv": "".join(lines), "html": as_page(every, heading),
-    }  # fmt: skip
+        "md": "\n".join(markdown(done) for done in every),
+        "csv": "".join(lines),
+        "html": as_page(every, heading),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{name}.{suffix}": text for suffix, text in content.items()}
     for file, text in files.items():

@@ -22,10 +22,15 @@ from fedvlp.run.experiment import Experiment
 
 ROUGHLY = "a rough guess: 0.6 s of processor for a step of the tiny towers, as 100 steps took once on one slow core"
 SECONDS = {
-    ("alignment", DEMO): 360.0, ("alignment-heads", DEMO): 420.0, ("retina", DEMO): 200.0,
-    ("distortion", DEMO): 480.0, ("shallow", DEMO): 480.0,
-    ("representations", DEMO): 120.0, ("unlike-sites", DEMO): 300.0, ("missing-modalities", DEMO): 180.0,
-}  # fmt: skip
+    ("alignment", DEMO): 360.0,
+    ("alignment-heads", DEMO): 420.0,
+    ("retina", DEMO): 200.0,
+    ("distortion", DEMO): 480.0,
+    ("shallow", DEMO): 480.0,
+    ("representations", DEMO): 120.0,
+    ("unlike-sites", DEMO): 300.0,
+    ("missing-modalities", DEMO): 180.0,
+}
 """Of a cell where no cell of its study has finished: steps times 0.6, and as much again for evaluations and heads."""
 
 
@@ -34,9 +39,15 @@ def scenario(entry: Entry, size: Size) -> Scenario:
     study = entry.study
     assert study is not None
     return Scenario(
-        f"{study.name}-{size.name}", entry.title, lambda seed: study.experiments(size, seed), study.figures(size), (),
-        claims_of(entry), (), runs=f"{study.runs}-{size.name}",
-    )  # fmt: skip
+        f"{study.name}-{size.name}",
+        entry.title,
+        lambda seed: study.experiments(size, seed),
+        study.figures(size),
+        (),
+        claims_of(entry),
+        (),
+        runs=f"{study.runs}-{size.name}",
+    )
 
 
 def claims_of(entry: Entry) -> tuple[Claim, ...]:
@@ -80,9 +91,10 @@ class Reproduced:
         one, figure = self.entry.rows[row], self.entry.columns[column]
         name, cell = one.about + figure.figure, one.cell + figure.cell
         return {
-            seed: figures[name] for (of, seed), figures in sorted(self.table.cells.items())
+            seed: figures[name]
+            for (of, seed), figures in sorted(self.table.cells.items())
             if of == cell and name in figures
-        }  # fmt: skip
+        }
 
 
 def reproduce(
@@ -146,9 +158,9 @@ def _filed(folder: Path) -> dict[str, list[float]]:
     for file in sorted(folder.glob("*/*.json")):
         try:
             spent: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["spent"]
-            seconds.setdefault(file.stem, []).append(sum(
-                value for name, value in spent.items() if name not in (BYTES_DOWN, BYTES_UP)
-            ))  # fmt: skip
+            seconds.setdefault(file.stem, []).append(
+                sum(value for name, value in spent.items() if name not in (BYTES_DOWN, BYTES_UP))
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
     return seconds

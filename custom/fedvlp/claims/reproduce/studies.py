@@ -153,16 +153,21 @@ def downstream(size: Size) -> measures.Alignment:
     shares = (0.01, 0.1)
     if size.name == PAPER:
         rsna, covid = source(size, "rsna", 256), source(size, "covidx", 256)
-        return measures.Alignment((
-            Downstream(RSNA, rsna, shares, ("Pneumonia",)), Downstream(COVID, covid, shares),
-            Downstream(SEGMENTED, rsna, shares, structure="Pneumonia"),
-        ))  # fmt: skip
+        return measures.Alignment(
+            (
+                Downstream(RSNA, rsna, shares, ("Pneumonia",)),
+                Downstream(COVID, covid, shares),
+                Downstream(SEGMENTED, rsna, shares, structure="Pneumonia"),
+            )
+        )
     films, steps = _others(size)
-    return measures.Alignment((
-        Downstream(RSNA, films, shares, ("Pneumonia",), steps=steps),
-        Downstream(COVID, films, shares, ("Edema", "Consolidation", "Pneumothorax"), steps=steps),
-        Downstream(SEGMENTED, films, shares, structure="Pneumonia", steps=steps),
-    ))  # fmt: skip
+    return measures.Alignment(
+        (
+            Downstream(RSNA, films, shares, ("Pneumonia",), steps=steps),
+            Downstream(COVID, films, shares, ("Edema", "Consolidation", "Pneumothorax"), steps=steps),
+            Downstream(SEGMENTED, films, shares, structure="Pneumonia", steps=steps),
+        )
+    )
 
 
 def _others(size: Size) -> tuple[SyntheticCohort, int]:
@@ -177,8 +182,9 @@ STAND_IN = (
     "Pneumothorax)."
 )
 ALIGNMENT = Study("alignment", "alignment", alignment, lambda size: measures.Alignment(), sources=("mimic_cxr",))
-HEADS = Study("alignment-heads", "alignment", alignment, downstream, sources=("mimic_cxr", "rsna", "covidx"),
-              stands_in=STAND_IN)  # fmt: skip
+HEADS = Study(
+    "alignment-heads", "alignment", alignment, downstream, sources=("mimic_cxr", "rsna", "covidx"), stands_in=STAND_IN
+)
 """The same runs, and heads on their image towers, which take longer than a table of recalls should."""
 
 
@@ -208,16 +214,24 @@ def retina(size: Size, seed: int) -> Mapping[str, Experiment]:
 def retina_heads(size: Size) -> measures.Alignment:
     """Two findings, at three shares of the training records."""
     films, steps = _others(size)
-    return measures.Alignment(tuple(
-        Downstream(name, films, (0.1, 0.2, 1.0), (finding,), steps=steps)
-        for name, finding in (("DR", "Edema"), ("macular edema", "Pleural Effusion"))
-    ))  # fmt: skip
+    return measures.Alignment(
+        tuple(
+            Downstream(name, films, (0.1, 0.2, 1.0), (finding,), steps=steps)
+            for name, finding in (("DR", "Edema"), ("macular edema", "Pleural Effusion"))
+        )
+    )
 
 
-RETINA = Study("retina", "retina", retina, retina_heads, stands_in=(
-    "Drawn chest films of two sites stand in for MESSIDOR and BRSET, and two of their findings for diabetic "
-    "retinopathy and macular edema of mBRSET: the procedure, and nothing about eyes."
-))  # fmt: skip
+RETINA = Study(
+    "retina",
+    "retina",
+    retina,
+    retina_heads,
+    stands_in=(
+        "Drawn chest films of two sites stand in for MESSIDOR and BRSET, and two of their findings for diabetic "
+        "retinopathy and macular edema of mBRSET: the procedure, and nothing about eyes."
+    ),
+)
 
 
 def counts(seed: int) -> Figures:
@@ -276,9 +290,14 @@ def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
     return replace(experiment, method=method, rounds=replace(experiment.rounds, rounds=rounds))
 
 
-REPRESENTATIONS = Study("representations", "representations", representations, lambda size: measures.server,
-                        stands_in="The public set of the built-in cohort stands in for COCO, its test split for the "
-                        "1K test set; 2, 2 and 1 sites for 15, 10 and 10.")  # fmt: skip
+REPRESENTATIONS = Study(
+    "representations",
+    "representations",
+    representations,
+    lambda size: measures.server,
+    stands_in="The public set of the built-in cohort stands in for COCO, its test split for the "
+    "1K test set; 2, 2 and 1 sites for 15, 10 and 10.",
+)
 
 
 # PMS-FM
@@ -316,9 +335,11 @@ def unlike_sites(size: Size, seed: int) -> Mapping[str, Experiment]:
 
 
 SELECTORS = {
-    "image": ("image",), "image-report": ("image", "report"), "triple": ("image", "report", "token"),
+    "image": ("image",),
+    "image-report": ("image", "report"),
+    "triple": ("image", "report", "token"),
     "image-token": ("image", "token"),
-}  # fmt: skip
+}
 
 
 def _selectors(base: Experiment) -> Cells:
@@ -327,9 +348,10 @@ def _selectors(base: Experiment) -> Cells:
     assert isinstance(preset, SelectorConfig)
     return {
         f"selector-{name}-{fusion}": replace(base, extra=replace(preset, embeddings=embeddings, fusion=fusion))
-        for name, embeddings in SELECTORS.items() for fusion in ("mlp", "attention")
+        for name, embeddings in SELECTORS.items()
+        for fusion in ("mlp", "attention")
         if (name, fusion) not in (("image", "attention"), ("triple", "mlp"))
-    }  # fmt: skip
+    }
 
 
 def _small_unlike(size: Size, seed: int) -> Experiment:
@@ -344,10 +366,14 @@ def _small_unlike(size: Size, seed: int) -> Experiment:
     return replace(preset, model=model, data=data, training=training, method=method, rounds=rounds)
 
 
-UNLIKE_SITES = Study("unlike-sites", "unlike-sites", unlike_sites,
-                     lambda size: measures.ZeroShot(selectors=size.name != SMALLEST), sources=FOUR,
-                     stands_in="Four unlike sites of the built-in cohort stand in for CheXpert, MIMIC, NIH and CANDID, "
-                     "in this order.")  # fmt: skip
+UNLIKE_SITES = Study(
+    "unlike-sites",
+    "unlike-sites",
+    unlike_sites,
+    lambda size: measures.ZeroShot(selectors=size.name != SMALLEST),
+    sources=FOUR,
+    stands_in="Four unlike sites of the built-in cohort stand in for CheXpert, MIMIC, NIH and CANDID, in this order.",
+)
 
 
 # CAR-MFL
@@ -396,8 +422,14 @@ def _classifier(size: Size, name: str, seed: int) -> Experiment:
     preset = seeded(presets.get(name), seed)
     small = size.name == SMALLEST
     model: Any = replace(preset.model, **({"image_size": 32} if small else {"init": "tiny-pool"}))
-    data = SyntheticCohort(sites=10, size=420 if small else 3000, image_size=36 if small else 72, seed=seed,
-                           omitted=0.5, shared_habits=True)  # fmt: skip
+    data = SyntheticCohort(
+        sites=10,
+        size=420 if small else 3000,
+        image_size=36 if small else 72,
+        seed=seed,
+        omitted=0.5,
+        shared_habits=True,
+    )
     steps = 1 if small else 10
     training = replace(preset.training, batch_size=8 if small else 32, warmup_steps=5)
     rounds = replace(preset.rounds, rounds=1 if small else 3)
@@ -405,7 +437,12 @@ def _classifier(size: Size, name: str, seed: int) -> Experiment:
     return replace(preset, model=model, data=data, training=training, rounds=rounds, method=method)
 
 
-MISSING = Study("missing-modalities", "missing-modalities", missing_modalities, lambda size: measures.classified,
-                stands_in="Five findings of drawn films stand in for 14 of MIMIC; 10 sites of 300 studies; reports "
-                "leave out half of what the films show; sites of unlike scanners and habits stand in for CheXpert and "
-                "Open-I (heterogeneous).")  # fmt: skip
+MISSING = Study(
+    "missing-modalities",
+    "missing-modalities",
+    missing_modalities,
+    lambda size: measures.classified,
+    stands_in="Five findings of drawn films stand in for 14 of MIMIC; 10 sites of 300 studies; reports "
+    "leave out half of what the films show; sites of unlike scanners and habits stand in for CheXpert and "
+    "Open-I (heterogeneous).",
+)

@@ -30,12 +30,12 @@ class EHRXQASource(Published):
     questions has several rows, of one study. The films, the patients and so the hashed ids are MIMIC-CXR's.
     """
 
+    table: ClassVar[str] = FOLDERS[0]
+
     path: str = field(metadata=BELOW_ROOT)  # folder of the three files
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text alone
     suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     min_report_words: int = 3  # questions with shorter text are left out
-
-    table: ClassVar[str] = FOLDERS[0]
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:

@@ -65,10 +65,13 @@ class MessidorSource(retina.RetinaSource):
         rows = [row for row in published if row.file.stem not in REPEATED or row.file.parent.name != "Base33"]
         keys = [f"{row.file.parent.name}/{row.file.stem}" for row in rows]
         return self.graded(
-            keys, keys, (STATUS, [row.status for row in rows]), (RISK, [row.risk for row in rows]),
+            keys,
+            keys,
+            (STATUS, [row.status for row in rows]),
+            (RISK, [row.risk for row in rows]),
             None if self.root is None else [row.file for row in rows],
             {"repeated image (errata)": len(published) - len(rows)},
-        )  # fmt: skip
+        )
 
     def _bases(self) -> list[Path]:
         """The twelve folders. Raises ValueError for missing ones, and for tables that are not CSV."""
