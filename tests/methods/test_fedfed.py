@@ -73,6 +73,17 @@ def test_by_default_nothing_but_weights_leaves_a_site() -> None:
     assert all(message.aux == {} for _, message in spy.sent)
 
 
+def test_what_sharing_costs_is_said() -> None:
+    """Films of 16 x 16 pixels, each pixel of two residuals at most 4 apart: s = 64, mu = 64 / 0.25 = 256,
+    epsilon = 256^2 / 2 + 256 * 4.2649 = 33,860. Without noise there is none; what is not shared costs nothing."""
+    said = METHOD.discloses()
+    assert "6 pairs of each site" in said
+    assert "an epsilon of 3.39e+04 at delta 1e-05, which protects nothing" in said
+    assert said.endswith("--set method.share=false keeps the pairs at the site")
+    assert "epsilon" not in replace(METHOD, noise=0.0).discloses()
+    assert replace(METHOD, share=False).discloses() == ""
+
+
 def test_what_is_shared_is_residuals_and_embeddings_once() -> None:
     """Six pairs of each site (b has four records, so two come twice), noised; everybody keeps everybody's."""
     one = world(METHOD)

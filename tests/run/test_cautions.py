@@ -50,6 +50,13 @@ def test_a_demo_on_drawn_films_needs_no_word() -> None:
     assert cautions(batches_of(2), COHORT) == []
 
 
+def test_a_method_that_shows_records_to_other_sites_says_so() -> None:
+    """FedFed's preset, by its name; no other preset shows any."""
+    (said,) = cautions(batches_of(2, presets.get("fedfed")), COHORT)
+    assert said.startswith("fedfed: every other site is shown 32 pairs of each site")
+    assert [name for name, preset in presets.PRESETS.items() if preset.method.discloses()] == ["fedfed"]
+
+
 def test_sites_with_fewer_records_than_a_batch_are_named_with_their_number() -> None:
     """At the size of the smaller site nothing is said, one above it that site is named, far above both are."""
     small, large = sorted(SIZES, key=SIZES.__getitem__)

@@ -56,6 +56,13 @@ class Schedule:
         """Which model ``phase`` trains, where the method has several: a site may keep normalisation for each."""
         return "model"
 
+    def discloses(self) -> str:
+        """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
+
+        A sentence for people: commands and the report print it (run/cautions.py).
+        """
+        return ""
+
     def probes(self) -> tuple[str, ...]:
         """Names of what ``probe`` returns; an update without them is refused. None: sites are not probed."""
         return ()

@@ -6,6 +6,7 @@ Adapted to image-text pairs: where the paper asks a classifier, the objective as
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 
+GREY_RANGE = 2.0
+"""Images are in [-1, 1], and so is what the distiller makes of them, as far as it learnt to."""
+
+DELTA = 1e-5
+
 
 @dataclass(frozen=True)
 class FedFed(Method):
@@ -29,14 +35,15 @@ class FedFed(Method):
     so that the small x_s keeps what tells of the report. ``train`` then minimises L(x) + L(x_s + noise) with q frozen.
     With ``share``, ``give`` first sends the server ``shared`` pairs (x_s + noise, text embedding) of every site, and
     ``train`` adds L of pairs from everybody's pool, which each site keeps in its memory. That shows other sites parts
-    of images of patients: noise is no guarantee, hence off by default.
+    of images of patients: noise is no guarantee, hence off by default; the preset, which is the paper's method, has it
+    on and prints what it costs (``discloses``).
     q is ``Experiment.extra``, a VAE (``DistillerConfig``); without one FedFed is FedAvg.
     Differs: the paper trains stage B afresh, on two noise levels; here the distilled model is kept, with one.
     """
 
     distil_phases: int = 15  # of round 0, each aggregated; 0 = none
     distil_steps: int = 20
-    share: bool = False
+    share: bool = False  # true is the paper
     shared: int = 32  # pairs that every site gives to the pool
     noise: float = 0.25  # standard deviation; images are in [-1, 1]
     recon: float = 5.0
@@ -56,6 +63,26 @@ class FedFed(Method):
     def phases(self, round: int) -> tuple[str, ...]:
         distil = tuple(f"distil-{index + 1}" for index in range(self.distil_phases))
         return (*distil, *(("give",) if self.share else ()), "train") if round == 0 else ("train",)
+
+    def discloses(self) -> str:
+        """The epsilon of the noise, for two films as unlike as grey levels allow: the Gaussian mechanism.
+
+        With sensitivity s, deviation sigma and mu = s / sigma, delta < Phi(mu / 2 - epsilon / mu) (Balle and Wang,
+        2018, https://arxiv.org/abs/1805.06530, Theorem 8, without its negative term), so that
+        epsilon = mu^2 / 2 + mu Phi^-1(1 - delta) is enough. It holds against those who do not know the run's seed,
+        from which the noise is drawn.
+        """
+        if not self.share:
+            return ""
+        said = (
+            f"every other site is shown {self.shared} pairs of each site: what the distiller leaves of a film, with "
+            f"noise of standard deviation {self.noise:g}, and the embedding of its report without noise"
+        )
+        if self.noise:
+            mu = GREY_RANGE * 2 * self.image_size / self.noise  # two residuals: each pixel apart by 2 ranges at most
+            epsilon = mu * mu / 2 + mu * NormalDist().inv_cdf(1 - DELTA)
+            said += f". The noise gives a film an epsilon of {epsilon:.3g} at delta {DELTA:g}, which protects nothing"
+        return f"{said}; --set method.share=false keeps the pairs at the site"
 
     def steps(self, phase: str) -> int:
         return {"train": self.local_steps, "give": 0}.get(phase, self.distil_steps)

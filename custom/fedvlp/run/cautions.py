@@ -1,4 +1,7 @@
-"""What a person should know of a run before believing its figures, in words that commands and the report repeat."""
+"""What a person should know of a run: how far to believe its figures, what it shows of records to other sites.
+
+Commands and the report repeat these sentences.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ FILE = "cautions.json"
 
 def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
-    return [*drawn_data(experiment), *_small_splits(experiment, train_sizes(cohort))]
+    disclosed = [f"{experiment.name}: {said}"] if (said := experiment.method.discloses()) else []
+    return [*drawn_data(experiment), *disclosed, *_small_splits(experiment, train_sizes(cohort))]
 
 
 def train_sizes(cohort: Cohort) -> dict[str, int]:

@@ -245,7 +245,9 @@ PRESETS: dict[str, Experiment] = {
         _ensemble("fediot", FedIoT(local_steps=50)),
         _heterogeneous("pms-fm", PMSFM(local_steps=30, selector_lr=5e-3), SELECTOR),
         _heterogeneous("fedsm", FedSM(local_steps=30, selector_lr=5e-3), IMAGE_SELECTOR),
-        _heterogeneous("fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20), DistillerConfig()),
+        _heterogeneous(
+            "fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20, share=True), DistillerConfig()
+        ),
         PMS_FM_PAPER,
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
