@@ -1,6 +1,6 @@
 """Questions about images with what people answered: what an evaluation of visual question answering reads.
 
-They are no column of a cohort. ``Cohort.questions`` gives those of the rows that are asked for, as ``Cohort.masks`` does.
+They are no column of a cohort: ``Cohort.questions`` reads those of the rows that are asked for, as masks are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Questions = Callable[[np.ndarray], list[tuple[Question, ...]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class HeldQuestions:
     """Reader of questions that are in memory."""
 
     of_rows: Sequence[tuple[Question, ...]]  # [N]

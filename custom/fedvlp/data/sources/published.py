@@ -22,7 +22,7 @@ from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
-from fedvlp.data.questions import Asked, Question
+from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.sources.table import draw_splits
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Published:
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
             phi=listing.phi,
-            questions=None if asked is None else Asked(asked),
+            questions=None if asked is None else HeldQuestions(asked),
         )
 
 

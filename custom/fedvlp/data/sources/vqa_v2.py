@@ -1,4 +1,4 @@
-"""VQA v2 (Goyal et al., 2017, https://arxiv.org/abs/1612.00837): questions about COCO's photographs, ten answers each."""
+"""VQA v2 (Goyal et al., 2017, https://arxiv.org/abs/1612.00837): questions about COCO's images, ten answers each."""
 
 from __future__ import annotations
 
