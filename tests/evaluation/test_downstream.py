@@ -108,7 +108,7 @@ def test_a_head_is_left_as_it_was_after_its_best_epoch() -> None:
         validation = iter([3.0, 2.0, 1.0, 2.0, 2.0])
 
         def held_out() -> float:
-            taken.append(round(-float(head.weight), 2))
+            taken.append(round(-head.weight.item(), 2))
             return next(validation)
 
         def loss(rows: torch.Tensor) -> torch.Tensor:
@@ -117,9 +117,9 @@ def test_a_head_is_left_as_it_was_after_its_best_epoch() -> None:
         train_head(head, protocol, 4, loss, held_out, torch.Generator().manual_seed(0), steps)
         return head
 
-    assert float(trained(None).weight) == pytest.approx(-0.6, abs=1e-4)
+    assert trained(None).weight.item() == pytest.approx(-0.6, abs=1e-4)
     assert taken == [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert float(trained(3).weight) == pytest.approx(-0.3, abs=1e-4)
+    assert trained(3).weight.item() == pytest.approx(-0.3, abs=1e-4)
     assert taken == [0.2, 0.3]
 
 
