@@ -71,6 +71,11 @@ def changed(file: Path, change: Callable[[list[dict[str, Any]]], object]) -> Non
         (QUESTIONS, lambda rows: rows.pop(), "24 annotations, 1 of them alone"),
         (ANNOTATIONS, lambda rows: rows.append(rows[0]), "24 questions and 25 annotations, 0 of them alone"),
         (QUESTIONS, lambda rows: rows[0].pop("question"), "1 of 24 questions in .* lack one of question_id, image_id"),
+        (
+            QUESTIONS,
+            lambda rows: rows[0].update(question_id=["canary"]),
+            "1 of 24 questions .* whole number as question_id",
+        ),
         (ANNOTATIONS, lambda rows: rows[1].pop("answers"), "1 of 24 annotations in .* lack one of question_id"),
         (ANNOTATIONS, lambda rows: rows[2]["answers"].pop(), "1 of 24 questions of train2014 .* not 10 answers"),
         (ANNOTATIONS, lambda rows: rows[2].update(image_id=99), "1 of 24 questions .* another image than"),

@@ -102,11 +102,14 @@ def _read(file: Path, entries: str, columns: tuple[str, ...]) -> list[dict[str, 
         ) from None
     if not isinstance(rows, list):
         raise ValueError(f"vqa_v2 source: {entries} of {file.name} is not a list; give the file as published")
-    wrong = sum(not isinstance(row, dict) or any(name not in row for name in columns) for row in rows)
+    wrong = sum(
+        not isinstance(row, dict) or any(name not in row for name in columns) or not isinstance(row[columns[0]], int)
+        for row in rows
+    )
     if wrong:
         raise ValueError(
-            f"vqa_v2 source: {wrong} of {len(rows)} {entries} in {file.name} lack one of {', '.join(columns)}; give "
-            "the file as published"
+            f"vqa_v2 source: {wrong} of {len(rows)} {entries} in {file.name} lack one of {', '.join(columns)}, or have "
+            f"no whole number as {columns[0]}; give the file as published"
         )
     return rows
 
