@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import string
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -36,6 +37,7 @@ _COMMA = re.compile(r"(?<=\d),(?=\d)")
 _PUNCTUATION = str.maketrans(dict.fromkeys(set(string.punctuation) - set("'.:"), " "))
 
 
+@lru_cache(maxsize=2**18)  # people give the same answers to millions of questions
 def normalised(answer: str) -> str:
     """The answer in lower case, without periods, articles and punctuation, numbers as digits, contractions whole.
 
