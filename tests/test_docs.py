@@ -23,6 +23,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.vqa import VQA
 from fedvlp.evaluation.zero_shot import ZeroShot
 from fedvlp.methods import METHODS
 from fedvlp.models.dual_encoder import DualEncoder
@@ -226,8 +227,8 @@ def test_the_design_names_every_hook_in_its_group() -> None:
 # Tables of settings
 
 SELECTED: tuple[type[Any], ...] = (
-    Method, Training, SyntheticCohort, Retrieval, ZeroShot, LinearProbe, Segmentation, Partition, SelectorConfig,
-    MultimodalConfig, *OBJECTIVES.values(), *METHODS.values(),
+    Method, Training, SyntheticCohort, Retrieval, ZeroShot, LinearProbe, Segmentation, VQA, Partition,
+    SelectorConfig, MultimodalConfig, *OBJECTIVES.values(), *METHODS.values(),
 )  # fmt: skip
 CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ if dataclasses.is_dataclass(base)}
 """Every dataclass of settings by its name, base classes included."""

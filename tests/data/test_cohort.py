@@ -112,18 +112,19 @@ def full(first: str, site: str, seed: int, **changes) -> Cohort:
         "label_names": ("Effusion", "Edema"), "splits": np.array(["train", "test"]), "sites": (site, site),
         "images": lambda rows: pixels[rows], "fingerprint": first, "imaged": np.array([True, False]),
         "report_from": ("", f"{first}1"), "phi": {"name": seed}, "masks": lambda rows: {"lung": pixels[rows] > 0},
+        "questions": lambda rows: [() for _ in rows],
         "sentences": lambda report: [(report, np.zeros(2, dtype=np.float32))],
     }  # fmt: skip
     return Cohort(**{**values, **changes})
 
 
 def test_what_becomes_of_every_field_when_cohorts_are_joined():
-    """Every field is what the cohorts say, but for masks and labels of single sentences, which are left out."""
+    """Every field is what the cohorts say, but for masks, questions and labels of single sentences, left out."""
     one, other = full("a", "north", 1), full("b", "south", 2)
     both = Cohort.concat([one, other])
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
-        "imaged", "report_from", "phi", "private", "masks", "sentences",
+        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences",
     }, "a new field: say below how it is joined"  # fmt: skip
     for name in ("ids", "patients", "studies", "reports", "sites", "report_from"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
@@ -135,6 +136,7 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     assert both.fingerprint != Cohort.concat([other, one]).fingerprint
     assert both.phi == {"name": 3}
     assert both.masks is None
+    assert both.questions is None
     assert both.sentences is None
     assert not both.private
     assert Cohort.concat([one, full("b", "south", 2, private=True)]).private

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from support.probing import MODEL, SIZE, model
+from support.published import vqa_v2
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
+from fedvlp.evaluation.vqa import VQA
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.load import input_size, load_encoders
@@ -85,9 +87,28 @@ def test_masks_of_a_table_are_segmented(tmp_path: Path) -> None:
     assert float(row["dice_positives"]) > 80
 
 
+def test_questions_of_vqa_v2_are_answered(tmp_path: Path) -> None:
+    """Odd images are bright. The published split is kept; a fifth of the training images chooses the epoch."""
+    (tmp_path / "vqa").mkdir()
+    vqa_v2(tmp_path / "vqa")
+    model().save(tmp_path / "one")
+    done = evaluate(
+        tmp_path / "one", "--what", "vqa", "--data", f"vqa_v2:{tmp_path / 'vqa'}",
+        "--set", "vqa.lr=0.01", "--set", "vqa.hidden=64",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (table,) = (tmp_path / "one" / "evaluation").glob("vqa-????????.csv")
+    every, *kinds = csv.DictReader(table.open())
+    assert (every["kind"], every["questions"], every["answers"], every["test_images"]) == ("all", "12", "3", "6")
+    assert float(every["official_accuracy"]) == float(every["accuracy"]) == 100
+    assert [(row["kind"], float(row["majority_by_question_official"])) for row in kinds] == [
+        ("number", 100), ("yes/no", 50),
+    ]  # fmt: skip
+
+
 def test_a_model_alone_has_no_records(tmp_path: Path) -> None:
     model().save(tmp_path)
-    for what in ("linear-probe", "segmentation", "retrieval"):
+    for what in ("linear-probe", "segmentation", "vqa", "retrieval"):
         with pytest.raises(ValueError, match="is a model and no run, so it has no records of its own; give --data"):
             EVALUATIONS[what](RunFolder(tmp_path), Choices())
 
@@ -96,7 +117,7 @@ def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
     for words in (("--data", "synthetic"), ("--against", tmp_path), ("--out", tmp_path)):
         done = evaluate(tmp_path, "--what", "distortion", *words)
         assert "leave --data, --against and --out out" in str(done.exception)
-    for what in ("segmentation", "retrieval"):
+    for what in ("segmentation", "vqa", "retrieval"):
         with pytest.raises(ValueError, match="--against compares linear probes"):
             EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
 
@@ -108,10 +129,12 @@ def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
     )  # fmt: skip
     folder = RunFolder.create(tmp_path, experiment)
     simulate(experiment, folder)
-    choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)))
-    found = {what: EVALUATIONS[what](folder, choices) for what in ("linear-probe", "segmentation", "retrieval")}
+    choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)), vqa=VQA(hidden=16))
+    downstream = ("linear-probe", "segmentation", "vqa", "retrieval")
+    found = {what: EVALUATIONS[what](folder, choices) for what in downstream}
     names = [file.name for files in found.values() for file in files]
-    assert names == ["linear-probe.csv", "linear-probe-sites.csv", "segmentation.csv", "retrieval.csv"]
+    assert names == ["linear-probe.csv", "linear-probe-sites.csv", "segmentation.csv", "vqa.csv", "vqa-sites.csv",
+                     "retrieval.csv"]  # fmt: skip
     cohort = experiment.data.build()
     first = next(csv.DictReader((folder.path / "evaluation" / "retrieval.csv").open()))
     assert int(first["queries"]) == len(cohort.rows("test"))

@@ -261,9 +261,37 @@ def ehrxqa(root: Path) -> None:
             film(root / "files" / f"p{patient}"[:3] / f"p{patient}" / f"s{study}" / f"{key}.jpg", 50)
 
 
+def vqa_answer(*answers: str) -> list[dict[str, object]]:
+    """Ten answers as published: those given, the last of them repeated."""
+    ten = [*answers, *(answers[-1:] * (10 - len(answers)))]
+    return [{"answer": one, "answer_confidence": "yes", "answer_id": number} for number, one in enumerate(ten, 1)]
+
+
+def vqa_v2(root: Path) -> None:
+    """Twelve training images and six of val2014, two questions each: whether an image is bright, and how many."""
+    for folder, first, count in (("train2014", 0, 12), ("val2014", 100, 6)):
+        questions, annotations = [], []
+        for image in range(first, first + count):
+            grey = (200 if image % 2 else 10) + 2 * (image % 100) + first // 100  # no two are alike
+            film(root / folder / f"COCO_{folder}_{image:012d}.jpg", grey)
+            bright = "yes" if image % 2 else "no"
+            for number, (text, kind, answers) in enumerate(
+                [("Is the photo bright?", "yes/no", [bright]), ("How many?", "number", ["Two.", "2"])]
+            ):
+                key = {"question_id": 1000 * image + number, "image_id": image}
+                questions.append({**key, "question": text})
+                told = {"answers": vqa_answer(*answers), "multiple_choice_answer": answers[-1]}
+                annotations.append({**key, **told, "answer_type": kind, "question_type": "is the"})
+        for name, rows in (("OpenEnded_mscoco_{}_questions", questions), ("mscoco_{}_annotations", annotations)):
+            entries = name.rpartition("_")[2]
+            file = root / f"v2_{name.format(folder)}.json"
+            file.write_text(json.dumps({"info": {}, "data_subtype": folder, entries: rows}))
+
+
 COLLECTIONS: dict[str, Callable[[Path], Any]] = {
     "mimic_cxr": mimic, "chexpert": chexpert, "nih_cxr14": nih, "candid_ptx": candid, "openi": openi, "rsna": rsna,
     "covidx": covidx, "covid_radiography": covid_radiography, "messidor": messidor, "brset": brset, "mbrset": mbrset,
     "siim": siim, "chest_imagenome": chest_imagenome, "ehrxqa": ehrxqa,
+    "vqa_v2": vqa_v2,
 }  # fmt: skip
 """Name of a source: what writes its fixture into a folder."""

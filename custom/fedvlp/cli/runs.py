@@ -135,7 +135,9 @@ def compare(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, retrieval: or of a model.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval: or of a model.")
+    ],
     what: Annotated[
         str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")
     ],

@@ -46,6 +46,7 @@ PUBLIC = {
     "fedvlp.data.SIIMSource": "fedvlp.data.sources.siim.SIIMSource",
     "fedvlp.data.SyntheticCohort": "fedvlp.data.synthetic.cohort.SyntheticCohort",
     "fedvlp.data.TableSource": "fedvlp.data.sources.table.TableSource",
+    "fedvlp.data.VQAv2Source": "fedvlp.data.sources.vqa_v2.VQAv2Source",
     "fedvlp.deploy.NamedData": "fedvlp.deploy.named_data.NamedData",
     "fedvlp.deploy.OwnData": "fedvlp.deploy.site_config.OwnData",
     "fedvlp.flare.AllowMetrics": "fedvlp.flare.privacy_filters.AllowMetrics",

@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+from fedvlp.data.questions import Questions
+
+T = TypeVar("T")
 
 SPLITS = ("train", "val", "test")
 PUBLIC = "public"
@@ -22,7 +26,7 @@ PUBLIC = "public"
 Sentences = Callable[[str], "list[tuple[str, np.ndarray]]"]
 """A report to its sentences, each with labels [L] float32 of its own, in the order of ``label_names``."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "sentences")
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "questions", "sentences")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -57,6 +61,7 @@ class Cohort:
     masks: Callable[[np.ndarray], dict[str, np.ndarray]] | None = (
         None  # rows [n] int -> by structure, bool [n, S, S] on the images' pixels; only evaluations read them
     )
+    questions: Questions | None = None  # of rows [n], those about each image; only evaluations read them
     sentences: Sentences | None = None  # labels of single sentences; None where the data set has none
 
     def __post_init__(self) -> None:
@@ -162,8 +167,10 @@ class Cohort:
 
         columns = {name: picked(getattr(self, name)) for name in self.columns()}
         mark = digest(self.fingerprint, rows.astype("<i8").tobytes())
-        masks = None if self.masks is None else partial(_masks_of, self.masks, rows)
-        return replace(self, **columns, images=Rows(self.images, rows), fingerprint=mark, masks=masks)
+        masks = None if self.masks is None else partial(_of_subset, self.masks, rows)
+        questions = None if self.questions is None else partial(_of_subset, self.questions, rows)
+        images = Rows(self.images, rows)
+        return replace(self, **columns, images=images, fingerprint=mark, masks=masks, questions=questions)
 
     @classmethod
     def columns(cls) -> list[str]:
@@ -174,10 +181,10 @@ class Cohort:
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
         """The rows of all cohorts, one cohort after the other.
 
-        A label that a cohort does not have is nan in its rows. Masks are left out, and single sentences have no labels
-        any more. Sites are None if any cohort has none. The counts of identifiers in reports (``phi``) are summed, so
-        a cohort that is refused alone is refused when joined. Raises ValueError without a cohort. Images of different
-        sizes are refused when they are read.
+        A label that a cohort does not have is nan in its rows. Masks and questions are left out, and single sentences
+        have no labels any more. Sites are None if any cohort has none. The counts of identifiers in reports (``phi``)
+        are summed, so a cohort that is refused alone is refused when joined. Raises ValueError without a cohort. Images
+        of different sizes are refused when they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")
@@ -253,11 +260,9 @@ class Rows:
         return self.images(self.rows[np.asarray(rows, dtype=np.int64)])
 
 
-def _masks_of(
-    masks: Callable[[np.ndarray], dict[str, np.ndarray]], chosen: np.ndarray, rows: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Those of a subset: its row i is row ``chosen[i]`` of ``masks``."""
-    return masks(chosen[np.asarray(rows, dtype=np.int64)])
+def _of_subset(reader: Callable[[np.ndarray], T], chosen: np.ndarray, rows: np.ndarray) -> T:
+    """What ``reader`` gives for a subset: its row i is row ``chosen[i]`` of the reader."""
+    return reader(chosen[np.asarray(rows, dtype=np.int64)])
 
 
 def digest(*values: str | bytes) -> str:

@@ -1,18 +1,22 @@
-"""What the evaluations that train a head on a frozen encoder share: splits without leaks, subsets, features."""
+"""What evaluations that train a head on a frozen encoder share: splits without leaks, features, subsets, training."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.data.cohort import SPLITS, Cohort, digest
+from fedvlp.data.report_text import clean_report
 from fedvlp.data.transforms import eval_batch
+from fedvlp.models.dual_encoder import masked_mean
 
 TRAIN, VAL, TEST = SPLITS
 VAL_SHARE = 0.2
@@ -90,6 +94,81 @@ def features(model: Any, cohort: Cohort, rows: np.ndarray, aligned: bool = False
         encoded = model.encode({"image": batch})
         rows_seen.append(model.align(encoded).image if aligned else encoded.image[:, 0])
     return torch.cat(rows_seen).float().cpu()
+
+
+@torch.no_grad()
+def text_features(model: Any, texts: Sequence[str], aligned: bool = False, batch_size: int = 256) -> Tensor:
+    """The frozen text tower's feature of each text, [N, W] float32 on the CPU, pooled as the model pools a report.
+
+    Texts are cleaned as reports are. Sets the model to eval mode. ``aligned`` takes the feature after the alignment
+    block. Neither way is it projected.
+    """
+    model.eval()
+    pooled = []
+    for start in range(0, len(texts), batch_size):
+        ids, mask = model.tokenizer([clean_report(text, 1) for text in texts[start : start + batch_size]])
+        encoded = model.encode({"text": ids, "text_mask": mask})
+        if aligned:
+            pooled.append(model.align(encoded).text)
+        elif model.config.text_pooling == "mean":
+            pooled.append(masked_mean(encoded.text, encoded.text_mask))
+        else:
+            pooled.append(encoded.text[:, 0])
+    return torch.cat(pooled).float().cpu()
+
+
+class Schedule(Protocol):
+    """The settings of a protocol that trains heads."""
+
+    @property
+    def lr(self) -> float:
+        """Of AdamW."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Of AdamW."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows a step."""
+
+    @property
+    def epochs(self) -> int:
+        """At most."""
+
+    @property
+    def patience(self) -> int:
+        """Training stops after so many epochs without a lower validation loss."""
+
+
+def train_head(
+    head: nn.Module, settings: Schedule, count: int, loss: Callable[[Tensor], Tensor], held_out: Callable[[], float],
+    generator: torch.Generator, steps: int | None,
+) -> None:  # fmt: skip
+    """Trains ``head`` by AdamW; it is then as after the epoch with the least ``held_out``, the validation loss.
+
+    ``loss`` is that of some of the ``count`` training rows, positions [b] int64; their order comes from ``generator``.
+    ``steps``: of the optimiser at most; None: as many as the protocol takes.
+    """
+    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    best: dict[str, Tensor] = {}
+    least, waited, taken = math.inf, 0, 0
+    for _ in range(settings.epochs):
+        head.train()
+        for rows in torch.randperm(count, generator=generator).split(settings.batch_size):
+            if taken == steps:
+                break
+            optimizer.zero_grad()
+            loss(rows).backward()
+            optimizer.step()
+            taken += 1
+        validation = held_out()
+        waited = 0 if validation < least else waited + 1
+        if not best or validation < least:
+            best, least = copy.deepcopy(head.state_dict()), validation
+        if waited == settings.patience or taken == steps:
+            break
+    head.load_state_dict(best)
 
 
 @dataclass(frozen=True)

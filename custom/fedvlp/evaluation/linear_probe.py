@@ -25,7 +25,7 @@ from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation.calibration import calibration_error
 from fedvlp.evaluation.comparison import delong, holm
-from fedvlp.evaluation.downstream import Records, Subset, features, records, subsets
+from fedvlp.evaluation.downstream import Records, Subset, features, records, subsets, train_head
 from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, difference, macro, mean_of
 from fedvlp.evaluation.output import write_csv
 
@@ -142,30 +142,17 @@ def _adamw(task: Task, settings: LinearProbe, train: Sample, val: Sample, seed: 
     """The papers' head: the epoch with the least validation loss, of those until it stops falling."""
     width, classes = train.features.shape[1], train.targets.shape[1]
     layer = seeded(seed, MODULE, lambda: nn.Linear(width, classes))
-    optimizer = torch.optim.AdamW(
-        layer.parameters(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=settings.weight_decay
-    )
+
+    def loss(rows: Tensor) -> Tensor:
+        batch = train.take(rows)
+        return task.loss(layer(batch.features), batch.targets) / max(1, task.count(batch.targets))
+
+    @torch.no_grad()
+    def held_out() -> float:
+        return float(task.loss(layer(val.features), val.targets))
+
     generator = torch.Generator().manual_seed(seed_of(seed, "linear probe"))
-    best: dict[str, Tensor] = {}
-    least, waited, taken = math.inf, 0, 0
-    for _ in range(settings.epochs):
-        for rows in torch.randperm(len(train.features), generator=generator).split(settings.batch_size):
-            if taken == steps:
-                break
-            batch = train.take(rows)
-            optimizer.zero_grad()
-            loss = task.loss(layer(batch.features), batch.targets) / max(1, task.count(batch.targets))
-            loss.backward()
-            optimizer.step()
-            taken += 1
-        with torch.no_grad():
-            held_out = float(task.loss(layer(val.features), val.targets))
-        waited = 0 if held_out < least else waited + 1
-        if not best or held_out < least:
-            best, least = {name: tensor.clone() for name, tensor in layer.state_dict().items()}, held_out
-        if waited == settings.patience or taken == steps:
-            break
-    layer.load_state_dict(best)
+    train_head(layer, settings, len(train.features), loss, held_out, generator, steps)
     return layer
 
 

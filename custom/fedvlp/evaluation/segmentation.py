@@ -8,7 +8,6 @@ Dice is a mean over batches, of which the last is smaller; here over images.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.transforms import eval_batch
-from fedvlp.evaluation.downstream import Records, Subset, records, subsets
+from fedvlp.evaluation.downstream import Records, Subset, records, subsets, train_head
 from fedvlp.evaluation.intervals import Interval, bootstrap, macro, mean_of
 from fedvlp.evaluation.output import write_csv
 
@@ -228,27 +227,16 @@ class Segmenter:
 def fit(settings: Segmentation, model: Any, train: Films, val: Films, seed: int, steps: int | None = None) -> Segmenter:
     """A decoder of the epoch with the least validation loss. ``steps``: of the optimiser at most."""
     segmenter = Segmenter(model, seed)
-    optimizer = torch.optim.AdamW(segmenter.decoder.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
     generator = torch.Generator().manual_seed(seed_of(seed, "segmentation"))
-    best: dict[str, Tensor] = {}
-    least, waited, taken = math.inf, 0, 0
-    for _ in range(settings.epochs):
-        segmenter.decoder.train()
-        for rows in torch.randperm(len(train.image), generator=generator).split(settings.batch_size):
-            if taken == steps:
-                break
-            images, masks = augment(*train.batch(rows, segmenter.size), settings, generator)
-            optimizer.zero_grad()
-            loss_of(segmenter(images), masks.to(segmenter.device)).backward()
-            optimizer.step()
-            taken += 1
-        held_out = segmenter.loss(val, settings.batch_size)
-        waited = 0 if held_out < least else waited + 1
-        if not best or held_out < least:
-            best, least = copy.deepcopy(segmenter.decoder.state_dict()), held_out
-        if waited == settings.patience or taken == steps:
-            break
-    segmenter.decoder.load_state_dict(best)
+
+    def loss(rows: Tensor) -> Tensor:
+        images, masks = augment(*train.batch(rows, segmenter.size), settings, generator)
+        return loss_of(segmenter(images), masks.to(segmenter.device))
+
+    def held_out() -> float:
+        return segmenter.loss(val, settings.batch_size)
+
+    train_head(segmenter.decoder, settings, len(train.image), loss, held_out, generator, steps)
     return segmenter
 
 

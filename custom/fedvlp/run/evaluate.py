@@ -16,6 +16,7 @@ from fedvlp.evaluation import distortion, metric_names
 from fedvlp.evaluation import linear_probe as probes
 from fedvlp.evaluation import segmentation as masks
 from fedvlp.evaluation import source_retrieval as sources
+from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
@@ -41,6 +42,7 @@ class Choices:
     out: Path | None = None  # folder of the files of a downstream evaluation; None: ``evaluation/`` in the run's
     probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
     segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
+    vqa: answers.VQA = field(default_factory=answers.VQA)
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
@@ -248,6 +250,14 @@ def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
 
 
+def answer(folder: RunFolder, choices: Choices) -> list[Path]:
+    """Answers of heads on both frozen towers to questions about images (spec 10.6). Returns the files written."""
+    _refuse_against(choices)
+    cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
+    answered = answers.vqa(choices.vqa, model, cohort, choices.steps)
+    return answers.write_vqa(answered, _downstream_target(folder, choices, "vqa", cohort))
+
+
 def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
     """Whole-set retrieval with chance, the source oracle, recall within sources, and intervals (spec 0 Z11).
 
@@ -267,9 +277,10 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
     "zero-shot": zero_shot,
     "linear-probe": linear_probe,
     "segmentation": segment,
+    "vqa": answer,
     "retrieval": retrieve,
 }
 """Evaluations by name. Each writes files, into the run's ``evaluation/`` by default, and returns their paths."""
 
-DOWNSTREAM = frozenset({"linear-probe", "segmentation", "retrieval"})
+DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval"})
 """Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""

@@ -34,11 +34,13 @@ ITEMS = {
     "siim": "train-rle.csv or stage_2_train.csv, dicom-images-train or stage_2_images",
     "chest_imagenome": "silver_dataset, files",
     "ehrxqa": "mimiccxrvqa/dataset or dataset, files",
+    "vqa_v2": "v2_OpenEnded_mscoco_train2014_questions.json, v2_mscoco_train2014_annotations.json, "
+    "v2_OpenEnded_mscoco_val2014_questions.json, v2_mscoco_val2014_annotations.json, train2014, val2014",
 }
 USED = {
     "mimic_cxr": 4, "chexpert": 8, "nih_cxr14": 12, "candid_ptx": 3, "openi": 2, "rsna": 4, "covidx": 11,
     "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10,
-    "chest_imagenome": 2, "ehrxqa": 4,
+    "chest_imagenome": 2, "ehrxqa": 4, "vqa_v2": 18,
 }  # fmt: skip
 
 
@@ -90,6 +92,8 @@ def test_all_that_a_folder_lacks_is_listed(name: str, tmp_path: Path) -> None:
         ("chest_imagenome", "silver_dataset/scene_graph/b1_SceneGraph.json", "1 of 4 scene graphs are not in"),
         ("ehrxqa", "mimiccxrvqa/dataset/test.json", "lacks 1 of 3 published items: test.json"),
         ("siim", "dicom-images-train/1.2.4", "1 of 10 images are not under root"),
+        ("vqa_v2", "v2_mscoco_val2014_annotations.json", "lacks 1 of 6 published items: v2_mscoco_val2014_annotations"),
+        ("vqa_v2", "val2014/COCO_val2014_000000000103.jpg", "1 of 18 images are not under root"),
     ],
 )
 def test_what_is_missing_within_is_counted_or_named(name: str, removed: str, said: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
@@ -223,6 +224,30 @@ def server(folder: RunFolder) -> Figures:
     }
     total = sum(figures[ranked(direction, 1)] for direction in (names.I2T, names.T2I))
     return {ledger.RSUM: summary[ledger.RSUM], R1_SUM: total} | figures | cost(folder)
+
+
+VQA_OFFICIAL, VQA_CLASS = "VQA accuracy, %", "share of questions with the most common answer, %"
+VQA_MAJORITY, VQA_BLIND = "VQA accuracy of the majority answer, %", "VQA accuracy of the majority answer by question, %"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of a head on the towers of the server's model to questions about images of other people."""
+
+    data: Source
+    steps: int | None = None
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """Both metrics, and the official one of answers that no image is needed for."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        answered = vqa(VQA(resamples=0), load_encoders(folder.path), self.data.build(), self.steps)
+        every = answered.results[0]
+        return {
+            VQA_OFFICIAL: every.official.value,
+            VQA_CLASS: every.accuracy.value,
+            VQA_MAJORITY: every.majority_official,
+            VQA_BLIND: every.by_question_official,
+        }
 
 
 # PMS-FM

@@ -28,6 +28,7 @@ SECONDS = {
     ("distortion", DEMO): 480.0,
     ("shallow", DEMO): 480.0,
     ("representations", DEMO): 120.0,
+    ("representations-answers", DEMO): 150.0,
     ("unlike-sites", DEMO): 300.0,
     ("missing-modalities", DEMO): 180.0,
 }

@@ -300,6 +300,24 @@ REPRESENTATIONS = Study(
 )
 
 
+def questions(size: Size) -> measures.Answers:
+    """Questions about films of other people than any cohort's."""
+    if size.name == SMALLEST:
+        return measures.Answers(SyntheticCohort(sites=1, size=60, image_size=36, seed=2000), 1)
+    return measures.Answers(SyntheticCohort(sites=1, size=1200, image_size=36, beta=1000.0, seed=2000))
+
+
+ANSWERS = Study(
+    "representations-answers",
+    "representations",
+    representations,
+    questions,
+    stands_in="Questions about other drawn films (which finding, on which side, how severe) stand in for VQA v2, the "
+    "public set of the built-in cohort for COCO; 2, 2 and 1 sites for 15, 10 and 10.",
+)
+"""The same runs, and heads that answer questions."""
+
+
 # PMS-FM
 
 FOUR = ("chexpert", "mimic_cxr", "nih_cxr14", "candid_ptx")

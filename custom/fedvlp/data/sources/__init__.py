@@ -16,6 +16,7 @@ from fedvlp.data.sources.published import Published
 from fedvlp.data.sources.rsna import RSNASource
 from fedvlp.data.sources.siim import SIIMSource
 from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources.vqa_v2 import VQAv2Source
 
 FileSource = TableSource | Published
 
@@ -35,5 +36,6 @@ SOURCES: dict[str, type[FileSource]] = {
     "siim": SIIMSource,
     "chest_imagenome": ChestImaGenomeSource,
     "ehrxqa": EHRXQASource,
+    "vqa_v2": VQAv2Source,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -21,10 +22,13 @@ from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.sources.table import draw_splits
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +114,7 @@ class Listing:
     files: Sequence[Path] | None = None  # image of each row; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
+    questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -208,7 +213,7 @@ class Published:
     def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: ImageCache | None) -> Cohort:
         """The cohort of the chosen rows [n] of a listing."""
 
-        def pick(column: Sequence[str]) -> tuple[str, ...]:
+        def pick(column: Sequence[T]) -> tuple[T, ...]:
             return tuple(column[row] for row in rows)
 
         ids, reports, labels = pick(ids), pick(listing.reports), listing.labels[rows]
@@ -219,6 +224,8 @@ class Published:
         drawn = draw_splits(patients, None, val, test, self.seed).tolist()
         splits = np.array([published or draw for published, draw in zip(given, drawn, strict=True)])
         content = [digest(*column) for column in (ids, patients, reports, listing.names, splits.tolist())]
+        asked = None if listing.questions is None else pick(listing.questions)
+        content += [] if asked is None else [digest(*map(_contents, chain.from_iterable(asked)))]
         checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
         return Cohort(
             ids=ids,
@@ -233,7 +240,13 @@ class Published:
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
             phi=listing.phi,
+            questions=None if asked is None else HeldQuestions(asked),
         )
+
+
+def _contents(question: Question) -> str:
+    """A hash that changes whenever the question or an answer does."""
+    return digest(question.text, question.kind, question.common, *question.answers)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.synthetic.cases import LABEL_SETS, Cases, draw_cases, more_labels
 from fedvlp.data.synthetic.film import Renderer
+from fedvlp.data.synthetic.questions import FilmQuestions
 from fedvlp.data.synthetic.reports import write_reports
 from fedvlp.data.synthetic.sentences import WrittenSentences
 
@@ -86,6 +87,7 @@ class SyntheticCohort:
             images=renderer,
             fingerprint=digest(spec, "\n".join(reports), labels.tobytes(), probes),
             masks=renderer.masks,
+            questions=FilmQuestions(cases),
             sentences=WrittenSentences(LABEL_SETS[self.labels]),
         )
 

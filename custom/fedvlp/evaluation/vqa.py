@@ -1,0 +1,392 @@
+"""Visual question answering on frozen encoders (spec 10.6; CreamFL, https://arxiv.org/abs/2302.08888, table 2).
+
+The paper defines neither head nor metric. Here the head is [image; question] -> Linear 1024 -> ReLU -> Linear answers,
+trained by binary cross-entropy on min(matches / 3, 1), as is usual for VQA v2 (Teney et al., 2018,
+https://arxiv.org/abs/1708.02711). Two metrics: the accuracy of the answer as a class, and VQA's official one.
+Differs: features have mean 0 and variance 1 over the training split, since towers are of unlike scales. The encoders
+stay frozen; fine-tuning them is not here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.seeds import seed as seed_of
+from fedvlp.core.seeds import seeded
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.questions import Question
+from fedvlp.evaluation.answers import normalised, official_accuracy, soft_scores
+from fedvlp.evaluation.downstream import Records, features, records, text_features, train_head
+from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, macro, mean_of
+from fedvlp.evaluation.output import write_csv
+
+MODULE = 10  # number of the head's random stream (core/seeds.py)
+EVERY = "all"
+"""In place of a kind: all questions."""
+
+
+@dataclass(frozen=True)
+class VQA:
+    """The protocol. Raises ValueError for fewer than 2 answers, a width below 1, or no seed."""
+
+    answers: int = 3000  # at most: those most frequent among the training questions
+    hidden: int = 1024  # width of the head
+    seeds: tuple[int, ...] = (42,)  # of the head; figures are means over them
+    lr: float = 1e-3  # of AdamW
+    weight_decay: float = 1e-4  # of AdamW
+    batch_size: int = 256  # questions a step
+    epochs: int = 30  # at most
+    patience: int = 5  # training stops after so many epochs without a lower validation loss
+    aligned: bool = False  # features after the alignment blocks
+    resamples: int = 1000  # of the test patients, for the intervals
+
+    def __post_init__(self) -> None:
+        if self.answers < 2 or self.hidden < 1:
+            raise ValueError(f"vqa: answers {self.answers}, hidden {self.hidden}; expected at least 2 and at least 1")
+        if not self.seeds:
+            raise ValueError("vqa: no seeds; expected at least one")
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Q questions about the images of n rows. An answer is its index in the vocabulary of A answers; A: not in it."""
+
+    image: Tensor  # [Q] int64, position of its row among the n
+    text: Tensor  # [Q] int64, position of its wording among all different ones
+    answer: Tensor  # [Q, K] int64, the different answers that people gave
+    matches: Tensor  # [Q, K] int64, how many gave each
+    people: Tensor  # [Q] int64, how many gave an answer
+    common: Tensor  # [Q] int64, the most common answer
+    kinds: tuple[str, ...]  # of each question
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def scores(self, rows: Tensor, answers: int) -> Tensor:
+        """Soft scores [b, A] of the questions at positions ``rows`` [b]."""
+        score = soft_scores(self.matches[rows], self.people[rows, None]).float()
+        dense = torch.zeros(len(rows), answers + 1).scatter_(1, self.answer[rows], score)
+        return dense[:, :answers]
+
+    def official(self, predicted: Tensor) -> Tensor:
+        """Official accuracy [Q] in percent of the answers ``predicted`` [Q], of the vocabulary."""
+        matches = torch.where(self.answer == predicted[:, None], self.matches, 0).sum(dim=1)
+        return 100 * official_accuracy(matches, self.people)
+
+    def right(self, predicted: Tensor) -> Tensor:
+        """100 [Q] where ``predicted`` [Q] is the most common answer, else 0."""
+        return 100.0 * (predicted == self.common).double()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The answers that a head chooses from, most frequent first, and the wordings of all questions."""
+
+    answers: dict[str, int]  # normalised answer -> index
+    texts: dict[str, int]  # wording -> index
+
+    @classmethod
+    def of(cls, train: Sequence[Sequence[Question]], others: Sequence[Sequence[Question]], most: int) -> Vocabulary:
+        """``most`` answers: the commonest of each training question, counted; of equally frequent ones by spelling.
+
+        Raises ValueError where training has fewer than 2 different ones.
+        """
+        counts = Counter(normalised(question.common) for of_image in train for question in of_image)
+        ranked = sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]
+        if len(ranked) < 2:
+            raise ValueError(
+                f"vqa: the training questions have {len(ranked)} different answers; expected at least 2. Give data "
+                "whose training images are asked about"
+            )
+        texts = dict.fromkeys(question.text for of_image in (*train, *others) for question in of_image)
+        return cls(
+            {answer: index for index, answer in enumerate(ranked)}, {text: index for index, text in enumerate(texts)}
+        )
+
+    def targets(self, questions: Sequence[Sequence[Question]]) -> Targets:
+        """The questions of n rows. Raises ValueError where there is none."""
+        flat = [(position, question) for position, of_image in enumerate(questions) for question in of_image]
+        if not flat:
+            raise ValueError("vqa: a split has images and no questions; expected at least one. Choose other data")
+        outside = len(self.answers)
+        told = [
+            Counter(self.answers.get(normalised(answer), outside) for answer in question.answers)
+            for _, question in flat
+        ]
+        widest = max(map(len, told))
+        # an empty place is an answer outside of the vocabulary that nobody gave
+        answer = torch.full((len(flat), widest), outside)
+        matches = torch.zeros(len(flat), widest, dtype=torch.int64)
+        for row, counts in enumerate(told):
+            answer[row, : len(counts)] = torch.tensor(list(counts))
+            matches[row, : len(counts)] = torch.tensor(list(counts.values()))
+        return Targets(
+            image=torch.tensor([position for position, _ in flat]),
+            text=torch.tensor([self.texts[question.text] for _, question in flat]),
+            answer=answer,
+            matches=matches,
+            people=torch.tensor([len(question.answers) for _, question in flat]),
+            common=torch.tensor([self.answers.get(normalised(question.common), outside) for _, question in flat]),
+            kinds=tuple(question.kind for _, question in flat),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The questions of a split with the frozen features of their images and wordings."""
+
+    images: Tensor  # [n, W] float32
+    texts: Tensor  # [T, V] float32, of all wordings
+    targets: Targets
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """[image; question], [b, W + V], of the questions at positions ``rows`` [b]."""
+        return torch.cat([self.images[self.targets.image[rows]], self.texts[self.targets.text[rows]]], dim=1)
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """Positions of all questions, ``size`` at a time."""
+        yield from torch.arange(len(self.targets)).split(size)
+
+
+def scaled(table: Tensor, by: Tensor) -> Tensor:
+    """``table`` [n, W] moved and scaled so that the rows ``by`` [m, W] have mean 0 and variance 1.
+
+    Columns that are constant there are only moved.
+    """
+    mean, deviation = by.mean(dim=0), by.std(dim=0, correction=0)
+    return (table - mean) / torch.where(deviation > 1e-6, deviation, 1.0)
+
+
+AT_ONCE = 2048  # questions at once where no gradient is needed
+
+
+def fit(
+    settings: VQA, train: Sample, val: Sample, answers: int, seed: int, steps: int | None = None, device: Any = "cpu"
+) -> nn.Module:
+    """A head W + V -> ``answers``, of the epoch with the least validation loss. ``steps``: of the optimiser at most."""
+    width = train.images.shape[1] + train.texts.shape[1]
+    layers = seeded(
+        seed,
+        MODULE,
+        lambda: nn.Sequential(nn.Linear(width, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, answers)),
+    )
+    head: nn.Module = layers.to(device)
+
+    def summed(sample: Sample, rows: Tensor) -> Tensor:
+        scores = sample.targets.scores(rows, answers).to(device)
+        return F.binary_cross_entropy_with_logits(head(sample.inputs(rows).to(device)), scores, reduction="sum")
+
+    @torch.no_grad()
+    def held_out() -> float:
+        head.eval()
+        return math.fsum(float(summed(val, rows)) for rows in val.batches(AT_ONCE))
+
+    generator = torch.Generator().manual_seed(seed_of(seed, "vqa"))
+    train_head(
+        head, settings, len(train.targets), lambda rows: summed(train, rows) / len(rows), held_out, generator, steps
+    )
+    return head
+
+
+@torch.no_grad()
+def predict(head: nn.Module, sample: Sample, device: Any = "cpu") -> Tensor:
+    """The answer [Q] that the head finds most probable for each question."""
+    head.eval()
+    return torch.cat([head(sample.inputs(rows).to(device)).argmax(dim=1).cpu() for rows in sample.batches(AT_ONCE)])
+
+
+@dataclass(frozen=True)
+class Result:
+    """The head's answers to the test questions of one kind; figures in percent, means over the seeds."""
+
+    kind: str  # or ``EVERY``
+    questions: int
+    known: int  # whose most common answer is one that the head can give
+    accuracy: Interval  # of the known: how often the answer is the most common one; nan where none is known
+    official: Interval  # of all: VQA's accuracy; an answer that the head cannot give counts 0
+    majority: float  # ``accuracy`` of the commonest training answer, whatever the image and the question
+    majority_official: float
+    by_question: float  # ``accuracy`` of the commonest training answer to the same wording, whatever the image
+    by_question_official: float
+
+
+@dataclass(frozen=True)
+class AtSite:
+    """The same heads on the test questions of one site."""
+
+    site: str
+    questions: int
+    accuracy: float
+    official: float
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """All that an evaluation found."""
+
+    rows: Records
+    patients: tuple[str, ...]  # of the test rows
+    answers: int  # of the vocabulary
+    train_questions: int
+    val_questions: int
+    results: list[Result]
+    sites: list[AtSite]
+
+
+def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> Answered:
+    """Trains heads on the frozen towers of ``model``, a DualEncoder, and judges them on the test questions.
+
+    No tensor of the model changes. Raises ValueError for data without questions, or a split without them.
+    """
+    if cohort.questions is None:
+        raise ValueError(
+            "vqa: the data have no questions; expected those of the built-in cohort (a single one, not joined) or of "
+            "vqa_v2. Give --data vqa_v2:FOLDER or --data synthetic"
+        )
+    about = cohort.questions(np.arange(len(cohort)))
+    rows = records(cohort, np.array([bool(of_image) for of_image in about], dtype=bool))
+    train_of, val_of, test_of = ([about[row] for row in chosen] for chosen in (rows.train, rows.val, rows.test))
+    vocabulary = Vocabulary.of(train_of, (*val_of, *test_of), settings.answers)
+    train, val, test = _samples(settings, model, cohort, rows, vocabulary, (train_of, val_of, test_of))
+    device, count = next(model.parameters()).device, len(vocabulary.answers)
+    by_seed = [predict(fit(settings, train, val, count, seed, steps, device), test, device) for seed in settings.seeds]
+    patients = tuple(cohort.patients[row] for row in rows.test)
+    by_question = commonest(train.targets, len(vocabulary.texts), count)[test.targets.text]
+    judge = _Judge(test.targets, count, by_seed, by_question, patients, settings.resamples)
+    kinds = sorted(set(test.targets.kinds))
+    results = [judge.result(EVERY, torch.ones(len(test.targets), dtype=torch.bool))]
+    results += [judge.result(kind, _where(test.targets.kinds, kind)) for kind in kinds if len(kinds) > 1]
+    sites: list[AtSite] = []
+    if cohort.sites is not None:
+        of_rows = [cohort.sites[row] for row in rows.test]
+        asked_at = [of_rows[position] for position in test.targets.image.tolist()]
+        sites = [judge.at_site(site, _where(asked_at, site)) for site in sorted(set(asked_at))]
+    return Answered(rows, patients, count, len(train.targets), len(val.targets), results, sites)
+
+
+def _where(names: Sequence[str], name: str) -> Tensor:
+    """[Q] bool: which of the ``names`` [Q] is ``name``."""
+    return torch.tensor([one == name for one in names])
+
+
+def _samples(
+    settings: VQA,
+    model: Any,
+    cohort: Cohort,
+    rows: Records,
+    vocabulary: Vocabulary,
+    questions: tuple[Sequence[Sequence[Question]], ...],
+) -> Iterator[Sample]:
+    """The samples of the training, validation and test split, on one scale."""
+    images = [features(model, cohort, chosen, settings.aligned) for chosen in (rows.train, rows.val, rows.test)]
+    texts = text_features(model, list(vocabulary.texts), settings.aligned)
+    targets = [vocabulary.targets(of_split) for of_split in questions]
+    texts = scaled(texts, texts[targets[0].text.unique()])
+    for of_images, of_split in zip(images, targets, strict=True):
+        yield Sample(scaled(of_images, images[0]), texts, of_split)
+
+
+def commonest(train: Targets, texts: int, answers: int) -> Tensor:
+    """The commonest training answer to each of the ``texts`` wordings, [T]; of equally common ones the first.
+
+    0, the commonest of all, where a wording has none.
+    """
+    pairs = zip(train.text.tolist(), train.common.tolist(), strict=True)
+    counts = Counter((text, common) for text, common in pairs if common < answers)
+    best = torch.zeros(texts, dtype=torch.int64)
+    for text, answer in sorted(counts, key=lambda pair: (counts[pair], -pair[1])):
+        best[text] = answer  # a commoner answer comes later
+    return best
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Figures of predictions on the test questions. A resample of the patients is the same for all of them."""
+
+    test: Targets
+    answers: int  # of the vocabulary
+    by_seed: list[Tensor]  # predicted answers [Q] of each head
+    by_question: Tensor  # [Q], the commonest training answer to the same wording
+    patients: Sequence[str]  # of each row
+    resamples: int
+
+    def _known(self, chosen: Tensor) -> Tensor:
+        """Those of ``chosen`` [Q] bool whose most common answer is in the vocabulary."""
+        return chosen & (self.test.common < self.answers)
+
+    def _mean(self, values: Tensor, over: Tensor) -> Figure:
+        """The mean of ``values`` [Q] over the questions ``over`` [Q] bool, for resamples of the rows."""
+        rows = len(self.patients)
+        asked, total = (
+            torch.zeros(rows, dtype=torch.float64).index_add(0, self.test.image, one * over)
+            for one in (torch.ones_like(values), values)
+        )
+        return mean_of(total / asked.clamp(min=1), asked)
+
+    def _figures(self, predicted: Tensor, chosen: Tensor) -> tuple[Figure, Figure]:
+        """Accuracy over the known of ``chosen`` [Q], and official accuracy over all of them."""
+        accuracy = self._mean(self.test.right(predicted), self._known(chosen))
+        return accuracy, self._mean(self.test.official(predicted), chosen)
+
+    def _values(self, predicted: Tensor, chosen: Tensor) -> list[float]:
+        """The same as measured."""
+        whole = torch.ones(1, len(self.patients), dtype=torch.float64)
+        return [float(figure(whole)) for figure in self._figures(predicted, chosen)]
+
+    def result(self, kind: str, chosen: Tensor) -> Result:
+        """The figures over the questions ``chosen`` [Q] bool."""
+        accuracies, officials = zip(*(self._figures(one, chosen) for one in self.by_seed), strict=True)
+        majority = torch.zeros_like(self.test.common)  # answer 0 is the most frequent one
+        return Result(
+            kind,
+            int(chosen.sum()),
+            int(self._known(chosen).sum()),
+            bootstrap(macro(accuracies), self.patients, self.resamples),
+            bootstrap(macro(officials), self.patients, self.resamples),
+            *self._values(majority, chosen),
+            *self._values(self.by_question, chosen),
+        )
+
+    def at_site(self, site: str, chosen: Tensor) -> AtSite:
+        """The figures over the questions ``chosen`` [Q] bool of a site, means over the seeds."""
+        accuracies, officials = zip(*(self._values(one, chosen) for one in self.by_seed), strict=True)
+        return AtSite(site, int(chosen.sum()), fmean(accuracies), fmean(officials))
+
+
+def write_vqa(answered: Answered, path: Path) -> list[Path]:
+    """Writes ``<path>.csv`` and, where there are sites, ``<path>-sites.csv``."""
+    rows = answered.rows
+    header = [
+        "kind", "questions", "accuracy_questions", "accuracy", "accuracy_low", "accuracy_high", "official_accuracy",
+        "official_low", "official_high", "majority_accuracy", "majority_official", "majority_by_question_accuracy",
+        "majority_by_question_official", "answers", "train_questions", "val_questions", "test_images", "test_patients",
+        "left_out_as_test_pixels",
+    ]  # fmt: skip
+    fixed = [
+        answered.answers, answered.train_questions, answered.val_questions, len(rows.test),
+        len(set(answered.patients)), rows.left_out,
+    ]  # fmt: skip
+    lines = [
+        [
+            r.kind, r.questions, r.known, *vars(r.accuracy).values(), *vars(r.official).values(), r.majority,
+            r.majority_official, r.by_question, r.by_question_official, *fixed,
+        ]
+        for r in answered.results
+    ]  # fmt: skip
+    files = [write_csv(path, [header, *lines])]
+    if answered.sites:
+        names = ["site", "questions", "accuracy", "official_accuracy"]
+        by_site = [list(vars(one).values()) for one in answered.sites]
+        files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
+    return files
