@@ -36,7 +36,10 @@ RUN_BY = {"extending.md": "tests/test_extending.py"}
 """A page whose commands need the files that it shows: the test that writes these and runs them."""
 
 PROGRAMS = ("make ", "fedvlp ", "nvflare ", "python ", "pip ", "pytest ", "mkdocs ", "git ", "cd ")
-SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
+SMALL = {
+    "data.size": "500", "data.sites": "2", "rounds.rounds": "1", "method.local_steps": "2",
+    "training.batch_size": "16",
+}  # fmt: skip
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -79,7 +82,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for key, value in {**SMALL, "method.align_steps": "2"}.items():
         experiment = override(experiment, key, value)
     write_job(experiment, folder / "jobs" / "feddra")
-    table = write(SyntheticCohort(sites=3, size=300, image_size=72), folder / "table")
+    table = write(SyntheticCohort(sites=2, size=200, image_size=72), folder / "table")
     for entry in table.parent.iterdir():
         shutil.move(entry, folder)
     (folder / "environment").symlink_to(sys.prefix)
@@ -155,6 +158,9 @@ def smaller(command: str) -> str:
     settings = {key: value for key, value in SMALL.items() if f"{key}=" not in command}
     if "table:" in command:
         settings.pop("data.size")
+        settings.pop("data.sites")
+    if "--sites" in command:
+        settings.pop("data.sites")
     if "feddra" in command:
         settings["method.align_steps"] = "2"
     return command + "".join(f" --set {key}={value}" for key, value in settings.items())

@@ -26,7 +26,10 @@ from fedvlp.run.config import choose, override
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
-SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
+SMALL = {
+    "data.size": "500", "data.sites": "2", "rounds.rounds": "1", "method.local_steps": "2",
+    "training.batch_size": "16",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +114,7 @@ def smaller(command: str) -> str:
     """The same ``fedvlp`` command with fewer steps, where it trains or writes a job."""
     if not command.startswith(("fedvlp simulate", "fedvlp jobs export")) or "--resume" in command:
         return command
-    settings = {k: v for k, v in SMALL.items() if not (k == "data.size" and "--data" in command)}
+    settings = {k: v for k, v in SMALL.items() if not (k.startswith("data.") and "--data" in command)}
     return command + "".join(f" --set {key}={value}" for key, value in settings.items())
 
 

@@ -14,6 +14,8 @@ from fedvlp.core.names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedvlp import __version__
-from fedvlp.cli import main
+from fedvlp.cli import app, main
 from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
@@ -97,7 +98,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     assert len(set(read_assignment(run / "partition.json").tolist())) == 2
 
 
-def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the first phase: exit code 130, no orphan, and --resume ends with the uninterrupted bytes."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
@@ -116,8 +117,9 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path) -> None:
     assert left == "", "orphan processes"
     run = tmp_path / "runs" / "fedavg" / "001"
     assert not (run / "model").exists()
-    assert fedvlp("simulate", "fedavg", "--resume", str(run), folder=tmp_path).returncode == 0
-    assert fedvlp("simulate", "fedavg", *SMALL, folder=tmp_path).returncode == 0
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--resume", str(run)], SMALL):
+        assert CliRunner().invoke(app, ["simulate", "fedavg", *arguments]).exit_code == 0
     whole = tmp_path / "runs" / "fedavg" / "002"
     assert (run / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
 

@@ -21,7 +21,8 @@ from fedvlp.run.simulate import simulate
 def test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """SIGINT reaches the whole process group, as from a terminal, while round 1 is under way."""
     chosen = presets.get("fedavg")
-    settings = {"data.size": 300, "data.sites": 2, "rounds.rounds": 3, "method.local_steps": 40}
+    settings = {"data.size": 300, "data.sites": 2, "rounds.rounds": 3, "method.local_steps": 40,
+                "training.batch_size": 8}  # fmt: skip
     for key, value in settings.items():
         chosen = override(chosen, key, str(value))
     engine = RunFolder.create(tmp_path / "engine", chosen)

@@ -44,7 +44,7 @@ from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 from fedvlp.training.phase_checkpoint import identity
 
-FAST, MANY = 150, 1000
+FAST, MANY = 100, 1000
 SUBMISSIONS = 5
 PASS = 0.5
 """Seconds between two passes of FLARE's monitor, which ends tasks whose time is up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import fedvlp
@@ -39,7 +40,8 @@ def part(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """(module, line, lazy) of every import in a file, also inside functions; not those for type checking alone."""
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[tuple[str, int, bool]]:
@@ -59,4 +61,4 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
                 function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
                 yield from visit(child, lazy or function)
 
-    yield from visit(ast.parse(path.read_text(encoding="utf-8")), False)
+    return tuple(visit(ast.parse(path.read_text(encoding="utf-8")), False))

@@ -209,6 +209,7 @@ def test_auto_takes_what_is_fastest_and_nothing_else(
     assert autotune.choose(*asked, torch.device("cpu")) == chosen
 
 
+@pytest.mark.slow(seconds=20)
 def test_the_probe_says_how_every_variant_did_and_leaves_the_generator_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

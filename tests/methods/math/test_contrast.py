@@ -178,6 +178,7 @@ def test_representations_are_in_order_in_eval_mode_and_leave_the_model_alone() -
     assert torch.allclose(first["image"], image, atol=1e-6)
 
 
+@pytest.mark.slow(seconds=10)
 def test_twenty_thousand_items_take_a_few_hundred_megabytes() -> None:
     """A [20000, 20000] matrix alone would take 1.6 GB (the benchmark measures 50,000)."""
     code = """
