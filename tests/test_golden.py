@@ -226,19 +226,21 @@ def test_make_golden_says_what_changed_and_keeps_a_file_whose_figures_stayed(
 # Learning
 
 
-@pytest.mark.slow(seconds=100)
+@pytest.mark.slow(seconds=35)
 def test_fedavg_learns_on_records_it_never_saw(tmp_path: Path) -> None:
-    """The preset as it is, tiny towers and 2,000 records at five sites; only the rounds are fewer.
+    """The preset as it is, but for two rounds, two sites and 1,000 records.
 
     R@1 in batches of 32: one of 32 candidates is right, so chance is 100 / 32 = 3.125 %. The shipped encoders start at
-    about four times that, also under untrained heads; four rounds take them to ten times. Half of what is learnt would
-    be neither eight times chance nor four times more than at the start.
+    about three times that, also under untrained heads; two rounds take them to thirteen times. Half of what is learnt
+    would be neither ten times chance nor seven times more than at the start.
     """
-    experiment = override(presets.get("fedavg"), "rounds.rounds", "4")
-    experiment = override(experiment, "rounds.evaluate_every", "4")
+    experiment = presets.get("fedavg")
+    for key in ("rounds.rounds", "rounds.evaluate_every", "data.sites"):
+        experiment = override(experiment, key, "2")
+    experiment = override(experiment, "data.size", "1000")
     history = simulate(experiment, RunFolder(tmp_path), workers=2)
     chance = 100 / Retrieval().batch_size
     initial, trained = (summary(history)[model]["test/mean/r1/average"] for model in ("initial", "trained"))
     assert initial < 6 * chance
-    assert trained >= 8 * chance
-    assert trained - initial >= 4 * chance
+    assert trained >= 10 * chance
+    assert trained - initial >= 7 * chance
