@@ -1,4 +1,5 @@
-"""The command line: simulate, report, compare, evaluate, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+"""The command line: presets, settings, simulate, report, compare, evaluate, claims, reproduce, pretrain, jobs, new,
+prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -10,9 +11,10 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, pretrain, reproduce, runs, sites
+from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app.add_typer(presets.app)
 app.add_typer(runs.app)
 app.add_typer(claims.app)
 app.add_typer(reproduce.app)

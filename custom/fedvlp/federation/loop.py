@@ -40,7 +40,7 @@ class QuorumLostError(RuntimeError):
 class Rounds:
     """How long a run is and what it tolerates."""
 
-    rounds: int = 10
+    rounds: int = 10  # at least 0; 0 measures the untrained model
     quorum: int = 0  # valid updates that a phase needs; 0 = all sites but one (at least 1)
     evaluate_every: int = 1  # rounds between evaluations of the global model; 0 = never
     seed: int = 0  # of everything

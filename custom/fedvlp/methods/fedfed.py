@@ -42,14 +42,14 @@ class FedFed(Method):
     """
 
     distil_phases: int = 15  # of round 0, each aggregated; 0 = none
-    distil_steps: int = 20
+    distil_steps: int = 20  # of each
     share: bool = False  # true is the paper
     shared: int = 32  # pairs that every site gives to the pool
     noise: float = 0.25  # standard deviation; images are in [-1, 1]
-    recon: float = 5.0
-    residual: float = 2.0  # the paper's CE of x_s
-    kl: float = 0.005
-    plain: float = 0.4  # the paper's CE of x
+    recon: float = 5.0  # weight of the reconstruction
+    residual: float = 2.0  # weight of L(x_s + noise), the paper's CE of x_s
+    kl: float = 0.005  # weight of the divergence
+    plain: float = 0.4  # weight of L(x), the paper's CE of x
     image_size: int = field(default=64, metadata={"follows": "model.image_size"})  # pixels of the shared images
     embedding_dim: int = field(default=128, metadata={"follows": "model.embedding_dim"})  # d of the shared embeddings
 

@@ -36,10 +36,10 @@ class Training:
 
     batch_size: int = 32  # of a site's optimiser step, over all of its processes
     optimizer: str = "adamw"  # adamw | sgd
-    lr: float = 2e-5
+    lr: float = 2e-5  # learning rate, at least 0
     weight_decay: float = 0.05  # decoupled under adamw
-    beta1: float = 0.9
-    beta2: float = 0.999
+    beta1: float = 0.9  # decay of the mean of gradients, adamw only
+    beta2: float = 0.999  # decay of the mean of squared gradients, adamw only
     momentum: float = 0.0  # sgd only
     optimizer_state: str = "reset"  # at the end of a site's phase: reset (spec 2.1) | keep (moments stay at the site)
     warmup_steps: int = 0  # linear warm-up in every phase; a fresh AdamW's first steps are full-sized in every

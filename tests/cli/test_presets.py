@@ -1,0 +1,48 @@
+"""`fedvlp presets` and `fedvlp settings`: lists that a person reads before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.run.presets import PRESETS
+
+
+def printed(*arguments: str) -> str:
+    """What the command prints, in lines that are wide enough for all of it."""
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_every_preset_is_listed_with_its_method() -> None:
+    listed = [line.split("│")[1].strip() for line in printed("presets").splitlines() if line.startswith("│")]
+    assert listed == list(PRESETS)
+    row = next(line for line in printed("presets").splitlines() if "│ feddra " in line)
+    assert [cell.strip() for cell in row.split("│")[2:6]] == ["ConVIRT", "SyntheticCohort", "5", "6"]
+    assert "FedDRA (Shuai et al., 2024): aligns, then trains all" in row
+
+
+def test_settings_are_shown_as_set_takes_them_and_changes_are_seen() -> None:
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells[2:5]]
+        for line in printed("settings", "feddra", "method", "--set", "method.rho=0.7").splitlines()
+        if len(cells := line.split("│")) > 4
+    }
+    assert rows.keys() >= {"method", "method.mu", "method.rho", "method.align_steps"}
+    assert all(key.startswith("method") for key in rows)
+    assert rows["method.rho"][:2] == ["0.7", "0.1"]
+    assert rows["method.mu"][:2] == ["1.0", "5.0"]
+    assert "weight of the global constraint" in rows["method.mu"][2]
+    assert "│ training.make_up_warmup" in printed("settings", "feddra", "training")
+    assert "one of convirt, gloria" in printed("settings", "feddra", "objective")
+
+
+def test_a_name_that_no_setting_has_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"feddra has no setting whose name begins with 'metod'; did you mean 'method'"
+    ):
+        printed("settings", "feddra", "metod")
+    with pytest.raises(ValueError, match=r"unknown preset 'fedra'; did you mean 'feddra'"):
+        printed("settings", "fedra")
