@@ -1,7 +1,8 @@
-"""`fedvlp simulate`, `report`, `compare` and `evaluate`: runs here, their reports, comparisons and evaluations."""
+"""`fedvlp simulate`, `runs`, `report`, `compare` and `evaluate`: runs here, and what they reached."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,6 +92,29 @@ def write_report(folder: Any) -> Path:
     from fedvlp.report.page import write
 
     return write(folder)
+
+
+@app.command("runs")
+def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] = Path("runs")) -> None:
+    """Lists the runs in a folder: state, last phase, recall on the test split, megabytes."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.listing import listed
+
+    every = listed(root)
+    if not every:
+        raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
+    rows = [
+        (run.name, run.state, run.phases, *(_percent(value) for value in (run.average, run.worst)), run.bytes // 10**6)
+        for run in every
+    ]
+    columns = ("run", "state", "last phase", "R@1 average", "R@1 worst site", "MB")
+    Console().print(plain_table(f"runs in {root}", columns, rows))
+
+
+def _percent(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f}"
 
 
 @app.command()

@@ -50,6 +50,18 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
             _held.discard(handle)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process writes the run in ``folder``."""
+    if not (folder / FILE).exists():
+        return False
+    with open(folder / FILE, encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _taken(handle: TextIOWrapper) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

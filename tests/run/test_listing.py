@@ -1,0 +1,80 @@
+"""What `fedvlp runs` lists of every run in a folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.federation.loop import Rounds
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.listing import listed
+from fedvlp.run.lock import in_use, only_writer
+from fedvlp.run.simulate import simulate
+
+
+class Stopped(BaseException):
+    """Ends a run."""
+
+
+def named(name: str, experiment: Experiment = SMALL) -> Experiment:
+    return replace(experiment, name=name, rounds=Rounds(rounds=1, evaluate_every=1))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, one that was stopped after a phase, one that never began, and one whose file is damaged."""
+    folder = tmp_path_factory.mktemp("runs")
+    whole = named("whole")
+    simulate(whole, RunFolder.create(folder, whole))
+
+    def stop(record: object) -> None:
+        raise Stopped
+
+    cut = named("cut")
+    with pytest.raises(Stopped):
+        simulate(cut, RunFolder.create(folder, cut), report=stop)
+    RunFolder.create(folder, named("idle"))
+    RunFolder.create(folder, named("torn")).config.write_text("{")
+    (folder / "notes").mkdir()
+    return folder
+
+
+def test_each_is_listed_with_how_far_it_came(root: Path) -> None:
+    runs = {run.name: run for run in listed(root)}
+    assert list(runs) == ["cut/001", "idle/001", "torn/001", "whole/001"]
+    assert [run.state for run in runs.values()] == ["stopped", "not begun", "unreadable", "finished"]
+    assert runs["whole/001"].phases == "all 1 rounds"
+    assert runs["cut/001"].phases == "round 0 of 1, train"
+    assert runs["idle/001"].phases == ""
+
+
+def test_recall_is_that_of_the_runs_summary(root: Path) -> None:
+    whole = next(run for run in listed(root) if run.name == "whole/001")
+    summed = RunFolder(root / "whole" / "001").path / "summary.json"
+    assert f'"test/all/mean/r1/average": {whole.average}' in summed.read_text(), "sites are smaller than a batch"
+    assert f'"test/all/mean/r1/worst": {whole.worst}' in summed.read_text()
+    assert 0 <= whole.worst <= whole.average <= 100
+    assert math.isnan(next(run for run in listed(root) if run.name == "idle/001").average)
+
+
+def test_the_size_is_of_all_files(root: Path) -> None:
+    folder = root / "idle" / "001"
+    before = next(run for run in listed(root) if run.name == "idle/001").bytes
+    (folder / "deep").mkdir()
+    (folder / "deep" / "more").write_bytes(bytes(12345))
+    assert next(run for run in listed(root) if run.name == "idle/001").bytes == before + 12345
+
+
+def test_one_that_is_being_written_is_running(root: Path) -> None:
+    folder = root / "cut" / "001"
+    assert not in_use(folder)
+    with only_writer(folder):
+        assert in_use(folder)
+        assert next(run for run in listed(root) if run.name == "cut/001").state == "running"
+    assert not in_use(folder)
+    assert not in_use(root / "notes")
