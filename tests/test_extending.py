@@ -26,10 +26,7 @@ from fedvlp.run.config import choose, override
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
-SMALL = {
-    "data.size": "500", "data.sites": "2", "rounds.rounds": "1", "method.local_steps": "2",
-    "training.batch_size": "16",
-}  # fmt: skip
+SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
 
 
 @pytest.fixture(autouse=True)
