@@ -113,7 +113,7 @@ def install() -> None:
 
 SETTINGS = {
     "data.size": "160", "rounds.rounds": "2", "training.batch_size": "8", "training.optimizer": "sgd",
-    "training.lr": "0.01", "model.init": "random", "model.image_size": "32", "model.max_tokens": "16",
+    "training.lr": "0.01",
 }  # fmt: skip
 STEPS = {
     "local_steps": "1", "align_steps": "1", "server_steps": "1", "distil_steps": "1", "local_epochs": "1",
