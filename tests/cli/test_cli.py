@@ -124,6 +124,7 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
     assert (run / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow(seconds=10)
 def test_doctor(tmp_path: Path) -> None:
     done = fedvlp("doctor", folder=tmp_path)
     assert done.returncode == 0, done.stdout

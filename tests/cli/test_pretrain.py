@@ -46,6 +46,7 @@ def made_here(folder: Path, seed: int = 0) -> Path:
     return folder / "towers"
 
 
+@pytest.mark.slow(seconds=15)
 def test_towers_are_pretrained_and_a_run_starts_from_them(tmp_path: Path) -> None:
     done = fedvlp("pretrain", "towers", *small(), folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -134,7 +134,7 @@ def test_robust_weights_alone_help_the_worst_site(seed: int, rho: float, margin:
     assert weight > 0.4
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_feddra_is_better_than_fedavg_at_the_worst_site(seed: int) -> None:
     """Both phases, constraint and weights, 20 steps a round as FedAvg has; mu and rho within the paper's ablation.
 

@@ -34,10 +34,10 @@ def memories(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("sites/*/[0-9]*"))}
 
 
-LONG = [pytest.param(name, marks=pytest.mark.slow(seconds=10)) for name in ("fedema", "fedmae", "feddra")]
+LONG = [pytest.param(name, marks=pytest.mark.slow(seconds=10)) for name in ("fedx", "fedema", "fedmae", "feddra")]
 
 
-@pytest.mark.parametrize("name", ["fedu", "fedx", *LONG])
+@pytest.mark.parametrize("name", ["fedu", *LONG])
 def test_forked_workers_and_a_kill_in_the_middle_of_a_phase_change_no_byte(name: str, tmp_path: Path) -> None:
     """The second run is of two workers; the third is killed at b's second step of the second round, and resumed.
 

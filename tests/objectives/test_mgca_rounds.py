@@ -92,7 +92,10 @@ def test_gradient_caching_is_exact() -> None:
         torch.testing.assert_close(cached[name], whole[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [FedAvg(local_steps=2), FedRGB(local_steps=2, aligner_steps=1, dro_batch=4)])
+PHASES = FedRGB(local_steps=2, aligner_steps=1, dro_batch=4)
+
+
+@pytest.mark.parametrize("method", [FedAvg(local_steps=2), pytest.param(PHASES, marks=pytest.mark.slow(seconds=5))])
 def test_a_resumed_run_goes_on_with_the_freeze(method: Method, tmp_path: Path) -> None:
     whole = world(method).run()
     broken = world(method, tmp_path)

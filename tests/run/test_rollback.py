@@ -72,7 +72,9 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
     ("method", "wire", "optimizer_state"),
     [
         (FedAvg(local_steps=1), Wire(), "reset"),
-        (FedRGB(local_steps=1, aligner_steps=1, dro_batch=4), Wire(), "keep"),
+        pytest.param(
+            FedRGB(local_steps=1, aligner_steps=1, dro_batch=4), Wire(), "keep", marks=pytest.mark.slow(seconds=10)
+        ),
         (FedAvg(local_steps=1), Wire(down="int8", up="int8", difference=True, skip_unchanged=True), "reset"),
     ],
     ids=["fedavg", "fedrgb with kept moments", "fedavg in 8 bits"],

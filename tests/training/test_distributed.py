@@ -20,6 +20,8 @@ from fedvlp.core.metric_names import TIMES
 from fedvlp.training import distributed
 from fedvlp.training.grad_cache import random_numbers_of_this_rank
 
+pytestmark = pytest.mark.slow(seconds=20)
+
 TESTS = Path(two_ranks.__file__).parents[1]
 
 

@@ -381,6 +381,7 @@ def test_inputs_are_not_written_to():
     assert losses.tobytes() == V5.tobytes()
 
 
+@pytest.mark.slow(seconds=5)
 def test_a_million_clients():
     rng = np.random.default_rng(1)
     uniform, losses = np.full(1_000_000, 1e-6), rng.normal(size=1_000_000)
