@@ -110,9 +110,13 @@ def main() -> None:
     cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
     folder = options.runs / "quick" if options.quick else options.results
     finished = measured(
-        scenario, cells, options.runs, folder, options.jobs,
+        scenario,
+        cells,
+        options.runs,
+        folder,
+        options.jobs,
         lambda method, seed, what: say({"variant": method, "seed": seed, "cell": what}),
-    )  # fmt: skip
+    )
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(finished, names)}\n")
     say(machine())
 

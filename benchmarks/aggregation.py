@@ -38,10 +38,13 @@ SAMPLES = (310.0, 95.0, 120.0, 77.0, 204.0)
 def shapes(layers: int, width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
     """Two transformers of ``layers`` blocks: an image tower and a text tower with word embeddings."""
     named: dict[str, tuple[int, ...]] = {
-        "image_encoder.patch.weight": (width, 3, 16, 16), "image_encoder.patch.bias": (width,),
-        "image_encoder.position": (1, 197, width), "image_encoder.summary": (1, 1, width),
-        "text_encoder.words.weight": (vocabulary, width), "text_encoder.position": (512, width),
-    }  # fmt: skip
+        "image_encoder.patch.weight": (width, 3, 16, 16),
+        "image_encoder.patch.bias": (width,),
+        "image_encoder.position": (1, 197, width),
+        "image_encoder.summary": (1, 1, width),
+        "text_encoder.words.weight": (vocabulary, width),
+        "text_encoder.position": (512, width),
+    }
     for tower in ("image_encoder", "text_encoder"):
         for layer in range(layers):
             at = f"{tower}.{layer}."
@@ -104,8 +107,10 @@ class Contest:
         """What most code does: a sum over the updates, key by key, all of them resident."""
         total = sum(SAMPLES)
         pairs = list(self.stream())
-        return {n: sum((s[n] * (w / total) for s, w in pairs[1:]), pairs[0][0][n] * (pairs[0][1] / total))
-                for n in self.model}  # fmt: skip
+        return {
+            n: sum((s[n] * (w / total) for s, w in pairs[1:]), pairs[0][0][n] * (pairs[0][1] / total))
+            for n in self.model
+        }
 
     def flare(self, kind: str) -> dict[str, Any]:
         from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
@@ -173,12 +178,20 @@ def main() -> None:
     for name, work in variants.items():
         seconds, extra = spread(times[name]), extra_peak(work, count)
         say({"variant": name, "seconds": seconds, "extra_peak_models": round(extra, 2)})
-        rows.append([
-            name, f"{seconds['median']:.3f}", f"{seconds['min']:.3f}-{seconds['max']:.3f}",
-            f"{seconds['min'] / floor['seconds']:.2f}", f"{seconds['median'] / own:.2f}", f"{extra:.2f}",
-        ])  # fmt: skip
-    print(f"\nStreaming limit {floor['seconds']:.3f} s at {floor['speed'] / 1e9:.1f} GB/s; {torch.get_num_threads()} "
-          f"threads; {count:,} values in {len(named)} tensors; {SITES} updates.\n")  # fmt: skip
+        rows.append(
+            [
+                name,
+                f"{seconds['median']:.3f}",
+                f"{seconds['min']:.3f}-{seconds['max']:.3f}",
+                f"{seconds['min'] / floor['seconds']:.2f}",
+                f"{seconds['median'] / own:.2f}",
+                f"{extra:.2f}",
+            ]
+        )
+    print(
+        f"\nStreaming limit {floor['seconds']:.3f} s at {floor['speed'] / 1e9:.1f} GB/s; {torch.get_num_threads()} "
+        f"threads; {count:,} values in {len(named)} tensors; {SITES} updates.\n"
+    )
     print(table(["variant", "median s", "range", "x limit", "x fedvlp", "extra peak, models"], rows) + "\n")
     small, large = shapes(1, 128, 2000), shapes(1, 768, 8000)
     for what, chosen in (("small (float64)", small), ("large (float32)", large)):

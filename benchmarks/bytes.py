@@ -78,9 +78,12 @@ def workload(method: str, wire: Wire, seed: int, rounds: int, steps: int, size: 
         align = steps if method == ALIGNMENT else steps // 5
         chosen = replace(experiment.method, align_steps=align, local_steps=steps - align)
     return replace(
-        experiment, method=chosen, wire=wire, data=replace(experiment.data, sites=3, size=size, seed=seed),
+        experiment,
+        method=chosen,
+        wire=wire,
+        data=replace(experiment.data, sites=3, size=size, seed=seed),
         rounds=replace(experiment.rounds, rounds=rounds, seed=seed),
-    )  # fmt: skip
+    )
 
 
 def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]:
@@ -93,8 +96,13 @@ def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]
         environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
         done = subprocess.run(
             [*alone, *run] if allowed else run,
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False,
-        )  # fmt: skip
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
         if done.returncode != 0:
             raise RuntimeError(done.stderr[-2000:])
         history = RunFolder(folder / "runs" / experiment.name / "001").history()
@@ -115,11 +123,17 @@ def traffic(rounds: int, quick: bool) -> Iterator[dict[str, Any]]:
             later = [record["bytes"] for record in history if record["round"]]
             full = 2 * 3 * whole
             row = {
-                "method": method, "option": option, "model_bytes": whole, "rounds": rounds, "socket": counted,
-                "down": down, "up": up, "x full, socket": counted and rounded(counted / (full * len(history))),
+                "method": method,
+                "option": option,
+                "model_bytes": whole,
+                "rounds": rounds,
+                "socket": counted,
+                "down": down,
+                "up": up,
+                "x full, socket": counted and rounded(counted / (full * len(history))),
                 "x full": rounded((down + up) / (full * len(history))),
                 "x full, later": rounded(sum(sum(b.values()) for b in later) / (full * len(later))),
-            }  # fmt: skip
+            }
             say(row)
             yield row
 

@@ -51,11 +51,15 @@ def experiment(method: Method, mix: str, public: float, seed: int, steps: int) -
     pooled = isinstance(method, Centralized)
     partition = Partition() if pooled else Partition(image_only=image_only, text_only=text_only, public=public)
     return Experiment(
-        "benchmark", replace(method, local_steps=steps), MODEL, BCEConfig(blank="zeros"),
-        SyntheticCohort(sites=sites, size=400 * sites, image_size=54, seed=seed), partition,
+        "benchmark",
+        replace(method, local_steps=steps),
+        MODEL,
+        BCEConfig(blank="zeros"),
+        SyntheticCohort(sites=sites, size=400 * sites, image_size=54, seed=seed),
+        partition,
         Training(batch_size=16 * (sites + 1 if pooled else 1), lr=5e-4, weight_decay=0.0, warmup_steps=5),
         Rounds(rounds=6, evaluate_every=0, seed=seed),
-    )  # fmt: skip
+    )
 
 
 def measure(chosen: Experiment) -> tuple[float, float]:

@@ -43,9 +43,21 @@ LABELS = ("Pneumonia", "No Finding", "COVID-19")
 METHODS = {"mFedAvgP": MFedAvg(public=True), "CAR-MFL softmax": CARMFL(), "CAR-MFL linear": CARMFL(renorm="linear")}
 COVID = ("COVID-19", "COVID-19, ARDS")
 OTHERS = (
-    "SARS", "Streptococcus", "Pneumonia", "Pneumocystis", "Klebsiella", "ARDS", "E.Coli", "Legionella", "Varicella",
-    "Mycoplasma Bacterial Pneumonia", "Lipoid", "Bacterial", "Influenza", "pneumonia",
-)  # fmt: skip
+    "SARS",
+    "Streptococcus",
+    "Pneumonia",
+    "Pneumocystis",
+    "Klebsiella",
+    "ARDS",
+    "E.Coli",
+    "Legionella",
+    "Varicella",
+    "Mycoplasma Bacterial Pneumonia",
+    "Lipoid",
+    "Bacterial",
+    "Influenza",
+    "pneumonia",
+)
 FINDING: Terms = {
     "Pneumonia": COVID + OTHERS,
     "No Finding": ("No Finding", "no_finding"),
@@ -87,9 +99,16 @@ class RealRecords:
             table = Path(folder) / "films.csv"
             with table.open("w", newline="") as file:
                 csv.writer(file).writerows([("image", "finding"), *sorted(rows)])
-            source = TableSource(str(table), root=str(root), report_column="", burned_in="header",
-                                 label_columns="finding",
-                                 min_report_words=0, val_fraction=0.0, test_fraction=0.0)  # fmt: skip
+            source = TableSource(
+                str(table),
+                root=str(root),
+                report_column="",
+                burned_in="header",
+                label_columns="finding",
+                min_report_words=0,
+                val_fraction=0.0,
+                test_fraction=0.0,
+            )
             cohort = renamed(source.build())
             cohort.images(np.arange(len(cohort)))  # decoded while the table is there
         return cohort.with_sites([f"images-{row % 2 + 1}" for row in range(len(cohort))])
@@ -120,10 +139,11 @@ def measure(experiment: Experiment) -> dict[str, object]:
     return {
         "macro": None if macro is None else rounded(100 * macro),
         **{name: rounded(100 * area) for name, area in found.by_label.items()},
-        "skipped": list(found.skipped), "dropped": [r["dropped"] for r in server.history if r["dropped"]],
+        "skipped": list(found.skipped),
+        "dropped": [r["dropped"] for r in server.history if r["dropped"]],
         "loss": [rounded(float(losses[0])), rounded(float(losses[-1]))],
         "image": rounded(modality_shares(model.classifier.weight)["image"]),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -137,11 +157,14 @@ def main() -> None:
     for seed in range(options.seeds):
         for name, method in METHODS.items():
             experiment = Experiment(
-                "real", replace(method, local_steps=1 if options.quick else 10), MultimodalConfig(labels=LABELS),
-                BCEConfig(), RealRecords(options.data, seed),
+                "real",
+                replace(method, local_steps=1 if options.quick else 10),
+                MultimodalConfig(labels=LABELS),
+                BCEConfig(),
+                RealRecords(options.data, seed),
                 training=Training(batch_size=16, lr=5e-4, weight_decay=0.0, warmup_steps=5),
                 rounds=Rounds(rounds=6, evaluate_every=0, seed=seed),
-            )  # fmt: skip
+            )
             if seed == 0 and name == "mFedAvgP":
                 say({"records": describe(experiment)})
             say({"seed": seed, "method": name, **measure(experiment)})

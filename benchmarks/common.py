@@ -25,11 +25,14 @@ def machine() -> dict[str, Any]:
     flags = next((line.split() for line in _lines("/proc/cpuinfo") if line.startswith("flags")), [])
     total = next((int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     return {
-        "processor": names[0] if names else platform.machine(), "cores": os.cpu_count(),
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
         "simd": [flag for flag in ("avx2", "avx512f", "amx_bf16") if flag in flags],
-        "memory_gib": round(total / MIB, 1), "load": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(), "torch": torch.__version__,
-    }  # fmt: skip
+        "memory_gib": round(total / MIB, 1),
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def _lines(path: str) -> list[str]:
@@ -59,9 +62,37 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
 """The 97.5 % quantiles of Student's t for 1, 2, ..., 30 degrees of freedom."""
 
 

@@ -49,10 +49,16 @@ from fedvlp.run.experiment import Experiment
 ALONE, ALONE_LONG, UNTAUGHT = "alone", "alone-long", "reamfl-mean"
 NAMES = (ALONE, ALONE_LONG, *presets.REAMFL, "creamfl")
 CLAIMS = (
-    ("reamfl-avg", "reamfl-mean"), ("reamfl-iot", "reamfl-mean"), ("reamfl-gca", "reamfl-avg"),
-    ("reamfl-gca", "reamfl-mean"), ("reamfl-inter", "reamfl-gca"), ("reamfl-intra", "reamfl-gca"),
-    ("creamfl", "reamfl-inter"), ("creamfl", "reamfl-gca"), ("creamfl", ALONE),
-)  # fmt: skip
+    ("reamfl-avg", "reamfl-mean"),
+    ("reamfl-iot", "reamfl-mean"),
+    ("reamfl-gca", "reamfl-avg"),
+    ("reamfl-gca", "reamfl-mean"),
+    ("reamfl-inter", "reamfl-gca"),
+    ("reamfl-intra", "reamfl-gca"),
+    ("creamfl", "reamfl-inter"),
+    ("creamfl", "reamfl-gca"),
+    ("creamfl", ALONE),
+)
 """Who is said to be better than whom (the paper's Table 3)."""
 KS = (1, 5, 10)
 Figures = dict[str, float]
@@ -72,10 +78,11 @@ def experiment(name: str, seed: int, quick: bool) -> Experiment:
         method = replace(method, local_steps=1, local_epochs=1, server_steps=2, distil_steps=2)
     rounds = 1 if quick else chosen.rounds.rounds
     return replace(
-        chosen, method=method,
+        chosen,
+        method=method,
         data=replace(chosen.data, seed=seed, size=1600 if quick else chosen.data.size),  # type: ignore[attr-defined, type-var]
         rounds=replace(chosen.rounds, rounds=rounds, seed=seed, evaluate_every=0),
-    )  # fmt: skip
+    )
 
 
 def measure(chosen: Experiment) -> Figures:

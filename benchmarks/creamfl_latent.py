@@ -41,9 +41,12 @@ from fedvlp.training.config import Training
 LATENT, IMAGE, TEXT, DIM, LABELS = 16, 64, 48, 32, 5
 NOISE = 1.0  # standard deviation; what is measured lies within -1 to 1
 KINDS = {
-    "site-1": ("image", "text"), "site-2": ("image", "text"), "site-3": ("image",), "site-4": ("image",),
+    "site-1": ("image", "text"),
+    "site-2": ("image", "text"),
+    "site-3": ("image",),
+    "site-4": ("image",),
     "site-5": ("text",),
-}  # fmt: skip
+}
 WIDTHS = {"site-1": 64, "site-2": 96, "site-3": 64, "site-4": 96, "site-5": 64, "server": 256}
 TRAINING = Training(batch_size=64, lr=2e-3, weight_decay=0.05, warmup_steps=3)
 

@@ -108,10 +108,14 @@ def main() -> None:
                 columns.setdefault(label, []).append(column_means(entries))
                 foreign = [entry.distortion for entry in entries if entry.trained_on != entry.measured_on]
                 before = statistics.fmean({e.measured_on: e.similarity_before for e in entries}.values())
-                quality.setdefault(label, []).append({
-                    "all": statistics.fmean(column_means(entries).values()), "foreign": statistics.fmean(foreign),
-                    "similarity": before, "recall": trained[AVERAGE_RECALL],
-                })  # fmt: skip
+                quality.setdefault(label, []).append(
+                    {
+                        "all": statistics.fmean(column_means(entries).values()),
+                        "foreign": statistics.fmean(foreign),
+                        "similarity": before,
+                        "recall": trained[AVERAGE_RECALL],
+                    }
+                )
             sent += traffic(chosen, server) if seed == 0 else []
     show(columns, quality, sent)
 

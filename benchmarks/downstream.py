@@ -57,13 +57,21 @@ def films(root: Path, classes: tuple[str, ...], scratch: Path) -> Cohort:
     """The classification films of these classes; a validation split is drawn from the training folder."""
     rows = [
         (f"{split}/{name}/{file.name}", name, split)
-        for split in ("train", "test") for name in classes for file in sorted((root / split / name).iterdir())
-    ]  # fmt: skip
+        for split in ("train", "test")
+        for name in classes
+        for file in sorted((root / split / name).iterdir())
+    ]
     path = written(scratch, ("image", "class", "split"), rows)
     return TableSource(
-        path, root=str(root), image_size=SIZE, report_column="", min_report_words=0, label_columns="class",
-        label_values=classes, burned_in="accept",
-    ).build()  # fmt: skip
+        path,
+        root=str(root),
+        image_size=SIZE,
+        report_column="",
+        min_report_words=0,
+        label_columns="class",
+        label_values=classes,
+        burned_in="accept",
+    ).build()
 
 
 def lungs(root: Path, scratch: Path) -> Cohort:
@@ -75,9 +83,14 @@ def lungs(root: Path, scratch: Path) -> Cohort:
     rows = [(f"images/{files[i]}.jpg", f"masks/{files[i]}.png", split) for i, split in zip(order, splits, strict=True)]
     path = written(scratch, ("image", "lungs", "split"), rows)
     return TableSource(
-        path, root=str(root), image_size=SIZE, report_column="", min_report_words=0, mask_columns="lungs",
+        path,
+        root=str(root),
+        image_size=SIZE,
+        report_column="",
+        min_report_words=0,
+        mask_columns="lungs",
         burned_in="accept",
-    ).build()  # fmt: skip
+    ).build()
 
 
 def shown(interval: Interval | None, scale: float = 1.0) -> str:
@@ -106,10 +119,20 @@ def probe_rows(models: dict[str, Any], root: Path, scratch: Path, seeds: tuple[i
                     counts = {"train": one.records, "test": len(probed.patients), "left_out": probed.rows.left_out}
                     figures = {"auc": one.auc and one.auc.value, "accuracy": one.accuracy.value}
                     say({"task": task, "solver": solver, "model": name, "on": one.subset, **counts, **figures})
-                    rows.append([
-                        task, solver, one.subset, name, shown(one.auc, 100), f"{100 * one.auc_std:.1f}",
-                        shown(one.accuracy), f"{one.majority:.1f}", f"{100 * one.calibration:.1f}", note,
-                    ])  # fmt: skip
+                    rows.append(
+                        [
+                            task,
+                            solver,
+                            one.subset,
+                            name,
+                            shown(one.auc, 100),
+                            f"{100 * one.auc_std:.1f}",
+                            shown(one.accuracy),
+                            f"{one.majority:.1f}",
+                            f"{100 * one.calibration:.1f}",
+                            note,
+                        ]
+                    )
     return rows
 
 
@@ -121,10 +144,15 @@ def lung_rows(models: dict[str, Any], root: Path, scratch: Path, seeds: tuple[in
         found = segmentation(settings, model, cohort, 5 if quick else None)
         for one in found.results:
             say({"lungs": name, "on": one.subset, "train": one.records, "dice": rounded(one.dice.value)})
-            rows.append([
-                f"{one.subset} ({one.records} films)", name, shown(one.dice), f"{one.dice_std:.1f}",
-                shown(one.mean_mask),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{one.subset} ({one.records} films)",
+                    name,
+                    shown(one.dice),
+                    f"{one.dice_std:.1f}",
+                    shown(one.mean_mask),
+                ]
+            )
     return rows
 
 

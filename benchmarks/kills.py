@@ -54,9 +54,16 @@ QUICK = replace(Timeouts.of(10**7, 1000.0, training=120.0), grace=3.0)
 
 METHODS = ("feddra", "fedrgb", "local")
 SMALL = {
-    "data.size": 300, "data.sites": 2, "rounds.rounds": 3, "rounds.evaluate_every": 0, "training.batch_size": 16,
-    "method.local_steps": 3, "method.align_steps": 2, "method.aligner_steps": 2, "rounds.quorum": 2,
-}  # fmt: skip
+    "data.size": 300,
+    "data.sites": 2,
+    "rounds.rounds": 3,
+    "rounds.evaluate_every": 0,
+    "training.batch_size": 16,
+    "method.local_steps": 3,
+    "method.align_steps": 2,
+    "method.aligner_steps": 2,
+    "rounds.quorum": 2,
+}
 KILLS = 3
 HEADER = ("run", "killed after: phases complete", "model", "site memories")
 VICTIMS = ("server", "site", "child")

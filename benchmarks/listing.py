@@ -118,10 +118,13 @@ class Stages:
         result = work()
         say(
             {
-                "process": self.process, "stage": stage, "seconds": rounded(time.perf_counter() - wall),
-                "processor_seconds": rounded(time.process_time() - processor), "peak_gb": rounded(peak() / 1e9),
+                "process": self.process,
+                "stage": stage,
+                "seconds": rounded(time.perf_counter() - wall),
+                "processor_seconds": rounded(time.process_time() - processor),
+                "peak_gb": rounded(peak() / 1e9),
             }
-        )  # fmt: skip
+        )
         return result
 
 

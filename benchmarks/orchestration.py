@@ -129,9 +129,13 @@ def run(variant: str, size: Size) -> dict[str, Any]:
         folder = Path(name)
         events, tag = folder / "events", f"FEDVLP_BENCH_TAG={folder.name}"
         environment = {
-            **os.environ, EVENTS: str(events), "OMP_NUM_THREADS": "1", "FEDVLP_HOME": str(folder),
-            "FEDVLP_BENCH_TAG": folder.name, "CUDA_VISIBLE_DEVICES": "",
-        }  # fmt: skip
+            **os.environ,
+            EVENTS: str(events),
+            "OMP_NUM_THREADS": "1",
+            "FEDVLP_HOME": str(folder),
+            "FEDVLP_BENCH_TAG": folder.name,
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         if variant.startswith("flare"):
             simulator = Path(sys.executable).with_name("nvflare")
             job = str(flare_job(size, folder))
@@ -153,9 +157,12 @@ def run(variant: str, size: Size) -> dict[str, Any]:
         row = {"variant": variant, **vars(size), "visits": len(spans), **phases(spans, launched, ended)}
         return row | {
             "cpu": rounded(usage.ru_utime + usage.ru_stime),
-            "peak_mib": round(memory.peak / MIB), "anon_mib": round(memory.anonymous / MIB),
-            "processes": len(memory.processes), "weights": fingerprint(weights), "load": round(os.getloadavg()[0], 2),
-        }  # fmt: skip
+            "peak_mib": round(memory.peak / MIB),
+            "anon_mib": round(memory.anonymous / MIB),
+            "processes": len(memory.processes),
+            "weights": fingerprint(weights),
+            "load": round(os.getloadavg()[0], 2),
+        }
 
 
 def phases(spans: list[tuple[float, float]], launched: float, ended: float) -> dict[str, float]:
@@ -167,9 +174,13 @@ def phases(spans: list[tuple[float, float]], launched: float, ended: float) -> d
     startup, shutdown = spans[0][0] - launched, ended - until
     idle = until - spans[0][0] - trained
     parts = {
-        "wall": ended - launched, "startup": startup, "training": trained, "idle": idle, "shutdown": shutdown,
+        "wall": ended - launched,
+        "startup": startup,
+        "training": trained,
+        "idle": idle,
+        "shutdown": shutdown,
         "overhead": startup + idle + shutdown,
-    }  # fmt: skip
+    }
     return {name: rounded(seconds) for name, seconds in parts.items()}
 
 
@@ -202,19 +213,43 @@ def compare(size: Size, variants: list[str], repetitions: int, flare_repetitions
         )
         paired = statistics.median(r["wall"] / b["wall"] for r, b in zip(rows, base, strict=False))
         parts = " + ".join(f"{median(rows, name):.2f}" for name in ("startup", "idle", "shutdown"))
-        table_rows.append([
-            variant, size.sites, size.steps, f"{wall[0]:.2f}", f"{paired:.3f}", parts, f"{overhead[0]:.2f}",
-            f"{overhead[0] - overhead[1]:+.2f}", f"{(wall[1] + overhead[0] - overhead[1]) / wall[1]:.3f}",
-            f"{cpu[0] / cpu[1]:.3f}",
-            f"{memory[0]:.0f}", f"{memory[0] / memory[1]:.3f}", f"{own[0] / own[1]:.3f}", rows[0]["weights"],
-        ])  # fmt: skip
+        table_rows.append(
+            [
+                variant,
+                size.sites,
+                size.steps,
+                f"{wall[0]:.2f}",
+                f"{paired:.3f}",
+                parts,
+                f"{overhead[0]:.2f}",
+                f"{overhead[0] - overhead[1]:+.2f}",
+                f"{(wall[1] + overhead[0] - overhead[1]) / wall[1]:.3f}",
+                f"{cpu[0] / cpu[1]:.3f}",
+                f"{memory[0]:.0f}",
+                f"{memory[0] / memory[1]:.3f}",
+                f"{own[0] / own[1]:.3f}",
+                rows[0]["weights"],
+            ]
+        )
     return table_rows
 
 
 HEADER = [
-    "variant", "sites", "steps", "wall s", "x bare, same pass", "start-up + idle + shutdown s", "overhead s",
-    "- bare's", "x bare, by overhead", "cpu x bare", "peak MiB", "x bare", "anon x bare", "weights",
-]  # fmt: skip
+    "variant",
+    "sites",
+    "steps",
+    "wall s",
+    "x bare, same pass",
+    "start-up + idle + shutdown s",
+    "overhead s",
+    "- bare's",
+    "x bare, by overhead",
+    "cpu x bare",
+    "peak MiB",
+    "x bare",
+    "anon x bare",
+    "weights",
+]
 
 
 def median(rows: list[dict[str, Any]], name: str) -> float:

@@ -98,10 +98,15 @@ def monai_pipeline() -> Callable[[Mapping[str, str]], Any]:
     """MONAI's default dictionary pipeline to [1, 224, 224] float32 in -1..1."""
     from monai import transforms as monai
 
-    return monai.Compose([
-        monai.LoadImaged("image"), monai.EnsureChannelFirstd("image"), monai.Resized("image", (SIZE, SIZE)),
-        monai.ScaleIntensityd("image"), monai.NormalizeIntensityd("image", subtrahend=0.5, divisor=0.5),
-    ])  # fmt: skip
+    return monai.Compose(
+        [
+            monai.LoadImaged("image"),
+            monai.EnsureChannelFirstd("image"),
+            monai.Resized("image", (SIZE, SIZE)),
+            monai.ScaleIntensityd("image"),
+            monai.NormalizeIntensityd("image", subtrahend=0.5, divisor=0.5),
+        ]
+    )
 
 
 def off_by(file: Path) -> float:
@@ -125,11 +130,13 @@ def first_pass(files: dict[str, list[Path]], repetitions: int) -> dict[str, floa
         theirs, ours = seconds[f"monai {name}"], seconds[f"fedvlp {name}"]
         rates[name] = len(paths) / statistics.median(ours)
         row = {
-            "input": name, "megabytes": rounded(paths[0].stat().st_size / 1e6),
-            "monai_per_s": rounded(len(paths) / statistics.median(theirs)), "fedvlp_per_s": rounded(rates[name]),
+            "input": name,
+            "megabytes": rounded(paths[0].stat().st_size / 1e6),
+            "monai_per_s": rounded(len(paths) / statistics.median(theirs)),
+            "fedvlp_per_s": rounded(rates[name]),
             "ratio": rounded(statistics.median(a / b for a, b in zip(theirs, ours, strict=True))),
             "grey_levels_off": rounded(max(map(off_by, paths))),
-        }  # fmt: skip
+        }
         say({"first_pass": row})
         rows.append(row.values())
     print(table(("input", "MB a file", "MONAI, images/s", "fedvlp, images/s", "x MONAI", "grey levels off"), rows))
@@ -164,15 +171,18 @@ def afterwards(folder: Path, count: int, repetitions: int) -> None:
     runs = {name: lambda read=read: deque(map(read, batches), maxlen=0) for name, read in passes.items()}  # type: ignore[misc]
     seconds = interleaved(runs, repetitions, time.process_time)
     theirs = seconds["PersistentDataset, float32"]
-    stored = {name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) for name, path in
-              {"PersistentDataset, float32": kept, "fedvlp cache, uint8": own}.items()}  # fmt: skip
+    stored = {
+        name: sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        for name, path in {"PersistentDataset, float32": kept, "fedvlp cache, uint8": own}.items()
+    }
     rows = []
     for name, spent in seconds.items():
         row = {
-            "variant": name, "per_s": rounded(count / statistics.median(spent)),
+            "variant": name,
+            "per_s": rounded(count / statistics.median(spent)),
             "ratio": rounded(statistics.median(a / b for a, b in zip(theirs, spent, strict=True))),
             "bytes_an_item": stored[name] // count if name in stored else "",
-        }  # fmt: skip
+        }
         say({"afterwards": row})
         rows.append(row.values())
     print(table(("from", "images/s", "x PersistentDataset", "bytes an image"), rows))

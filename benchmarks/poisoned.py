@@ -44,8 +44,10 @@ class Poisoned:
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
         update = self.site.handle(message, should_stop)
-        scaled = {n: t if is_statistic(n) else message.state[n] + self.factor * (t - message.state[n])
-                  for n, t in update.state.items()}  # fmt: skip
+        scaled = {
+            n: t if is_statistic(n) else message.state[n] + self.factor * (t - message.state[n])
+            for n, t in update.state.items()
+        }
         return replace(update, state=scaled)
 
 

@@ -35,9 +35,13 @@ PRESETS = ("feddra", "fedavg", "fedrgb", "creamfl", "pms-fm", "car-mfl", "fedfed
 RESUMED = ("feddra", "pms-fm")
 EXPORTED = "feddra"
 EVERY = {
-    "data.size": "400", "rounds.rounds": "2", "rounds.evaluate_every": "1", "rounds.seed": "0",
-    "training.batch_size": "16", "method.local_steps": "3",
-}  # fmt: skip
+    "data.size": "400",
+    "rounds.rounds": "2",
+    "rounds.evaluate_every": "1",
+    "rounds.seed": "0",
+    "training.batch_size": "16",
+    "method.local_steps": "3",
+}
 ITS_OWN = {
     "feddra": {"method.align_steps": "2", "method.dro_batch": "8"},
     "fedrgb": {"method.aligner_steps": "2", "method.dro_batch": "8"},

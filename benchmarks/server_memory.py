@@ -91,12 +91,15 @@ def measure(part: float, count: int, rounds: int, wire: str) -> dict[str, Any]:
     step = max(1, len(seen) // 60)
     say({"timeline": [(round(at, 1), round((now["Rss"] - base["Rss"]) / model, 2)) for at, now in seen[::step]]})
     return {
-        "sites": count, "wire": wire, "rounds": rounds,
-        "model_mib": round(model / MIB), "base_mib": round(base["Rss"] / MIB),
+        "sites": count,
+        "wire": wire,
+        "rounds": rounds,
+        "model_mib": round(model / MIB),
+        "base_mib": round(base["Rss"] / MIB),
         "peak Rss, models": rounded((peak["Rss"] - base["Rss"]) / model),
         "peak Pss, models": rounded((peak["Pss"] - base["Pss"]) / model),
         "seconds per round": [round(s, 1) for s in seconds],
-    }  # fmt: skip
+    }
 
 
 def _numel(shape: tuple[int, ...]) -> int:

@@ -57,10 +57,15 @@ class Pair:
             return ModelConfig(head_hidden=256).build(0)
         layers, width = self.text
         settings = {
-            "architectures": ["BertModel"], "model_type": "bert", "vocab_size": 4096 if width < 768 else 28_996,
-            "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64,
-            "intermediate_size": 4 * width, "max_position_embeddings": 512,
-        }  # fmt: skip
+            "architectures": ["BertModel"],
+            "model_type": "bert",
+            "vocab_size": 4096 if width < 768 else 28_996,
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": width // 64,
+            "intermediate_size": 4 * width,
+            "max_position_embeddings": 512,
+        }
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # there is no tokenizer, and none is needed
             (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -89,11 +94,17 @@ PAIRS = {
     "ViT-S/16 + BERT 6 x 384": Pair("vit_small_patch16_224", (6, 384), 16, options=LOW),
 }
 GPU = Pair(
-    "vit_base_patch16_224", (6, 768), 388, 10,
-    {"fedvlp, bfloat16": replace(PLAIN, precision="bfloat16"), "fedvlp, bfloat16, explicit attention": FAST,
-     "fedvlp, bfloat16, channels_last": replace(PLAIN, precision="bfloat16", channels_last=True),
-     "fedvlp, bfloat16, compiled": replace(PLAIN, precision="bfloat16", compile=True)},
-)  # fmt: skip
+    "vit_base_patch16_224",
+    (6, 768),
+    388,
+    10,
+    {
+        "fedvlp, bfloat16": replace(PLAIN, precision="bfloat16"),
+        "fedvlp, bfloat16, explicit attention": FAST,
+        "fedvlp, bfloat16, channels_last": replace(PLAIN, precision="bfloat16", channels_last=True),
+        "fedvlp, bfloat16, compiled": replace(PLAIN, precision="bfloat16", compile=True),
+    },
+)
 
 
 class Synthetic:
@@ -181,9 +192,12 @@ def speed(name: str, pair: Pair, repetitions: int, device: torch.device, compile
 
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     times = interleaved({variant: timed(variant) for variant in models}, repetitions, clock)
-    same = all(torch.equal(a, b) for a, b in zip(models["fedvlp"].state_dict().values(),
-                                                 models["plain loop, fused AdamW"].state_dict().values(),
-                                                 strict=True))  # fmt: skip
+    same = all(
+        torch.equal(a, b)
+        for a, b in zip(
+            models["fedvlp"].state_dict().values(), models["plain loop, fused AdamW"].state_dict().values(), strict=True
+        )
+    )
     work = flops(pair, device) * pair.batch
     bits = torch.bfloat16
     ceiling = {d: matmul_peak(device, d, 8192 if device.type == "cuda" else 2048) for d in (torch.float32, bits)}
@@ -193,14 +207,32 @@ def speed(name: str, pair: Pair, repetitions: int, device: torch.device, compile
         ratios = spread([p / s for p, s in zip(times["plain loop"], seconds, strict=True)])
         top = ceiling[bits if "bfloat16" in variant else torch.float32]
         use = work / step["median"] / top
-        say({"pair": name, "variant": variant, "batch": pair.batch, "seconds_per_step": step, "x_plain": ratios,
-             "pairs_per_second": rounded(pair.batch / step["median"]), "of_matmul_peak": rounded(use)})  # fmt: skip
-        rows.append([variant, f"{1000 * step['median']:.0f}", f"{pair.batch / step['median']:.1f}",
-                     f"{ratios['median']:.2f}", f"{ratios['min']:.2f} to {ratios['max']:.2f}",
-                     f"{100 * use:.0f} %"])  # fmt: skip
-    print(f"\n{name}, batch {pair.batch}, {sum(p.numel() for p in start.parameters()):,} parameters, "
-          f"{work / pair.batch / 1e9:.1f} GFLOP a pair; fedvlp and the plain fused loop end "
-          f"{'with the same weights, bit for bit' if same else 'with DIFFERENT weights'}\n")  # fmt: skip
+        say(
+            {
+                "pair": name,
+                "variant": variant,
+                "batch": pair.batch,
+                "seconds_per_step": step,
+                "x_plain": ratios,
+                "pairs_per_second": rounded(pair.batch / step["median"]),
+                "of_matmul_peak": rounded(use),
+            }
+        )
+        rows.append(
+            [
+                variant,
+                f"{1000 * step['median']:.0f}",
+                f"{pair.batch / step['median']:.1f}",
+                f"{ratios['median']:.2f}",
+                f"{ratios['min']:.2f} to {ratios['max']:.2f}",
+                f"{100 * use:.0f} %",
+            ]
+        )
+    print(
+        f"\n{name}, batch {pair.batch}, {sum(p.numel() for p in start.parameters()):,} parameters, "
+        f"{work / pair.batch / 1e9:.1f} GFLOP a pair; fedvlp and the plain fused loop end "
+        f"{'with the same weights, bit for bit' if same else 'with DIFFERENT weights'}\n"
+    )
     print(table(["variant", "ms a step", "pairs a second", "x plain", "range", "of the matmul peak"], rows) + "\n")
 
 
@@ -252,11 +284,20 @@ def cache(names: list[str], common: list[str]) -> None:
         )
         more = (sixteen - four) / (12 * pair.batch) * 1024
         whole = step / pair.batch * 1024
-        say({"pair": name, "batch": pair.batch, "step_mib": rounded(step), "cached_4x_mib": rounded(four),
-             "cached_16x_mib": rounded(sixteen), "kib_per_cached_record": rounded(more),
-             "kib_per_record_of_a_step": rounded(whole)})  # fmt: skip
-        rows.append([name, pair.batch, *(f"{used:.0f}" for used in (step, four, sixteen)), f"{more:.0f}",
-                     f"{whole:.0f}"])  # fmt: skip
+        say(
+            {
+                "pair": name,
+                "batch": pair.batch,
+                "step_mib": rounded(step),
+                "cached_4x_mib": rounded(four),
+                "cached_16x_mib": rounded(sixteen),
+                "kib_per_cached_record": rounded(more),
+                "kib_per_record_of_a_step": rounded(whole),
+            }
+        )
+        rows.append(
+            [name, pair.batch, *(f"{used:.0f}" for used in (step, four, sixteen)), f"{more:.0f}", f"{whole:.0f}"]
+        )
     header = ["pair", "a step holds", "MiB", "MiB cached, 4x", "MiB cached, 16x", "KiB a record more"]
     print("\n" + table([*header, "KiB a record of a step"], rows) + "\n")
 

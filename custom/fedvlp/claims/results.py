@@ -123,9 +123,10 @@ def _in_short(record: Record) -> dict[str, float]:
     measured = overall(record)
     wanted = [
         names.over_sites(names.recall(split, 1, scope), kind)
-        for split in ("val", "test") for scope in (names.IN_BATCH, names.WHOLE_SET)
+        for split in ("val", "test")
+        for scope in (names.IN_BATCH, names.WHOLE_SET)
         for kind in (names.AVERAGE, names.WORST)
-    ]  # fmt: skip
+    ]
     return {name: measured[name] for name in wanted if name in measured}
 
 

@@ -49,9 +49,11 @@ def pretrain(
         pretrainable(experiment)
     print(f"run {folder.path}")
     simulate(
-        experiment, folder, accept_phi_risk=accept_phi_risk,
+        experiment,
+        folder,
+        accept_phi_risk=accept_phi_risk,
         report=lambda record: print(progress_line(record), flush=True),
-    )  # fmt: skip
+    )
     source = (data or "").partition(":")[0]  # not the path: the folder may be handed on
     given = [f" --data {source}:..."] * bool(source) + [f" --set {setting}" for setting in settings or []]
     wrote, made = write_towers(folder, out, f"fedvlp pretrain OUT --preset {experiment.name}{''.join(given)}")

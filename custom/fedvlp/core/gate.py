@@ -149,10 +149,12 @@ def check_broadcast(message: Broadcast, phases: Callable[[int], tuple[str, ...]]
     Whether its tensors fit the model is for ``Client.load`` to say.
     """
     numbers = {
-        "round": (message.round, MOST_ROUNDS), "evaluate": (message.evaluate, 2),
-        "copy_base": (message.copy_base, PUBLIC_IDS), "copy_label": (message.copy_label, PUBLIC_IDS),
+        "round": (message.round, MOST_ROUNDS),
+        "evaluate": (message.evaluate, 2),
+        "copy_base": (message.copy_base, PUBLIC_IDS),
+        "copy_label": (message.copy_label, PUBLIC_IDS),
         "public_id": (0 if message.public_id is None else message.public_id, PUBLIC_IDS),
-    }  # fmt: skip
+    }
     for name, (value, most) in numbers.items():
         if type(value) is not int or not 0 <= value <= most:
             return f"{name} is {_shown(value)}, expected a whole number from 0 to {most}"

@@ -92,9 +92,14 @@ class Server:
         new = self.history[self.written.records :]
         self.written = history.append(path.with_name(history.FILE), self.written, new)
         header = {
-            "sites": list(self.sites), "round": self.round, "next_phase": next_phase,
-            "samples": self.samples, "enrolled": self.enrolled, "missed": self.missed, "history": asdict(self.written),
-        }  # fmt: skip
+            "sites": list(self.sites),
+            "round": self.round,
+            "next_phase": next_phase,
+            "samples": self.samples,
+            "enrolled": self.enrolled,
+            "missed": self.missed,
+            "history": asdict(self.written),
+        }
         save_tensors(path, tensors, header)
 
     @staticmethod

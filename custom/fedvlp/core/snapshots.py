@@ -49,8 +49,9 @@ class Snapshots:
         except OSError as error:
             logger.warning(
                 "round %d: the checkpoint is not kept beside the newest one: %s; the run cannot be put back to here",
-                round, error.strerror,
-            )  # fmt: skip
+                round,
+                error.strerror,
+            )
         self.forget_after(round)
         for old in self.rounds()[:-LAST_ROUNDS]:
             self._remove(old)

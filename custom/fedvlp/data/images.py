@@ -57,8 +57,11 @@ def films(
     if not cache and needed > LARGE:
         log.warning(
             "%s source: %d images are decoded into %.1f GB of memory, at every start; give a cache (--cache FOLDER, or "
-            "cache in the source's settings) to decode them once, to disk", source, len(files), needed / 1e9,
-        )  # fmt: skip
+            "cache in the source's settings) to decode them once, to disk",
+            source,
+            len(files),
+            needed / 1e9,
+        )
     stats = [file.stat() for file in files] if cache else []
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]
     looked = {SEARCH: [VERSION] if can_search() else [], ACCEPT: [ACCEPT]}.get(burned_in, [])

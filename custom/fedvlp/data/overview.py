@@ -36,11 +36,13 @@ def label_counts(cohort: Cohort) -> dict[str, dict[str, int]]:
     """Label -> number of records that are positive (1), negative (0), uncertain (-1) and blank (nan)."""
     return {
         name: {
-            "positive": int((column == 1).sum()), "negative": int((column == 0).sum()),
-            "uncertain": int((column == -1).sum()), "blank": int(np.isnan(column).sum()),
+            "positive": int((column == 1).sum()),
+            "negative": int((column == 0).sum()),
+            "uncertain": int((column == -1).sum()),
+            "blank": int(np.isnan(column).sum()),
         }
         for name, column in zip(cohort.label_names, cohort.labels.T, strict=True)
-    }  # fmt: skip
+    }
 
 
 def report_lengths(cohort: Cohort) -> dict[float, float]:

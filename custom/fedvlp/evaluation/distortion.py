@@ -163,13 +163,29 @@ def column_means(entries: Sequence[Entry]) -> dict[str, float]:
 
 def write_table(entries: Sequence[Entry], path: Path, title: str) -> list[Path]:
     """Writes ``<path>.csv``, a row per cell and per column mean, and the heat map ``<path>.png``; returns both."""
-    rows: list[list[Any]] = [["trained_on", "measured_on", "distortion", "similarity_before", "similarity_after",
-                              "recall1_before", "recall1_after"]]  # fmt: skip
+    rows: list[list[Any]] = [
+        [
+            "trained_on",
+            "measured_on",
+            "distortion",
+            "similarity_before",
+            "similarity_after",
+            "recall1_before",
+            "recall1_after",
+        ]
+    ]
     rows += [
-        [e.trained_on, e.measured_on, e.distortion, e.similarity_before, e.similarity_after,
-         e.recall_before, e.recall_after]
+        [
+            e.trained_on,
+            e.measured_on,
+            e.distortion,
+            e.similarity_before,
+            e.similarity_after,
+            e.recall_before,
+            e.recall_after,
+        ]
         for e in entries
-    ]  # fmt: skip
+    ]
     rows += [[MEAN, site, value, None, None, None, None] for site, value in column_means(entries).items()]
     return [write_csv(path, rows), write_png(path, heat_map(entries, title))]
 

@@ -142,9 +142,14 @@ class Schedule(Protocol):
 
 
 def train_head(
-    head: nn.Module, settings: Schedule, count: int, loss: Callable[[Tensor], Tensor], held_out: Callable[[], float],
-    generator: torch.Generator, steps: int | None,
-) -> None:  # fmt: skip
+    head: nn.Module,
+    settings: Schedule,
+    count: int,
+    loss: Callable[[Tensor], Tensor],
+    held_out: Callable[[], float],
+    generator: torch.Generator,
+    steps: int | None,
+) -> None:
     """Trains ``head`` by AdamW; it is then as after the epoch with the least ``held_out``, the validation loss.
 
     ``loss`` is that of some of the ``count`` training rows, positions [b] int64; their order comes from ``generator``.

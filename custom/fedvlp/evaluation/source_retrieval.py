@@ -45,9 +45,13 @@ def by_chance(k: int, candidates: Tensor) -> float:
 
 
 def recall_rows(
-    image: Tensor, text: Tensor, sources: Sequence[str], patients: Sequence[Hashable], ks: Sequence[int] = KS,
+    image: Tensor,
+    text: Tensor,
+    sources: Sequence[str],
+    patients: Sequence[Hashable],
+    ks: Sequence[int] = KS,
     resamples: int = 1000,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """The rows of pairs image [N, d] and text [N, d], unit vectors; ``sources`` and ``patients`` [N] of each.
 
     Raises ValueError as ``ranks`` does.

@@ -368,22 +368,49 @@ def write_vqa(answered: Answered, path: Path) -> list[Path]:
     """Writes ``<path>.csv`` and, where there are sites, ``<path>-sites.csv``."""
     rows = answered.rows
     header = [
-        "kind", "questions", "accuracy_questions", "accuracy", "accuracy_low", "accuracy_high", "official_accuracy",
-        "official_low", "official_high", "majority_accuracy", "majority_official", "majority_by_question_accuracy",
-        "majority_by_question_official", "answers", "train_questions", "val_questions", "test_images", "test_patients",
+        "kind",
+        "questions",
+        "accuracy_questions",
+        "accuracy",
+        "accuracy_low",
+        "accuracy_high",
+        "official_accuracy",
+        "official_low",
+        "official_high",
+        "majority_accuracy",
+        "majority_official",
+        "majority_by_question_accuracy",
+        "majority_by_question_official",
+        "answers",
+        "train_questions",
+        "val_questions",
+        "test_images",
+        "test_patients",
         "left_out_as_test_pixels",
-    ]  # fmt: skip
+    ]
     fixed = [
-        answered.answers, answered.train_questions, answered.val_questions, len(rows.test),
-        len(set(answered.patients)), rows.left_out,
-    ]  # fmt: skip
+        answered.answers,
+        answered.train_questions,
+        answered.val_questions,
+        len(rows.test),
+        len(set(answered.patients)),
+        rows.left_out,
+    ]
     lines = [
         [
-            r.kind, r.questions, r.known, *vars(r.accuracy).values(), *vars(r.official).values(), r.majority,
-            r.majority_official, r.by_question, r.by_question_official, *fixed,
+            r.kind,
+            r.questions,
+            r.known,
+            *vars(r.accuracy).values(),
+            *vars(r.official).values(),
+            r.majority,
+            r.majority_official,
+            r.by_question,
+            r.by_question_official,
+            *fixed,
         ]
         for r in answered.results
-    ]  # fmt: skip
+    ]
     files = [write_csv(path, [header, *lines])]
     if answered.sites:
         names = ["site", "questions", "accuracy", "official_accuracy"]

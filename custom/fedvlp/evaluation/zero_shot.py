@@ -137,9 +137,13 @@ def choose(probabilities: Tensor, threshold: float) -> Tensor:
 
 @torch.no_grad()
 def zero_shot(
-    protocol: ZeroShot, client: Client, states: Mapping[str, State], data: Mapping[str, Any],
-    label_names: Sequence[str], load: Load | None = None,
-) -> tuple[list[Result], list[Choices]]:  # fmt: skip
+    protocol: ZeroShot,
+    client: Client,
+    states: Mapping[str, State],
+    data: Mapping[str, Any],
+    label_names: Sequence[str],
+    load: Load | None = None,
+) -> tuple[list[Result], list[Choices]]:
     """Measures every model of ``states`` on the test split of every site's ``data`` (site -> SiteData).
 
     ``states`` has the model "global" and may have the sites' own, in the order of the selector's sites. With both a

@@ -163,12 +163,16 @@ class Federation:
         counts = {site: update.num_samples for site, update in replies.items()}
         server.enrolled = {site: count for site, count in counts.items() if count} | server.enrolled
         record = {
-            "round": server.round, "phase": server.phase, "seconds": time.perf_counter() - began,
-            "dropped": dropped, "sites": {site: update.measured for site, update in replies.items()},
-            "members": list(server.sites), "bytes": self.exchange.bytes,
+            "round": server.round,
+            "phase": server.phase,
+            "seconds": time.perf_counter() - began,
+            "dropped": dropped,
+            "sites": {site: update.measured for site, update in replies.items()},
+            "members": list(server.sites),
+            "bytes": self.exchange.bytes,
             "server": server.metrics,
             "memory": {n: t.tolist() for n, t in sorted(server.memory.items()) if _by_site(n, t, len(server.sites))},
-        }  # fmt: skip
+        }
         server.history.append(record)
 
     def _aggregate(self, wanted: int, replies: dict[str, Update], dropped: dict[str, str]) -> None:

@@ -94,9 +94,14 @@ class ServerTrainer:
         server.memory = rest | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
 
     def trained(
-        self, method: Method, server: Server, phase: str, aux: State | None = None, lr_scale: float = 1.0,
+        self,
+        method: Method,
+        server: Server,
+        phase: str,
+        aux: State | None = None,
+        lr_scale: float = 1.0,
         optimizer: State | None = None,
-    ) -> State:  # fmt: skip
+    ) -> State:
         """What ``server.state`` becomes by the one loop, as ``phase`` (a name that is none of the method's phases).
 
         ``method.steps``, ``batches`` and ``losses`` see this client and a message of this phase with ``aux``.

@@ -111,9 +111,16 @@ class Site:
         if self.note_processor and message.phase != EVALUATE:
             metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
         return Update(
-            client.name, message.round, message.phase, client.data.num_train, state,
-            scalars=scalars, metrics=metrics, modalities=client.data.modalities, public_id=client.public_id,
-        )  # fmt: skip
+            client.name,
+            message.round,
+            message.phase,
+            client.data.num_train,
+            state,
+            scalars=scalars,
+            metrics=metrics,
+            modalities=client.data.modalities,
+            public_id=client.public_id,
+        )
 
     def _staying(self, message: Broadcast, uploaded: State) -> State:
         """The normalisation that stays here: what would be uploaded; after the last evaluation, what was measured."""

@@ -52,9 +52,12 @@ def to_ranks(task: Task | None) -> Task | None:
     if task is not None:
         message, run, experiment, paths, most = task
         content = {
-            "message": header(message), "run": run, "paths": asdict(paths), "experiment": _parts(experiment),
+            "message": header(message),
+            "run": run,
+            "paths": asdict(paths),
+            "experiment": _parts(experiment),
             "most_samples": most,
-        }  # fmt: skip
+        }
         tensors = {f"state/{n}": t for n, t in message.state.items()} | {f"aux/{n}": t for n, t in message.aux.items()}
     content, tensors = distributed.tell(content, tensors)
     if content is None:

@@ -48,9 +48,16 @@ def folder_of(name: str) -> str:
 
 
 def job_files(
-    experiment: Experiment, *, custom: bool = True, sites: Sequence[str] = (), mlflow: str = "",
-    child: bool = False, processes: int = 1, timeouts: Timeouts | None = None, encrypted: bool = False,
-) -> dict[str, str]:  # fmt: skip
+    experiment: Experiment,
+    *,
+    custom: bool = True,
+    sites: Sequence[str] = (),
+    mlflow: str = "",
+    child: bool = False,
+    processes: int = 1,
+    timeouts: Timeouts | None = None,
+    encrypted: bool = False,
+) -> dict[str, str]:
     """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
 
     ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
@@ -72,9 +79,11 @@ def job_files(
     refuse_strangers(experiment, sites)
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {
-        "name": experiment.name, "resource_spec": {}, "min_clients": experiment.rounds.needed(len(sites)),
+        "name": experiment.name,
+        "resource_spec": {},
+        "min_clients": experiment.rounds.needed(len(sites)),
         "deploy_map": {"app": ["server", *sites]},
-    }  # fmt: skip
+    }
     waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
     controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | settings}
     limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}

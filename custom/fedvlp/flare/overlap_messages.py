@@ -26,8 +26,12 @@ from fedvlp.deploy.site_config import overlap_at
 
 TASK: str = PSIConst.TASK
 PREPARE, SETUP, REQUEST, RESPONSE, COUNT = (
-    PSIConst.TASK_PREPARE, PSIConst.TASK_SETUP, PSIConst.TASK_REQUEST, PSIConst.TASK_RESPONSE, PSIConst.TASK_INTERSECT
-)  # fmt: skip
+    PSIConst.TASK_PREPARE,
+    PSIConst.TASK_SETUP,
+    PSIConst.TASK_REQUEST,
+    PSIConst.TASK_RESPONSE,
+    PSIConst.TASK_INTERSECT,
+)
 """The stages of a job, in their order. The first is asked of every site, the others of the two sites of a pair."""
 
 CARRIED = {SETUP: PSIConst.SETUP_MSG, REQUEST: PSIConst.REQUEST_MSG, RESPONSE: PSIConst.RESPONSE_MSG}

@@ -226,9 +226,12 @@ class OverlapController(Controller):
                 arrived.put((site, Failure(FailureKind.LOST, f"task ended as {ended.completion_status}")))
 
         return FLTask(
-            name=TASK, data=to_task(task), timeout=self.task_timeout,
-            result_received_cb=received, task_done_cb=done,
-        )  # fmt: skip
+            name=TASK,
+            data=to_task(task),
+            timeout=self.task_timeout,
+            result_received_cb=received,
+            task_done_cb=done,
+        )
 
     def process_result_of_unknown_task(
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

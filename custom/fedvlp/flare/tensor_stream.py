@@ -87,8 +87,10 @@ def grouped(names: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition("|")[0], []).append(name)
-    return {key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
-            for key, group in groups.items()}  # fmt: skip
+    return {
+        key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
+        for key, group in groups.items()
+    }
 
 
 def shape_of(name: str) -> list[int] | None:

@@ -63,9 +63,8 @@ class Timeouts:
 
     def transfers(self) -> dict[str, float]:
         """What server and sites need at the top level of their configuration."""
-        return {name: getattr(self, name) for name in (
-            "tensor_streaming_per_request_timeout", "tensor_min_download_timeout",
-        )}  # fmt: skip
+        names = ("tensor_streaming_per_request_timeout", "tensor_min_download_timeout")
+        return {name: getattr(self, name) for name in names}
 
     def of_site(self) -> dict[str, float]:
         """What a site needs at the top level of its configuration."""

@@ -49,9 +49,12 @@ class Announcer:
 
     def _scalar(self, tag: str, value: float, step: int) -> None:
         dxo = create_analytic_dxo(
-            tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR,
-            writer=LogWriterName.TORCH_TB, global_step=step,
-        )  # fmt: skip
+            tag=tag,
+            value=float(value),
+            data_type=AnalyticsDataType.SCALAR,
+            writer=LogWriterName.TORCH_TB,
+            global_step=step,
+        )
         send_analytic_dxo(self.component, dxo=dxo, fl_ctx=self.fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
 
 

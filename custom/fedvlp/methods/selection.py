@@ -76,8 +76,10 @@ class Selection(SoftPull):
     def step(self, server: Server, gradient: State) -> None:
         """One Adam step on the selector; the moments stay in the server's memory."""
         memory = server.memory
-        weights = {name.removeprefix(GRADIENT): nn.Parameter(server.state[name.removeprefix(GRADIENT)].clone())
-                   for name in gradient}  # fmt: skip
+        weights = {
+            name.removeprefix(GRADIENT): nn.Parameter(server.state[name.removeprefix(GRADIENT)].clone())
+            for name in gradient
+        }
         if not weights:
             return
         adam = Adam(weights.values(), lr=self.selector_lr)

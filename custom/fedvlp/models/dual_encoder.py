@@ -189,10 +189,15 @@ class DualEncoder(nn.Module):
             mean = self.config.text_pooling == "mean"
             text = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]
         return VLOutput(
-            image, text, image_tokens, text_tokens, encoded.text_mask,
-            image_attention=image_attention, text_attention=text_attention,
+            image,
+            text,
+            image_tokens,
+            text_tokens,
+            encoded.text_mask,
+            image_attention=image_attention,
+            text_attention=text_attention,
             views=None if encoded.views is None else of_views(self.image_alignment, encoded.views),
-        )  # fmt: skip
+        )
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
         """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""

@@ -46,9 +46,11 @@ class TimmTower(Tower):
             return self(*inputs), None
         (images,) = inputs
         out, hidden = model.forward_intermediates(
-            as_channels(images, self.in_channels, self.image_size), indices=[len(model.blocks) - 2],
-            return_prefix_tokens=True, output_fmt="NLC",
-        )  # fmt: skip
+            as_channels(images, self.in_channels, self.image_size),
+            indices=[len(model.blocks) - 2],
+            return_prefix_tokens=True,
+            output_fmt="NLC",
+        )
         with torch.no_grad():
             (patches, prefix), attention = hidden[0], last.attn
             qkv = attention.qkv(last.norm1(torch.cat([prefix, patches], dim=1)))

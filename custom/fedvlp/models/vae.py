@@ -40,17 +40,23 @@ class Distiller(nn.Module):
         super().__init__()
         first, second, third = channels, 2 * channels, 4 * channels
         self.encode = nn.Sequential(
-            nn.Conv2d(1, first, 4, 2, 1), nn.ReLU(),
-            nn.Conv2d(first, second, 4, 2, 1), nn.ReLU(),
-            nn.Conv2d(second, third, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(1, first, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(first, second, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(second, third, 4, 2, 1),
+            nn.ReLU(),
             nn.Conv2d(third, 2 * latent, 1),
-        )  # fmt: skip
+        )
         self.decode = nn.Sequential(
-            nn.Conv2d(latent, third, 1), nn.ReLU(),
-            nn.ConvTranspose2d(third, second, 4, 2, 1), nn.ReLU(),
-            nn.ConvTranspose2d(second, first, 4, 2, 1), nn.ReLU(),
+            nn.Conv2d(latent, third, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(third, second, 4, 2, 1),
+            nn.ReLU(),
+            nn.ConvTranspose2d(second, first, 4, 2, 1),
+            nn.ReLU(),
             nn.ConvTranspose2d(first, 1, 4, 2, 1),
-        )  # fmt: skip
+        )
 
     def forward(self, images: Tensor, sample: bool = False) -> tuple[Tensor, Tensor]:
         """Reconstruction and KL of ``images``. ``sample`` draws the latent map, as in training; else it is its mean."""

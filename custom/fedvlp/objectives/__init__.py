@@ -24,6 +24,14 @@ OBJECTIVES = {
 """Configuration classes by name, as in ``--set objective=mgca``."""
 
 __all__ = [
-    "OBJECTIVES", "BCEConfig", "BYOLConfig", "ConVIRTConfig", "CreamFLTaskConfig", "GLoRIAConfig", "MAEConfig",
-    "MGCAConfig", "MedCLIPConfig", "NTXentConfig",
-]  # fmt: skip
+    "OBJECTIVES",
+    "BCEConfig",
+    "BYOLConfig",
+    "ConVIRTConfig",
+    "CreamFLTaskConfig",
+    "GLoRIAConfig",
+    "MAEConfig",
+    "MGCAConfig",
+    "MedCLIPConfig",
+    "NTXentConfig",
+]

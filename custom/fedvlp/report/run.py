@@ -50,15 +50,27 @@ class Run:
         config, environment, status, cautions, model = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for path in (
-                folder.config, folder.path / "environment.json", folder.path / "run_status.json",
-                folder.path / CAUTIONS, folder.model.parent / "config.json",
+                folder.config,
+                folder.path / "environment.json",
+                folder.path / "run_status.json",
+                folder.path / CAUTIONS,
+                folder.model.parent / "config.json",
             )
-        )  # fmt: skip
+        )
         statistics = model.get("statistics", "")
         return Run(
-            folder, config, environment, status, server.history, server.samples, server.memory, saved, statistics,
-            list(cautions), refused,
-        )  # fmt: skip
+            folder,
+            config,
+            environment,
+            status,
+            server.history,
+            server.samples,
+            server.memory,
+            saved,
+            statistics,
+            list(cautions),
+            refused,
+        )
 
     def setting(self, key: str) -> Any:
         """A setting such as ``rounds.seed``, or None."""

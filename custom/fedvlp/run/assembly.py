@@ -162,9 +162,11 @@ class Assembly:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training
         server.trainer = ServerTrainer(
-            self.client("server", self.public(None)), training, evaluation(self.config(), public=True),
+            self.client("server", self.public(None)),
+            training,
+            evaluation(self.config(), public=True),
             memory=lambda: server.memory,
-        )  # fmt: skip
+        )
         return server
 
     @property

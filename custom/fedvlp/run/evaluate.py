@@ -83,9 +83,10 @@ def paired_sites(assembly: Assembly) -> dict[str, Any]:
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     paired = {
-        site: records for site, records in data.items()
+        site: records
+        for site, records in data.items()
         if records.modalities_in("train") == records.modalities_in("test") == MODALITIES
-    }  # fmt: skip
+    }
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
     return paired
@@ -113,8 +114,9 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
     assembly = Assembly(experiment, folder.path)
     trials = _trials(assembly, folder, state)
-    entries = distortion.cross_table(trials, paired_sites(assembly), method, experiment.training, round=server.round,
-                                     load=loader(assembly))  # fmt: skip
+    entries = distortion.cross_table(
+        trials, paired_sites(assembly), method, experiment.training, round=server.round, load=loader(assembly)
+    )
     how = "its own local training" if choices.own else "plain pre-training"
     title = f"{experiment.name}, round {server.round}: {name} after {steps} steps of {how}"
     return distortion.write_table(entries, _target(folder, name + ("-own" if choices.own else "")), title)

@@ -253,6 +253,8 @@ def environment(experiment: Experiment) -> dict[str, Any]:
         except PackageNotFoundError:
             versions[package] = "not installed"
     return {
-        "seed": experiment.rounds.seed, "fingerprint": fingerprint(experiment),
-        "python": platform.python_version(), "packages": versions,
-    }  # fmt: skip
+        "seed": experiment.rounds.seed,
+        "fingerprint": fingerprint(experiment),
+        "python": platform.python_version(),
+        "packages": versions,
+    }

@@ -67,13 +67,17 @@ def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[
     model.load_state_dict(rounded)
     said = {
         "command": command,
-        "fedvlp": __version__, "seed": experiment.rounds.seed,
-        "cohort": assembly.cohort.fingerprint, "records": len(assembly.cohort),
+        "fedvlp": __version__,
+        "seed": experiment.rounds.seed,
+        "cohort": assembly.cohort.fingerprint,
+        "records": len(assembly.cohort),
         "trained_on": len(assembly.cohort.rows("train")),
         "steps": experiment.rounds.rounds * experiment.method.local_steps,
-        "batch_size": experiment.training.batch_size, "lr": experiment.training.lr,
-        "machine": machine(), "held_out": held_out(assembly, model),
-    }  # fmt: skip
+        "batch_size": experiment.training.batch_size,
+        "lr": experiment.training.lr,
+        "machine": machine(),
+        "held_out": held_out(assembly, model),
+    }
     save_initial(model, out, said)
     return pinned(str(out)), said
 
@@ -105,9 +109,11 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
     if within:
         recalls["r1_within_sites"] = fmean(measured[names.recall(SPLIT, 1)] for measured in within)
     return {
-        "queries": queries, "candidates": protocol.batch_size, "chance_r1": 100 / protocol.batch_size,
+        "queries": queries,
+        "candidates": protocol.batch_size,
+        "chance_r1": 100 / protocol.batch_size,
         **{name: round(value, 2) for name, value in recalls.items()},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)

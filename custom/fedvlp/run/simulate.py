@@ -125,9 +125,14 @@ def _simulate(
             report(record)
 
         federation = Federation(
-            experiment.method, server, experiment.rounds, exchange,
-            wire=experiment.wire, checkpoint=folder.checkpoint, report=noted,
-        )  # fmt: skip
+            experiment.method,
+            server,
+            experiment.rounds,
+            exchange,
+            wire=experiment.wire,
+            checkpoint=folder.checkpoint,
+            report=noted,
+        )
         state = federation.run(next_phase)
     folder.finish(experiment, state, server.history)
     return server.history

@@ -74,12 +74,21 @@ def terms(experiment: Experiment) -> Terms:
                 steps[kind] += taken
                 full[kind] += worth
     schedule = (
-        training.optimizer, training.lr, training.warmup_steps, training.make_up_warmup, training.optimizer_state,
-    )  # fmt: skip
+        training.optimizer,
+        training.lr,
+        training.warmup_steps,
+        training.make_up_warmup,
+        training.optimizer_state,
+    )
     return Terms(
-        {kind: count / rounds for kind, count in steps.items()}, {kind: count / rounds for kind, count in full.items()},
-        total / rounds, total_full / rounds, training.batch_size, schedule, method.weighting,
-    )  # fmt: skip
+        {kind: count / rounds for kind, count in steps.items()},
+        {kind: count / rounds for kind, count in full.items()},
+        total / rounds,
+        total_full / rounds,
+        training.batch_size,
+        schedule,
+        method.weighting,
+    )
 
 
 def like(experiment: Experiment, other: Experiment) -> Experiment:

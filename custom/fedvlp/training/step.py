@@ -152,9 +152,11 @@ class Stepper:
     def numbers(self) -> dict[str, Any]:
         """What else the next step depends on (JSON-able)."""
         return {
-            "done": self.done, "schedule": self.schedule.state_dict(), "scaler": self.scaler.state_dict(),
+            "done": self.done,
+            "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "groups": self.optimizer.state_dict()["param_groups"],
-        }  # fmt: skip
+        }
 
     def hand_on(self, tensors: State) -> None:
         """Puts copies of :meth:`tensors` into those of earlier phases, for the next phase to go on with.

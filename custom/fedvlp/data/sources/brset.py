@@ -46,10 +46,13 @@ class BRSETSource(retina.RetinaSource):
         edema = retina.grades("brset", "macular_edema", [row["macular_edema"] for row in rows], 1)
         keys = [row["image_id"] for row in rows]
         return self.graded(
-            keys, [row["patient_id"] for row in rows], (retina.ICDR, status), (retina.EDEMA, edema),
+            keys,
+            [row["patient_id"] for row in rows],
+            (retina.ICDR, status),
+            (retina.EDEMA, edema),
             None if self.root is None else [self._file(key) for key in keys],
             {"no photograph": len(published) - len(rows)},
-        )  # fmt: skip
+        )
 
     def _file(self, key: str) -> Path:
         return Path(self.root or "") / f"{Path(key).name}.jpg"

@@ -80,10 +80,11 @@ class ChestImaGenomeSource(Published):
             splits=[rows[index][1] for index in used],
             files=None if self.root is None else [self._film(rows[index][0]) for index in used],
             left_out={
-                "images to avoid": len(published) - len(rows), "text empty or too short": len(rows) - len(used),
+                "images to avoid": len(published) - len(rows),
+                "text empty or too short": len(rows) - len(used),
             },
             phi=scan(" ".join(sentences) for sentences, _ in graphs),
-        )  # fmt: skip
+        )
 
     def _rows(self) -> tuple[list[Row], list[str]]:
         """The rows of the three splits, and the split of each."""

@@ -60,11 +60,17 @@ class Cifar100Source:
         splits[np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * train)]] = "val"
         ids = tuple(digest("cifar100", key)[:16] for key in keys)
         return Cohort(
-            ids=ids, patients=ids, studies=ids, reports=("",) * len(ids),
-            labels=np.eye(len(names), dtype=np.float32)[fine], label_names=names, splits=splits, sites=None,
+            ids=ids,
+            patients=ids,
+            studies=ids,
+            reports=("",) * len(ids),
+            labels=np.eye(len(names), dtype=np.float32)[fine],
+            label_names=names,
+            splits=splits,
+            sites=None,
             images=Enlarged(pixels, self.image_size),
             fingerprint=digest("cifar100", str(self.image_size), *splits.tolist(), fine.tobytes(), pixels.tobytes()),
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _read(file: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:

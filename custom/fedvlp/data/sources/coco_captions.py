@@ -38,11 +38,16 @@ class Captions(Published):
             drawn = np.random.default_rng(self.seed).permutation(train)[: self.limit]
             rows = [rows[row] for row in np.sort(np.concatenate([np.flatnonzero(splits != "train"), drawn]))]
         return Listing(
-            source=self.source, keys=[key for key, *_ in rows], patients=[str(file) for _, file, _, _ in rows],
-            studies=[str(file) for _, file, _, _ in rows], reports=[text for *_, text in rows],
-            labels=np.zeros((len(rows), 0), dtype=np.float32), names=(),
-            splits=[split for _, _, split, _ in rows], files=[Path(self.root) / file for _, file, _, _ in rows],
-        )  # fmt: skip
+            source=self.source,
+            keys=[key for key, *_ in rows],
+            patients=[str(file) for _, file, _, _ in rows],
+            studies=[str(file) for _, file, _, _ in rows],
+            reports=[text for *_, text in rows],
+            labels=np.zeros((len(rows), 0), dtype=np.float32),
+            names=(),
+            splits=[split for _, _, split, _ in rows],
+            files=[Path(self.root) / file for _, file, _, _ in rows],
+        )
 
     def _rows(self) -> Iterator[tuple[str, Path, str, str]]:
         """(key, image file relative to root, split, caption) of every caption."""

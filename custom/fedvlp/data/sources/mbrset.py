@@ -42,8 +42,10 @@ class MBRSETSource(retina.RetinaSource):
         swollen = [SWOLLEN.get(row["final_edema"].strip().lower(), "") for row in rows]
         keys = [Path(row["file"]).name for row in rows]
         return self.graded(
-            keys, [row["patient"] for row in rows], (retina.ICDR, status),
+            keys,
+            [row["patient"] for row in rows],
+            (retina.ICDR, status),
             (retina.EDEMA, retina.grades("mbrset", "final_edema", swollen, 1)),
             None if self.root is None else [Path(self.root) / key for key in keys],
             {"not graded": len(published) - len(rows)},
-        )  # fmt: skip
+        )

@@ -14,10 +14,12 @@ from fedvlp.data.sources.published import Listing, Published
 NAMES = ("Diabetic Retinopathy", "Macular Edema")
 
 ICDR = (
-    "no diabetic retinopathy", "mild non-proliferative diabetic retinopathy",
-    "moderate non-proliferative diabetic retinopathy", "severe non-proliferative diabetic retinopathy",
+    "no diabetic retinopathy",
+    "mild non-proliferative diabetic retinopathy",
+    "moderate non-proliferative diabetic retinopathy",
+    "severe non-proliferative diabetic retinopathy",
     "proliferative diabetic retinopathy",
-)  # fmt: skip
+)
 """The grades 0 to 4 of the international scale (ICDR) in words."""
 
 EDEMA = ("no macular edema", "macular edema")
@@ -65,7 +67,14 @@ class RetinaSource(Published):
         values = np.array([retinopathy[1], edema[1]], dtype=np.float32).reshape(2, -1).T > 0  # [N, 2]
         wanted = names_of(self.labels)
         return Listing(
-            source=self.source_name(), keys=keys, patients=patients, studies=keys, reports=texts,
-            labels=by_name(values.astype(np.float32), NAMES, wanted), names=wanted, splits=[""] * len(keys),
-            files=files, left_out=left_out,
-        )  # fmt: skip
+            source=self.source_name(),
+            keys=keys,
+            patients=patients,
+            studies=keys,
+            reports=texts,
+            labels=by_name(values.astype(np.float32), NAMES, wanted),
+            names=wanted,
+            splits=[""] * len(keys),
+            files=files,
+            left_out=left_out,
+        )

@@ -31,9 +31,17 @@ SEVERITIES = ("mild", "moderate", "severe")
 DEVICES = ("pacemaker", "endotracheal tube", "central line", "nasogastric tube", "sternal wires")
 PACEMAKER, ETT, LINE, NGT, WIRES = range(5)
 FOURTEEN = (
-    *FINDINGS, "Cardiomegaly", "Hyperinflation", "Support Devices", "Pacemaker", "Sternal Wires", "Granuloma",
-    "Aortic Calcification", "Elevated Left Diaphragm", "Bilateral Pneumothorax",
-)  # fmt: skip
+    *FINDINGS,
+    "Cardiomegaly",
+    "Hyperinflation",
+    "Support Devices",
+    "Pacemaker",
+    "Sternal Wires",
+    "Granuloma",
+    "Aortic Calcification",
+    "Elevated Left Diaphragm",
+    "Bilateral Pneumothorax",
+)
 LABEL_SETS = {"five": FINDINGS, "fourteen": FOURTEEN}  # the last two of the fourteen are rare: 3 and 1.5 %
 SAYABLE = (*FINDINGS, *DEVICES, "heart", "volume", "diaphragm", "aorta", "granuloma")  # what a report may leave out
 STYLES = ("sections", "prose", "list", "impression", "terse")  # of reports; only the hard site is "terse"
@@ -191,9 +199,16 @@ def more_labels(cases: Cases) -> np.ndarray:
     one = cases.labels[:, PNEUMOTHORAX]
     both = np.where((one == 1) & (cases.side[:, PNEUMOTHORAX] != SIDES.index("bilateral")), 0.0, one)
     columns = (
-        cases.heart > 0, cases.volume == 2, cases.devices[:, [ETT, LINE, NGT]].any(axis=1), cases.devices[:, PACEMAKER],
-        cases.devices[:, WIRES], cases.granuloma > 0, cases.aorta, cases.raised == 2, both,
-    )  # fmt: skip
+        cases.heart > 0,
+        cases.volume == 2,
+        cases.devices[:, [ETT, LINE, NGT]].any(axis=1),
+        cases.devices[:, PACEMAKER],
+        cases.devices[:, WIRES],
+        cases.granuloma > 0,
+        cases.aorta,
+        cases.raised == 2,
+        both,
+    )
     return np.stack(columns, axis=1).astype(np.float32)
 
 
