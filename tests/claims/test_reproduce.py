@@ -8,14 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support import published
 from typer.testing import CliRunner
 
 from fedvlp.claims import ledger
-from fedvlp.claims.reproduce import inventory, output, run, studies
+from fedvlp.claims.reproduce import inventory, measures, output, run, studies
 from fedvlp.claims.reproduce.inventory import ENTRIES, get, shown
 from fedvlp.claims.reproduce.run import Reproduced, chosen_rows, claims_of, estimate, scenario, traffic
 from fedvlp.claims.reproduce.table import DEMO, PAPER, SMALLEST, UNPRINTED, Column, Entry, Row, Size
@@ -194,6 +197,25 @@ def test_the_papers_size_is_the_papers(tmp_path: Path) -> None:
     assert (cells["feddra-2-sites"].partition.sites, cells["fedavg-beta-5"].partition.beta) == (2, 5.0)
 
 
+def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path) -> None:
+    """EHRXQA's test question is about a patient of MIMIC's test split; had the run trained on them, none would be left.
+
+    The folders of the root are those that are read. A question without text is no pair.
+    """
+    published.mimic(tmp_path / "mimic_cxr")
+    published.ehrxqa(tmp_path / "ehrxqa")
+    size = Size(PAPER, tmp_path)
+    studies.ELSEWHERE.refuse_absent(size)
+    outside = studies.elsewhere(size)
+    asked, sites = outside.data.build(), studies.source(size, "mimic_cxr", 32).build()
+    assert asked.reports[asked.rows("test")[0]].startswith("is this an ap view")
+    assert measures.unseen(asked, sites).tolist() == asked.rows("test").tolist() == [3]
+    everybody = replace(sites, splits=np.array(["train"] * len(sites)))
+    assert measures.unseen(asked, everybody).tolist() == []
+    no_text = replace(asked, reports=("",) * len(asked))
+    assert measures.unseen(no_text, sites).tolist() == []
+
+
 def figures_of(file: Path) -> list[dict[str, str]]:
     with file.open(newline="") as lines:
         return list(csv.DictReader(lines))
@@ -235,6 +257,7 @@ def test_a_table_runs_goes_on_and_is_estimated(tmp_path: Path) -> None:
     ("key", "rows"),
     [
         ("fedrgb:4", ("contrastive guidance",)),
+        ("fedrgb:5", ("FedAvg",)),
         ("feddra:2", ("ConVIRT, FedEMA", "ConVIRT, FedMOON")),
         ("creamfl:2", ("FedAvg", "CreamFL")),
         ("creamfl:3", ("reamFL+Mean", "CreamFL")),

@@ -168,8 +168,12 @@ FEDRGB = (
         )
     ), (R1, R5)),
     Entry("fedrgb", ("4",), "ablation", s.ALIGNMENT, ABLATION, (R1,)),
-    Entry("fedrgb", ("5",), "retrieval outside the training sites (EHRXQA)",
-          why_not="no cell of it yet; `fedvlp evaluate RUN --what retrieval --data ehrxqa:FOLDER` measures a run"),
+    Entry("fedrgb", ("5",), "retrieval outside the training sites (EHRXQA)", s.ELSEWHERE, (
+        Row("FedX", "fedx", printed="12.31 61.04 - - - -"), Row("FedMAE", "fedmae", printed="12.93 63.72 - - - -"),
+        Row("FedEMA", "fedema", printed="15.19 66.94 - - - -"), Row("FedAvg", "fedavg", printed="15.3 66.62 - - - -"),
+        Row("FedRGB", "fedrgb", printed="15.43 67.29 - - - -"),
+    ), (Column("outside R@1", m.outside(1)), Column("outside R@5", m.outside(5)), R1, R5, W1, W5),
+          note="Pairs of people whom a run was trained on are left out; the paper does not say whether it does so."),
     Entry("fedrgb", ("6",), "distortion, FedAvg", s.DISTORTION,
           (Row("FedAvg, column means", "fedavg", printed="0.076 0.0738 0.07 0.0694 0.0744"),), DISTORTED, digits=4),
     _counts("fedrgb", ("7-8", "7", "8", "7, 8"), "records by site and finding",

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedvlp.claims import ledger, selection
 from fedvlp.claims.results import spent
 from fedvlp.claims.scenario import Figures
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
@@ -91,7 +94,7 @@ class Downstream:
 class Alignment:
     """Recall over sites, at each site and by round, cost, and downstream heads."""
 
-    downstream: tuple[Downstream, ...] = field(default=())
+    downstream: tuple[Callable[[Any], Figures], ...] = field(default=())
 
     def __call__(self, folder: RunFolder) -> Figures:
         """All figures of a finished run; of sites that trained alone, means over their models."""
@@ -164,6 +167,44 @@ def _of_local_models(figures: Figures, folder: RunFolder) -> Figures:
                 figures[own(one) + at_site(other, k)] for other in sites
             )
     return over
+
+
+def outside(k: int) -> str:
+    """Name of the in-batch Recall@k on records of no site of the run."""
+    return f"R@{k} outside the sites"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Retrieval outside the training sites: recall of the run's model on other records, beside that at the sites."""
+
+    data: Source
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """All figures of ``Alignment``, and Recall@1 and @5 in batches of 32 of the test pairs of ``data``.
+
+        Pairs of people whom the run was trained on are left out. Raises ValueError where no batch is left.
+        """
+        figures, cohort, size = Alignment()(folder), self.data.build(), Retrieval().batch_size
+        rows = unseen(cohort, Assembly(folder.experiment(), folder.path).cohort)
+        if len(rows) < size:
+            raise ValueError(
+                f"reproduce: {len(rows)} test pairs of people whom the run was not trained on, expected at least "
+                f"{size}; choose records of other people"
+            )
+        found = []
+        for _, model, _ in models(folder):
+            records = SiteData(cohort, {"test": rows}, model.tokenizer, model.config.image_size)
+            found.append(Retrieval().measure(model, records, "test"))
+        return figures | {outside(k): fmean(one[names.recall("test", k)] for one in found) for k in (1, 5)}
+
+
+def unseen(cohort: Cohort, trained: Cohort) -> np.ndarray:
+    """The rows [n] of the test pairs of a cohort whose patients have no training record in the cohort ``trained``."""
+    people = {trained.patients[row] for row in trained.rows("train")}
+    paired = cohort.has_image() & cohort.has_report()
+    rows = [row for row in cohort.rows("test").tolist() if paired[row] and cohort.patients[row] not in people]
+    return np.array(rows, dtype=np.int64)
 
 
 @dataclass(frozen=True)

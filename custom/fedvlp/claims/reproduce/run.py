@@ -24,6 +24,7 @@ ROUGHLY = "a rough guess: 0.6 s of processor for a step of the tiny towers, as 1
 SECONDS = {
     ("alignment", DEMO): 360.0,
     ("alignment-heads", DEMO): 420.0,
+    ("alignment-elsewhere", DEMO): 380.0,
     ("retina", DEMO): 200.0,
     ("distortion", DEMO): 480.0,
     ("shallow", DEMO): 480.0,

@@ -188,6 +188,32 @@ HEADS = Study(
 """The same runs, and heads on their image towers, which take longer than a table of recalls should."""
 
 
+def elsewhere(size: Size) -> measures.Outside:
+    """Retrieval outside the training sites: EHRXQA, or in the demo films of other people than any cohort's."""
+    if size.name == PAPER:
+        return measures.Outside(source(size, "ehrxqa", 256))
+    return measures.Outside(_strangers(size, 2000))
+
+
+def _strangers(size: Size, seed: int) -> SyntheticCohort:
+    """Films of other people with enough of them in the test split for batches of 32; ``seed`` differs from a run's."""
+    if size.name == SMALLEST:
+        return SyntheticCohort(sites=1, size=80, image_size=36, seed=seed, test_rows=32)
+    return SyntheticCohort(sites=1, size=1200, image_size=72, beta=1000.0, seed=seed)
+
+
+ELSEWHERE = Study(
+    "alignment-elsewhere",
+    "alignment",
+    alignment,
+    elsewhere,
+    sources=("mimic_cxr", "ehrxqa"),
+    stands_in="Drawn films of other people, with their reports, stand in for EHRXQA's films, whose texts are questions "
+    "with their answers. They are drawn as those of the sites are, so little of what makes EHRXQA unlike is in them.",
+)
+"""The same runs, and recall on records of no site."""
+
+
 def _distortion(size: Size) -> measures.Retrained:
     return measures.Retrained("distortion", 1 if size.name == SMALLEST else None)
 
