@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
 from fedvlp.run.evaluate import EVALUATIONS, Choices
 from fedvlp.run.experiment import Experiment
@@ -122,20 +125,63 @@ def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
             EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
 
 
-def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
+def small_run(folder: Path, config: ModelConfig = MODEL, **settings: Any) -> RunFolder:
+    """Two sites, one round of one step."""
     experiment = Experiment(
-        "small", FedAvg(local_steps=1), MODEL, data=SyntheticCohort(sites=2, size=80, image_size=32),
-        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0),
+        "small", FedAvg(local_steps=1), config, data=SyntheticCohort(sites=2, size=80, image_size=32),
+        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0), **settings,
     )  # fmt: skip
-    folder = RunFolder.create(tmp_path, experiment)
-    simulate(experiment, folder)
+    run = RunFolder.create(folder, experiment)
+    simulate(experiment, run)
+    return run
+
+
+def test_zero_shot_of_other_records_than_the_sites(tmp_path: Path) -> None:
+    """Every test film of the other cohort, judged by the run's model; the file is named after those records.
+
+    With one cohort for both, the accuracy is that at the sites, weighted by their films of one class.
+    """
+    run = small_run(tmp_path / "run", replace(MODEL, image_size=32))
+    classes = ("Edema", "Pneumonia")
+    (at_sites, *_), (elsewhere, *_) = (
+        EVALUATIONS["zero-shot"](run, Choices(data=data, classes=classes)) for data in (None, run.experiment().data)
+    )
+    assert re.fullmatch(r"zero-shot-[0-9a-f]{8}\.csv", elsewhere.name)
+    rows = [row for row in csv.DictReader(at_sites.open()) if row["site"] != "mean"]
+    other, mean = csv.DictReader(elsewhere.open())
+    assert (other["model"], other["site"], mean["accuracy"]) == ("global", "other records", other["accuracy"])
+    for count in ("records", "single"):
+        assert int(other[count]) == sum(int(row[count]) for row in rows) > 0
+    right = sum(float(row["accuracy"]) * int(row["single"]) for row in rows)
+    assert float(other["accuracy"]) == pytest.approx(right / int(other["single"]))
+    words = ("--what", "zero-shot", "--data", "synthetic", "--set", "data.size=60", "--out", tmp_path / "out")
+    done = evaluate(run.path, *words)
+    assert done.exit_code == 0, done.output
+    assert len(list((tmp_path / "out").glob("zero-shot-????????.csv"))) == 1
+
+
+def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:
+    """Classes are chosen with --set. What has no prompts, or no normalisation of its own, is refused."""
+    with_statistics = replace(MODEL, image_size=32, head_norm="batch")
+    run = small_run(tmp_path / "run", with_statistics, norm_statistics="site")
+    words = (run.path, "--what", "zero-shot", "--data", "synthetic", "--set", "data.size=40")
+    refused = evaluate(*words, "--set", 'classes=["Edema","Fracture"]')
+    assert "classes Fracture are no labels of these records with prompts; there are: Edema" in str(refused.exception)
+    refused = evaluate(*words, "--set", 'classes=["Edema","Pneumonia"]')
+    assert "every site of this run keeps its normalisation" in str(refused.exception)
+    refused = evaluate(*words, "--against", tmp_path)
+    assert "--against compares linear probes" in str(refused.exception)
+
+
+def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:
+    folder = small_run(tmp_path)
     choices = Choices(1, probe=LinearProbe(seeds=(0,)), segmentation=Segmentation(fractions=(0.1,)), vqa=VQA(hidden=16))
     downstream = ("linear-probe", "segmentation", "vqa", "retrieval")
     found = {what: EVALUATIONS[what](folder, choices) for what in downstream}
     names = [file.name for files in found.values() for file in files]
     assert names == ["linear-probe.csv", "linear-probe-sites.csv", "segmentation.csv", "vqa.csv", "vqa-sites.csv",
                      "retrieval.csv"]  # fmt: skip
-    cohort = experiment.data.build()
+    cohort = folder.experiment().data.build()
     first = next(csv.DictReader((folder.path / "evaluation" / "retrieval.csv").open()))
     assert int(first["queries"]) == len(cohort.rows("test"))
     other = Choices(1, data=SyntheticCohort(sites=2, size=60, image_size=32, seed=5), out=tmp_path / "there")

@@ -166,7 +166,7 @@ def evaluate(
         str, typer.Option(help="linear-probe, zero-shot, ... or a plugin's; a name that is none of them lists all.")
     ],
     data: Annotated[
-        str | None, typer.Option(help=DATA + "; of a downstream evaluation; default: the run's own.")
+        str | None, typer.Option(help=DATA + "; of a downstream evaluation or zero-shot; default: the run's own.")
     ] = None,
     settings: Setting = None,
     against: Annotated[
@@ -186,12 +186,12 @@ def evaluate(
     """
     from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
-    from fedvlp.run.evaluate import DOWNSTREAM, EVALUATIONS, Choices
+    from fedvlp.run.evaluate import EVALUATIONS, OTHER_RECORDS, Choices
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
-    if what in EVALUATIONS.keys() - DOWNSTREAM and (data or against or out):
+    if what in EVALUATIONS.keys() - OTHER_RECORDS and (data or against or out):
         raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
     chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)

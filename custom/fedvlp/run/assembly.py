@@ -184,9 +184,13 @@ class Assembly:
 
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
         """The rows (by split) as batches for the model of ``site``, on the device that trains."""
+        return self.serve(self.cohort, rows, site)
+
+    def serve(self, cohort: Cohort, rows: dict[str, np.ndarray], site: str | None = None) -> Any:
+        """Rows [n] (by split) of any cohort as ``data`` serves them: for the model of ``site`` (None: the server's)."""
         model, objective = self.modules(site)
         sentences = "sentences" in objective.needs
-        data = SiteData(self.cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
+        data = SiteData(cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
         return data if device.type == "cpu" else OnDevice(data, device)
 

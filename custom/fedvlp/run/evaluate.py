@@ -37,12 +37,13 @@ class Choices:
     steps: int | None = None  # optimiser steps of re-training, or at most so many of training a head
     layers: int | None = None  # layers of each encoder that are re-trained
     own: bool = False  # re-train with the run's own method instead of plain pre-training
-    data: Source | None = None  # records of a downstream evaluation; None: the run's own
+    data: Source | None = None  # records of a downstream evaluation, or of zero-shot; None: the run's own
     against: tuple[Path, ...] = ()  # other runs or model folders, to compare with on the same records
     out: Path | None = None  # folder of the files of a downstream evaluation; None: ``evaluation/`` in the run's
     probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
     segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
     vqa: answers.VQA = field(default_factory=answers.VQA)
+    classes: tuple[str, ...] = ()  # zero-shot: labels that are told apart, at least 2; none: all that have prompts
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
@@ -171,27 +172,63 @@ def similarity(folder: RunFolder, choices: Choices) -> list[Path]:
 
 
 def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
-    """Zero-shot classification of each site's test records (spec 10.4). Returns the files written.
+    """Zero-shot classification of each site's test records, or of ``choices.data`` (spec 10.4). Returns the files.
 
     Measures the global model, each site's own, and the one that a selector chooses, as far as the run has them.
+    Raises ValueError for classes that the records do not have as labels, and for records without a test image.
     """
     import torch
 
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
+    _refuse_against(choices)
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
-    names = assembly.cohort.label_names
-    protocol = zero.ZeroShot(
-        tuple(name for name in names if name in PROMPTS), getattr(experiment.method, "threshold", 2.0)
-    )
+    cohort = assembly.cohort if choices.data is None else choices.data.build()
+    classes = _prompted(cohort.label_names, choices.classes)
+    protocol = zero.ZeroShot(classes, getattr(experiment.method, "threshold", 2.0))
     state = experiment.method.finish(server)
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
-    data = {site: assembly.data(site) for site in assembly.data_sites()}
-    data = {site: records for site, records in data.items() if "image" in records.modalities}
+    data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
     load = loader(assembly) if assembly.site_only() else None
-    results, chosen = zero.zero_shot(protocol, assembly.client(zero.SELECTED, None), states, data, names, load)
+    client = assembly.client(zero.SELECTED, None)
+    results, chosen = zero.zero_shot(protocol, client, states, data, cohort.label_names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
-    return zero.write_results(results, chosen, _target(folder, "zero-shot"), title)
+    return zero.write_results(results, chosen, _downstream_target(folder, choices, "zero-shot", cohort), title)
+
+
+ELSEWHERE = "other records"
+"""In place of a site's name, in the table of zero-shot on records of no site."""
+
+
+def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes of zero-shot: those wanted, or all labels with prompts. Raises ValueError for others than those."""
+    with_prompts = tuple(name for name in labels if name in PROMPTS)
+    if strange := [name for name in wanted if name not in with_prompts]:
+        raise ValueError(
+            f"zero-shot: classes {', '.join(strange)} are no labels of these records with prompts; there are: "
+            f"{', '.join(with_prompts) or 'none'}"
+        )
+    return wanted or with_prompts
+
+
+def _imaged_sites(assembly: Assembly) -> dict[str, Any]:
+    """The records of the sites with images."""
+    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    return {site: records for site, records in data.items() if "image" in records.modalities}
+
+
+def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
+    """The test images of a cohort of no site. Raises ValueError where there is none, or no model is made for them."""
+    if assembly.site_only():
+        raise ValueError(
+            "zero-shot: every site of this run keeps its normalisation (norm_statistics=site), so no model is made for "
+            "other records; leave --data out, or evaluate a run with averaged statistics"
+        )
+    rows = cohort.rows("test")
+    rows = rows[cohort.has_image()[rows]]
+    if not len(rows):
+        raise ValueError("zero-shot: no test record of these has an image; choose other records")
+    return assembly.serve(cohort, {"test": rows})
 
 
 def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
@@ -286,3 +323,6 @@ EVALUATIONS: dict[str, Callable[[RunFolder, Choices], list[Path]]] = {
 
 DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval"})
 """Those of ``EVALUATIONS`` that take ``Choices.data`` and ``out``, and any folder with a model."""
+
+OTHER_RECORDS = DOWNSTREAM | {"zero-shot"}
+"""Those that take ``Choices.data`` and ``out``; zero-shot needs a run, which has the sites' own models."""

@@ -192,11 +192,11 @@ class Outside:
                 f"reproduce: {len(rows)} test pairs of people whom the run was not trained on, expected at least "
                 f"{size}; choose records of other people"
             )
-        found = []
+        by_model = []
         for _, model, _ in models(folder):
             records = SiteData(cohort, {"test": rows}, model.tokenizer, model.config.image_size)
-            found.append(Retrieval().measure(model, records, "test"))
-        return figures | {outside(k): fmean(one[names.recall("test", k)] for one in found) for k in (1, 5)}
+            by_model.append(Retrieval().measure(model, records, "test"))
+        return figures | {outside(k): fmean(one[names.recall("test", k)] for one in by_model) for k in (1, 5)}
 
 
 def unseen(cohort: Cohort, trained: Cohort) -> np.ndarray:
@@ -316,6 +316,22 @@ class ZeroShot:
         if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
             figures |= selection.of_selector(folder, experiment, extra)
         return figures
+
+
+@dataclass(frozen=True)
+class ElsewhereTold:
+    """Zero-shot of a run's models on records of no site: accuracy 0..1 of the model that serves there."""
+
+    sets: tuple[tuple[str, Source, tuple[str, ...]], ...]  # (name, records, classes that are told apart)
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """The selected model's accuracy where there is a selector, else the global one's, on each and their mean."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        figures: Figures = {}
+        for name, data, classes in self.sets:
+            table = EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
+            figures[deployed(name)] = _accuracies(table)[deployed("mean")]
+        return figures | {deployed("mean"): fmean(figures.values())}
 
 
 def _accuracies(table: Path) -> Figures:

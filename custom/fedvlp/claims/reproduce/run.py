@@ -31,6 +31,7 @@ SECONDS = {
     ("representations", DEMO): 120.0,
     ("representations-answers", DEMO): 150.0,
     ("unlike-sites", DEMO): 300.0,
+    ("unlike-sites-external", DEMO): 300.0,
     ("missing-modalities", DEMO): 180.0,
 }
 """Of a cell where no cell of its study has finished: steps times 0.6, and as much again for evaluations and heads."""

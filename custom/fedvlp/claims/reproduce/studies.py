@@ -420,6 +420,28 @@ UNLIKE_SITES = Study(
 )
 
 
+def external(size: Size) -> measures.ElsewhereTold:
+    """Two collections of no site, two classes each; the demo's are films of other people."""
+    return measures.ElsewhereTold(
+        (
+            ("RSNA", _strangers(size, 2000), ("Pneumonia", "Pneumothorax")),
+            ("COVID", _strangers(size, 2001), ("Edema", "Consolidation")),
+        )
+    )
+
+
+EXTERNAL = Study(
+    "unlike-sites-external",
+    "unlike-sites",
+    unlike_sites,
+    external,
+    stands_in="Four unlike sites of the built-in cohort stand in for CheXpert, MIMIC, NIH and CANDID. Drawn films of "
+    "other people stand in for RSNA and COVID, and two findings for a disease and its absence: Pneumonia or "
+    "Pneumothorax for Pneumonia or normal, Edema or Consolidation for COVID-19 or normal.",
+)
+"""The same runs, and zero-shot on records of no site."""
+
+
 # CAR-MFL
 
 MIXES = ((4, 0, 6), (0, 4, 6), (2, 2, 6), (6, 0, 4), (0, 6, 4), (3, 3, 4), (8, 0, 2), (0, 8, 2), (4, 4, 2))
