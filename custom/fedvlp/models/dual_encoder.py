@@ -26,6 +26,7 @@ from fedvlp.models.initial import settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
+from fedvlp.models.use import Usable
 
 if TYPE_CHECKING:
     from fedvlp.core.client import MicroBatching
@@ -110,7 +111,7 @@ class Encoded:
     views: Tensor | None = None
 
 
-class DualEncoder(nn.Module):
+class DualEncoder(Usable, nn.Module):
     """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
 
     The image block is pre-norm (as in ViT), the text block post-norm (as in BERT). Both start from random weights and
