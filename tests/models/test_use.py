@@ -93,7 +93,7 @@ def test_classes_are_names_or_sentences_by_name() -> None:
 
 @pytest.mark.parametrize("classes", [[], {}, "Edema"])
 def test_zero_shot_needs_classes(classes: Any) -> None:
-    with pytest.raises(ValueError, match="zero_shot: give classes, a list of at least one name"):
+    with pytest.raises(ValueError, match="zero_shot: classes is a list of at least one name"):
         ready().zero_shot(1, classes)
     without = ready()
     without.prompts = {}

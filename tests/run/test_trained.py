@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,8 @@ def test_a_drawn_cohorts_run_in_the_engine(tmp_path: Path) -> None:
     card = (folder.model.parent / "README.md").read_text()
     assert "no patient's film or report is among them" in card
     counts = [len(cohort.rows("train", site)) for site in ("site-1", "site-2")]
+    assert "Recall on the sites' test records, among all of a site, mean of both directions, percent:" in card
+    assert re.search(r"^\| trained \| \d+\.\d \| \d+\.\d \| \d+\.\d \| \d+\.\d \|$", card, re.MULTILINE)
     assert f"| site-1 | {counts[0]} |\n| site-2 | {counts[1]} |\n| all | {sum(counts)} |" in card
 
 

@@ -121,12 +121,11 @@ def sentences_of(
 ) -> dict[str, list[str]]:
     """Prompts by class, of names (in any case) or sentences by name; ``own`` are the model's. Raises ValueError."""
     if classes is None:
+        if not own:
+            raise ValueError("zero_shot: this model has no classes of its own; give classes, a list of names")
         classes = own
     if isinstance(classes, str) or not classes:
-        raise ValueError(
-            "zero_shot: give classes, a list of at least one name"
-            + ("" if classes else "; this model has no classes of its own")
-        )
+        raise ValueError("zero_shot: classes is a list of at least one name, or sentences by name; give one")
     if isinstance(classes, Mapping):
         return {name: [said] if isinstance(said, str) else list(said) for name, said in classes.items()}
     known = {name.casefold(): list(sentences) for name, sentences in own.items()}

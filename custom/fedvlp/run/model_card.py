@@ -106,7 +106,9 @@ def card(
         source=_source(experiment.data),
         counts=_counts(samples),
         results=_results(summary(list(history))),
-        statistics=statistics[:1].upper() + statistics[1:] + "." if statistics else "It has none.",
+        statistics=statistics[:1].upper() + statistics[1:] + "."
+        if statistics
+        else "The model has no batch normalisation.",
         privacy=_privacy(history),
         classes=_classes(model.prompts),
         more=", `objective.safetensors` what was trained beside it" if objective else "",
@@ -147,22 +149,30 @@ def _counts(samples: Mapping[str, int]) -> str:
 
 def _results(figures: Mapping[str, Mapping[str, float]]) -> str:
     """Recall on the test split of the initial and the trained model, where it was measured."""
-    columns = {
-        f"R@{k} {kind}": names.over_sites(names.recall("test", k), which)
+    for scope, among in ((names.IN_BATCH, "in batches of 32"), (names.WHOLE_SET, "among all of a site")):
+        columns = _recalls(figures.get("trained", {}), scope)
+        if columns:
+            title = f"Recall on the sites' test records, {among}, mean of both directions, percent:"
+            return "\n".join([title, "", *_recall_rows(figures, columns)])
+    return "No recall was measured on the test split in this run."
+
+
+def _recalls(measured: Mapping[str, float], scope: str) -> dict[str, str]:
+    """Column -> name of the figure, of those that were measured."""
+    return {
+        f"R@{k} {kind}": key
         for k in (1, 5)
         for kind, which in (("average", names.AVERAGE), ("worst site", names.WORST))
-        if names.over_sites(names.recall("test", k), which) in figures.get("trained", {})
+        if (key := names.over_sites(names.recall("test", k, scope), which)) in measured
     }
-    if not columns:
-        return "No recall was measured on the test split in this run."
-    rows = []
+
+
+def _recall_rows(figures: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> list[str]:
+    rows = [f"| model | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
     for model in ("initial", "trained"):
         cells = [f"{figures[model][key]:.1f}" if key in figures[model] else "" for key in columns.values()]
         rows.append(f"| {model} | {' | '.join(cells)} |")
-    head = [f"| model | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
-    return "\n".join(
-        ["Recall in batches of 32 of the sites' test records, mean of both directions, percent:", "", *head, *rows]
-    )
+    return rows
 
 
 def _privacy(history: Sequence[Record]) -> str:
