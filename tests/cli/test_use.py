@@ -1,4 +1,4 @@
-"""`fedvlp predict`, `search` and `embed`: what they show of a trained model, and one sentence for each mistake."""
+"""`fedvlp predict`, `search`, `embed` and `export`: what they show, and one sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -153,6 +153,10 @@ MISTAKES = {
     "embed run --data table:pairs.csv --out x.parquet": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
     "embed nowhere --data table:pairs.csv --out x.npz": "nowhere holds no trained model",
+    "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface",
+    "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",
+    "export run --to huggingface --out x": "the text tower is fedvlp's own, which transformers does not have",
+    "export nowhere --to timm --out x": "nowhere holds no trained model",
     "embed run --data table:pairs.csv --out x.npz --statistics site-9": "site-9 holds no normalisation of a trained",
 }
 

@@ -1,4 +1,4 @@
-"""`fedvlp predict`, `search` and `embed`: a trained model on films and records."""
+"""`fedvlp predict`, `search`, `embed` and `export`: a trained model on films and records, and in other libraries."""
 
 from __future__ import annotations
 
@@ -115,6 +115,24 @@ def embed(
     trained = _loaded(model, statistics, device)
     counts = write_vectors(trained, _records(trained, data, cache), out, split)
     print(f"wrote {out}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+
+
+@app.command()
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(help="timm (the image tower) or huggingface (the text tower).")],
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    plugins: Plugins = None,
+) -> None:
+    """Writes a tower for another library, which loads it without fedvlp, and compares its features there."""
+    from fedvlp.models.export import EXPORTS
+    from fedvlp.models.load import load_model
+    from fedvlp.run.config import nearest
+
+    use_plugins(plugins)
+    if to not in EXPORTS:
+        raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
+    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](load_model(model), out)}")
 
 
 def printable(text: str) -> str:
