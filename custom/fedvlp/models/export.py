@@ -81,8 +81,8 @@ def export_timm(model: DualEncoder, out: Path) -> str:
 def export_huggingface(model: DualEncoder, out: Path) -> str:
     """Writes the text tower with its tokenizer for transformers into the new folder ``out``; returns how to load it.
 
-    The last hidden state [B, T, W] is the tower's; a pooler, which transformers may add, is untrained. Raises ExportError for a tower or a tokenizer that transformers has
-    not, and for a folder that is there.
+    The last hidden state [B, T, W] is the tower's; a pooler, which transformers may add, is untrained. Raises
+    ExportError for a tower or a tokenizer that transformers has not, and for a folder that is there.
     """
     tower: Any = model.text_encoder
     if not hasattr(tower, "model"):
