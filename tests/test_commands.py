@@ -82,6 +82,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = write(SyntheticCohort(sites=2, size=200, image_size=72), folder / "table")
     for entry in table.parent.iterdir():
         shutil.move(entry, folder)
+    (folder / "films").mkdir()
+    shutil.copy(folder / "images" / "000000.png", folder / "films" / "0001.png")
+    film = write(SyntheticCohort(sites=1, size=4, image_size=72), folder / "dicom", format="dicom").parent
+    shutil.copy(film / "images" / "000000.dcm", folder / "films" / "0002.dcm")
     (folder / "environment").symlink_to(sys.prefix)
     # older than the environment: make must not reinstall
     for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "provisioning/psi.txt"):

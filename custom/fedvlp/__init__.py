@@ -15,12 +15,12 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
     from fedvlp.data.cohort import Cohort as Cohort
     from fedvlp.federation.codec import Wire as Wire
     from fedvlp.federation.loop import Rounds as Rounds
-    from fedvlp.models.load import load_model as load_model
     from fedvlp.run import presets as presets
     from fedvlp.run.experiment import Experiment as Experiment
     from fedvlp.run.experiment import Partition as Partition
     from fedvlp.run.folder import RunFolder as RunFolder
     from fedvlp.run.simulate import simulate as simulate
+    from fedvlp.run.trained import load_model as load_model
     from fedvlp.training.config import Training as Training
 
 __version__ = "0.1.0"

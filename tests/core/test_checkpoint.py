@@ -13,7 +13,7 @@ import torch
 from support.toy import same_bytes
 
 import fedvlp.core.checkpoint as checkpoint
-from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_json, save_tensors, save_text
+from fedvlp.core.checkpoint import CheckpointError, load_header, load_tensors, save_json, save_tensors, save_text
 from fedvlp.core.server_state import Server
 from fedvlp.federation.site_memory import SiteMemory
 
@@ -36,6 +36,13 @@ def test_tensors_and_header_come_back(tmp_path: Path) -> None:
     same_bytes(loaded, {name: tensor.detach() for name, tensor in tensors.items()})
     assert read == header
     assert not any(tensor.requires_grad for tensor in loaded.values())
+
+
+def test_the_header_is_read_alone(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a", {"x": torch.zeros(3)}, {"samples": {"north": 7}})
+    assert load_header(tmp_path / "a") == {"samples": {"north": 7}}
+    with pytest.raises(CheckpointError, match="cannot read b in"):
+        load_header(tmp_path / "b")
 
 
 def test_no_header_is_an_empty_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -183,7 +184,7 @@ def test_save_and_load_bit_for_bit(tmp_path: Path, head_norm: str) -> None:
     assert again.config == model.config
     assert same(again.state_dict(), model.state_dict())
     assert torch.equal(again(batch_of()).image, model.eval()(batch_of()).image)
-    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]
     SMALL.build(6).save(tmp_path / "model")  # over the old one
     assert same(DualEncoder.from_pretrained(tmp_path / "model").state_dict(), SMALL.build(6).state_dict())
 
@@ -226,11 +227,42 @@ def test_interrupted_save_keeps_the_old_model(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(OSError, match="no space"):
             SMALL.build(1).save(tmp_path)
     assert same(DualEncoder.from_pretrained(tmp_path).state_dict(), SMALL.build(0).state_dict())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["SHA256SUMS", "config.json", "model.safetensors"]
+
+
+def test_the_weights_are_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose weights are there has finished, so all else of its model must be there as well."""
+    order: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (order.append(Path(new).name), replace(old, new)))
+    SMALL.build(0).save(tmp_path, more=lambda folder: (folder / "z.txt").write_text("more"))
+    assert order == ["SHA256SUMS", "config.json", "z.txt", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_is_not_as_it_was_saved_is_refused(tmp_path: Path, name: str) -> None:
+    """One changed bit, or a missing file; without checksums, as older folders are, nothing is compared."""
+    SMALL.build(0).save(tmp_path, more=lambda folder: (folder / "README.md").write_text("a card"))
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+    (tmp_path / "README.md").write_text("people may write in it")
+    DualEncoder.from_pretrained(tmp_path)
+    path = tmp_path / name
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(ValueError, match=rf"{name} is not as it was saved: its SHA-256 is .*; copy the folder again"):
+        DualEncoder.from_pretrained(tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{name} is missing or cannot be read; copy the folder again"):
+        DualEncoder.from_pretrained(tmp_path)
+    path.write_bytes(content)
+    (tmp_path / "SHA256SUMS").unlink()
+    assert same(DualEncoder.from_pretrained(tmp_path).state_dict(), SMALL.build(0).state_dict())
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     SMALL.build(0).save(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     name, *_ = sorted(tensors)
@@ -247,7 +279,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 
 def test_damaged_folders(tmp_path: Path) -> None:
+    """As they are found where there are no checksums."""
     SMALL.build(0).save(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="unreadable or damaged weights"):

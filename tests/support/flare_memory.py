@@ -151,7 +151,7 @@ class SavedToy(Toy):
         for layer in (*self.image_encoder, *self.text_encoder, self.image_alignment, self.text_alignment):
             layer.register_parameter("bias", None)
 
-    def save(self, folder: Path, statistics: str = "") -> None:
+    def save(self, folder: Path, statistics: str = "", more: Callable[[Path], object] | None = None) -> None:
         save_tensors(folder / "model.safetensors", self.state_dict(), {"statistics": statistics})
 
 
@@ -161,6 +161,7 @@ class ToyModel:
 
     norm: bool = False  # batch normalisation in the towers
     init: str = ""
+    image_size: int = 16
 
     def build(self, seed: int) -> SavedToy:
         return SavedToy(self.norm)

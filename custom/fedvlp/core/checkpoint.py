@@ -84,10 +84,24 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(
-            f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
-            "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."
-        ) from error
+        raise _unread(path, error) from error
+
+
+def load_header(path: Path) -> dict[str, Any]:
+    """The JSON header of a file that :func:`save_tensors` wrote, without its tensors. Raises as ``load_tensors``."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, Any] = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
+            return header
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise _unread(path, error) from error
+
+
+def _unread(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
+        "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."
+    )
 
 
 def save_json(path: Path, value: Any) -> None:

@@ -72,7 +72,7 @@ PUBLIC = {
     "fedvlp.flare.SiteExecutor": "fedvlp.flare.executor.SiteExecutor",
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",
     "fedvlp.flare.WireEnd": "fedvlp.flare.wire_filters.WireEnd",
-    "fedvlp.load_model": "fedvlp.models.load.load_model",
+    "fedvlp.load_model": "fedvlp.run.trained.load_model",
     "fedvlp.methods.CARMFL": "fedvlp.methods.car_mfl.CARMFL",
     "fedvlp.methods.Centralized": "fedvlp.methods.centralized.Centralized",
     "fedvlp.methods.CreamFL": "fedvlp.methods.creamfl.CreamFL",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +54,87 @@ def read_radiograph(path: Path, longest: int | None = None, burned_in: bool = Fa
     ``burned_in`` reads a film whose header says that text is burned into its pixels, too. Raises
     ``UnreadableImageError``; size and frame count are checked before decoding.
     """
+    return _guarded(lambda: _read_file(path, longest, burned_in), longest)
+
+
+def read_film(film: Any, longest: int | None = None) -> np.ndarray:
+    """As ``read_radiograph``, of a film that somebody holds in memory, or of the path of a file.
+
+    That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey) or [H, W, 3] (RGB, uint8): uint8 keeps its
+    values, any other numbers are stretched. A header that says that text is burned into the pixels refuses nothing
+    here: whoever holds a film may look at it. Raises ``UnreadableImageError``.
+    """
+    if isinstance(film, (str, os.PathLike)):
+        return read_radiograph(Path(film), longest, burned_in=True)
+    return _guarded(lambda: _of_memory(film), longest)
+
+
+def _guarded(read: Callable[[], _Values], longest: int | None) -> np.ndarray:
+    """What ``read`` gives, finished. Raises nothing but ``UnreadableImageError``, which quotes nothing of the file."""
     try:
-        if not path.is_file():
-            raise UnreadableImageError("missing image")
-        if path.stat().st_size > MAX_BYTES:
-            raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
-        with path.open("rb") as file:
-            dicom = file.read(132)[128:] == b"DICM"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
-            return _finished(_read_dicom(path, burned_in) if dicom else _read_pil(path, longest), longest)
+            return _finished(read(), longest)
     except UnreadableImageError:
         raise
     except ModuleNotFoundError as error:  # pydicom is an extra
         raise UnreadableImageError(f"needs the package {error.name}") from None
     except Exception:  # decoders raise anything on damaged bytes, and quote paths and tags in it
         raise UnreadableImageError("corrupt image") from None
+
+
+def _read_file(path: Path, longest: int | None, burned_in: bool) -> _Values:
+    if not path.is_file():
+        raise UnreadableImageError("missing image")
+    if path.stat().st_size > MAX_BYTES:
+        raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
+    with path.open("rb") as file:
+        dicom = file.read(132)[128:] == b"DICM"
+    return _read_dicom(path, burned_in) if dicom else _read_pil(path, longest)
+
+
+def _of_memory(film: Any) -> _Values:
+    if isinstance(film, np.ndarray):
+        return _of_array(film)
+    kind = type(film).__mro__
+    if any(base.__module__.startswith("pydicom.") for base in kind):
+        return _read_dicom(_as_file(film), burned_in=True)
+    if any(base.__module__.startswith("PIL.") for base in kind):
+        _check_header(film.width, film.height, getattr(film, "n_frames", 1))
+        return _of_pil(_upright(film))
+    raise UnreadableImageError("unsupported kind of film", f"{type(film).__name__}")
+
+
+def _of_array(pixels: np.ndarray) -> _Values:
+    colour = pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8
+    if not (colour or pixels.ndim == 2) or pixels.dtype.kind not in "uif":
+        seen = f"{pixels.dtype} {list(pixels.shape)}, expected numbers [H, W], or uint8 [H, W, 3]"
+        raise UnreadableImageError("unsupported kind of array", seen)
+    _check_header(pixels.shape[1], pixels.shape[0], 1)
+    if colour:
+        from PIL import Image
+
+        return _of_pil(Image.fromarray(pixels))
+    if pixels.dtype == np.uint8:
+        grey = np.ascontiguousarray(pixels)
+        return _Values(grey, grey.shape, _range(grey))
+    deep = np.ascontiguousarray(pixels, dtype=np.uint16 if pixels.dtype == np.uint16 else np.float32)
+    return _Values(deep, pixels.shape, _range(deep), stretch=True)
+
+
+def _as_file(dataset: Any) -> BytesIO:
+    """A DICOM file in memory with the tags that pixels depend on, and nothing about the patient."""
+    from pydicom import Dataset, dcmwrite
+    from pydicom.dataset import FileMetaDataset
+
+    film, buffer = Dataset(), BytesIO()
+    for tag in (*DICOM_TAGS, "PixelData"):
+        if tag in dataset:
+            film[tag] = dataset[tag]
+    film.preamble, film.file_meta = bytes(128), FileMetaDataset()
+    film.file_meta.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
+    dcmwrite(buffer, film)
+    return buffer
 
 
 def _finished(image: _Values, longest: int | None) -> np.ndarray:
@@ -138,34 +206,46 @@ def _check_header(width: int, height: int, frames: int) -> None:
 
 
 def _read_pil(path: Path, longest: int | None) -> _Values:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, getattr(image, "n_frames", 1))
-            upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+            upright = _upright(image)
             if upright is image and longest is not None:
                 image.draft("L", _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
-            if upright.mode[0] in "IF":  # 16-bit PNG
-                deep = np.asarray(upright)
-                return _Values(deep, shape, _range(deep), stretch=True)
-            grey = np.asarray(upright.convert("L"))
-            return _Values(grey, shape, _range(grey))
+            return _of_pil(upright, shape)
     except Image.DecompressionBombError:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
 
 
-def _read_dicom(path: Path, burned_in: bool) -> _Values:
-    from pydicom import dcmread
-    from pydicom.filereader import read_file_meta_info
+def _upright(image: Any) -> Any:
+    """A PIL image turned as its EXIF tag says; the very same one where it is upright."""
+    from PIL import ImageOps
 
-    _check_syntax(read_file_meta_info(path).get("TransferSyntaxUID"))
-    header = dcmread(path, stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
+    return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+
+
+def _of_pil(image: Any, shape: tuple[int, int] | None = None) -> _Values:
+    """The values of a PIL image; ``shape`` is that of its file, where it was decoded at reduced size."""
+    shape = shape or (image.height, image.width)
+    if image.mode[0] in "IF":  # 16-bit PNG
+        deep = np.asarray(image)
+        return _Values(deep, shape, _range(deep), stretch=True)
+    grey = np.asarray(image.convert("L"))
+    return _Values(grey, shape, _range(grey))
+
+
+def _read_dicom(source: Path | BytesIO, burned_in: bool) -> _Values:
+    from pydicom import dcmread
+
+    _check_syntax(_syntax(source))
+    header = dcmread(_from_start(source), stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
     if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
@@ -174,16 +254,16 @@ def _read_dicom(path: Path, burned_in: bool) -> _Values:
         raise UnreadableImageError("unsupported image format")
     shape = (int(header.Rows), int(header.Columns))
     if colour:
-        stored = _decoded(path)  # RGB [H, W, 3]
+        stored = _decoded(source)  # RGB [H, W, 3]
         if stored.dtype != np.uint8 or stored.ndim != 3:
             raise UnreadableImageError("unsupported image format")
         grey = stored.astype(np.float32) @ np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601, as PIL
         return _Values(grey, shape, _range(grey))
-    native = _native(path, header)
-    stored = _decoded(path) if native is None else native
+    native = _native(source, header) if isinstance(source, Path) else None
+    stored = _decoded(source) if native is None else native
     limits = _range(stored)
     if native is not None and not _fits_bits(limits, header):
-        stored = _decoded(path)
+        stored = _decoded(source)
         limits = _range(stored)
     values = _presented(stored, limits, header)
     changed = values is not stored
@@ -192,12 +272,28 @@ def _read_dicom(path: Path, burned_in: bool) -> _Values:
     return _Values(values, shape, _range(values) if changed else limits, stretch, inverted)
 
 
-def _decoded(path: Path) -> np.ndarray:
+def _from_start(source: Path | BytesIO) -> Path | BytesIO:
+    if isinstance(source, BytesIO):
+        source.seek(0)
+    return source
+
+
+def _syntax(source: Path | BytesIO) -> Any:
+    """The transfer syntax, before anything else is read: a deflated file inflates while its header is read."""
+    from pydicom import dcmread
+    from pydicom.filereader import read_file_meta_info
+
+    if isinstance(source, Path):
+        return read_file_meta_info(source).get("TransferSyntaxUID")
+    return dcmread(_from_start(source), specific_tags=["Rows"], stop_before_pixels=True).file_meta.TransferSyntaxUID
+
+
+def _decoded(source: Path | BytesIO) -> np.ndarray:
     """Stored values [H, W], or [H, W, 3], as pydicom decodes them."""
     from pydicom import dcmread
     from pydicom.pixels import pixel_array
 
-    stored = pixel_array(dcmread(path, specific_tags=[*DICOM_TAGS, "PixelData"]))
+    stored = pixel_array(dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"]))
     return stored.astype(stored.dtype.newbyteorder("="), copy=False)
 
 

@@ -31,6 +31,12 @@ def clean_report(text: str, min_words: int = 3) -> str:
     return " ".join(words) if len(words) >= min_words else ""
 
 
+def clean_phrase(text: str) -> str:
+    """As ``clean_report``, of a phrase that somebody asks with: where all its sentences are single words, these."""
+    words = (_to_ascii(token) for token in _TOKEN.findall(unicodedata.normalize("NFC", text).lower()))
+    return clean_report(text, 1) or " ".join(word for word in words if word)
+
+
 def sentences(report: str) -> list[str]:
     """The sentences of a report as written, in order; a heading ("FINDINGS:") ends one and belongs to none."""
     pieces = _SENTENCE_END.split(_HEADING.sub(".", report))

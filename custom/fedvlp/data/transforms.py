@@ -26,21 +26,29 @@ def decode(image_size: int, burned_in: bool = False) -> Compose:
     transform: call the transform through ``load`` to get the ``UnreadableImageError`` itself. MONAI's own loader is not
     used, because it carries a file's metadata along. Raises ValueError for an ``image_size`` below 8.
     """
-    from monai.transforms import Compose, SpatialPad
-    from monai.transforms.croppad.functional import pad_nd
+    from monai.transforms import Compose
 
     if image_size < 8:
         raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
-    square = SpatialPad((image_size, image_size))
     return Compose(
         [
-            lambda path: torch.from_numpy(read_radiograph(Path(path), image_size, burned_in))[
-                None
-            ],  # [1, h, w] in 0..255
-            lambda image: pad_nd(image, square.compute_pad_width(image.shape[1:]), "constant", value=0),
-            to_uint8,
+            lambda path: read_radiograph(Path(path), image_size, burned_in),
+            lambda image: square(image, image_size),
         ]
     )
+
+
+def square(image: np.ndarray, image_size: int) -> np.ndarray:
+    """Grey [h, w] in 0..255, neither side above S = ``image_size``, to uint8 [S, S]: zeros on both sides of it.
+
+    Raises UnreadableImageError for a constant image.
+    """
+    from monai.transforms import SpatialPad
+    from monai.transforms.croppad.functional import pad_nd
+
+    film = torch.from_numpy(image)[None]  # [1, h, w]
+    width = SpatialPad((image_size, image_size)).compute_pad_width(film.shape[1:])
+    return to_uint8(pad_nd(film, width, "constant", value=0))
 
 
 def load(path: Path, transform: Compose) -> np.ndarray:

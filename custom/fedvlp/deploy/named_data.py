@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
@@ -15,6 +16,8 @@ class SiteConfigError(ValueError):
 @dataclass(frozen=True)
 class NamedData:
     """A data set that every site keeps and configures for itself; job and server know its name alone."""
+
+    cleans_reports: ClassVar[bool] = True  # as the sources of files do that sites have
 
     name: str
     image_size: int = 72  # side of the decoded square, pixels: the model's, so the job decides

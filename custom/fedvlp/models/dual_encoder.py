@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,13 +24,15 @@ from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
-from fedvlp.models.serialization import read_config, read_weights
+from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
+from fedvlp.models.use import Usable
 
 if TYPE_CHECKING:
     from fedvlp.core.client import MicroBatching
 
 FORMAT = 1  # of the folder written by DualEncoder.save
+WEIGHTS = "model.safetensors"
 POOLINGS = ("summary", "mean")
 
 
@@ -108,7 +111,7 @@ class Encoded:
     views: Tensor | None = None
 
 
-class DualEncoder(nn.Module):
+class DualEncoder(Usable, nn.Module):
     """Image and text towers with alignment blocks and projection heads; ``forward(batch) = project(encode(batch))``.
 
     The image block is pre-norm (as in ViT), the text block post-norm (as in BERT). Both start from random weights and
@@ -138,6 +141,8 @@ class DualEncoder(nn.Module):
         self.text_alignment = seeded(seed, 3, lambda: alignment_block(config, text, post_norm=True))
         self.image_head = seeded(seed, 4, lambda: self.new_head("image"))
         self.text_head = seeded(seed, 5, lambda: self.new_head("text"))
+        self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
+        self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -230,18 +235,24 @@ class DualEncoder(nn.Module):
         """Unit vectors [B, d] of the modalities in ``batch``, with tokens and mask."""
         return self.project(self.encode(batch))
 
-    def save(self, folder: str | Path, statistics: str = "") -> None:
-        """Writes model.safetensors, config.json and, for a transformers tower, tokenizer/; each file is replaced whole.
+    def save(
+        self, folder: str | Path, statistics: str = "", more: Callable[[Path], object] = lambda folder: None
+    ) -> None:
+        """Writes model.safetensors, config.json, SHA256SUMS and, for a transformers tower, tokenizer/.
 
-        The folder is complete: a tower that came from a local folder or the hub is described, not referred to.
-        ``statistics`` says of which records the running statistics of batch normalisation are.
+        Each file is replaced whole, the weights last. The folder is complete: a tower that came from a local folder or
+        the hub is described, not referred to. ``statistics`` says of which records the running statistics of batch
+        normalisation are. ``more`` writes files of its own into the folder that it is given.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
         try:
             self._write(draft, statistics)
-            for path in sorted(p for p in draft.rglob("*") if p.is_file()):
+            more(draft)
+            write_checksums(draft)
+            files = sorted(p for p in draft.rglob("*") if p.is_file())
+            for path in sorted(files, key=lambda path: path.name == WEIGHTS):  # where they are, the folder is complete
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
                 target = folder / path.relative_to(draft)
@@ -259,7 +270,7 @@ class DualEncoder(nn.Module):
         if not isinstance(self.tokenizer, HashTokenizer):
             self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
+        save_file(tensors, folder / WEIGHTS)
         said = self.described() | ({"statistics": statistics} if statistics else {})
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n")
 
@@ -274,22 +285,29 @@ class DualEncoder(nn.Module):
             "image_architecture": image,
             "text_architecture": text,
             "tokenizer": "transformers" if own else "hash",
+            **({"preprocessing": self.preprocessing} if self.preprocessing else {}),
+            **({"prompts": self.prompts} if self.prompts else {}),
         }
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> DualEncoder:
         """The model that ``save`` wrote, on the CPU, in evaluation mode. Nothing is downloaded or unpickled.
 
-        Raises ValueError for a folder without a saved model, or weights that do not fit it.
+        Raises ValueError for a folder without a saved model, a file that is not as it was saved, or weights that do not
+        fit.
         """
         folder = Path(folder)
+        verify_checksums(folder)
         saved, config = read_config(folder, FORMAT, cls.config_class)
+        preprocessing, prompts = (saved.pop(key) for key in USE)
         if saved.pop("tokenizer") == "transformers":
             from fedvlp.models.text import load_tokenizer
 
             saved["tokenizer"] = load_tokenizer(folder / "tokenizer", config.max_tokens)
         model = cls(config, saved=saved)
         model.load_state_dict(read_weights(folder, model.state_dict()))
+        model.preprocessing = dict(preprocessing or {})
+        model.prompts = {name: tuple(sentences) for name, sentences in (prompts or {}).items()}
         return model.eval()
 
 

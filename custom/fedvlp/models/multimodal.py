@@ -46,6 +46,7 @@ class MultimodalClassifier(DualEncoder):
     """
 
     config_class: ClassVar[type[ModelConfig]] = MultimodalConfig
+    contrastive: ClassVar[bool] = False
 
     def __init__(self, config: MultimodalConfig, seed: int = 0, saved: dict[str, Any] | None = None) -> None:
         super().__init__(config, seed, saved)

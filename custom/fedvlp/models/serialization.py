@@ -1,7 +1,8 @@
-"""Reading a saved model: its description and its weights, checked against each other."""
+"""Reading a saved model: its checksums, its description and its weights, checked against each other."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import fields
 from pathlib import Path
@@ -14,9 +15,51 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound="DataclassInstance")
 
+CHECKSUMS = "SHA256SUMS"
+"""File with a line ``<SHA-256>  <file>`` for each file of the folder, as ``sha256sum -c`` reads it."""
+
+USE = ("preprocessing", "prompts")
+"""What config.json may say of a model's use: how films are prepared, and sentences by class for zero-shot."""
+
+CARD = "README.md"
+"""The model card. It has no checksum: people may write in it."""
+
+
+def write_checksums(folder: Path) -> None:
+    """Writes the checksums of all files in ``folder`` but the model card."""
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in names if name not in (CARD, CHECKSUMS)]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def verify_checksums(folder: Path) -> None:
+    """Raises ValueError unless every file that has a checksum is as it was saved; older folders have none."""
+    file = folder / CHECKSUMS
+    if not file.is_file():
+        return
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        try:
+            seen = _sha256(folder / name)
+        except (OSError, ValueError):
+            raise ValueError(f"{folder}: {name} is missing or cannot be read; copy the folder again") from None
+        if seen != digest:
+            raise ValueError(
+                f"{folder}: {name} is not as it was saved: its SHA-256 is {seen[:16]}..., {CHECKSUMS} says "
+                f"{digest[:16]}...; copy the folder again, or, if the change is meant, remove {CHECKSUMS}"
+            )
+
+
+def _sha256(file: Path) -> str:
+    sha = hashlib.sha256()
+    with file.open("rb") as content:
+        while chunk := content.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
+
 
 def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any], C]:
-    """What config.json says of the towers and the tokenizer, and the model's configuration, an instance of ``kind``.
+    """What config.json says of towers, tokenizer and use, and the model's configuration, an instance of ``kind``.
 
     Raises ValueError for a file that is missing, is no saved model, or has another ``format``.
     """
@@ -25,7 +68,8 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
         seen = saved["format"]
         if seen == format:
             config = kind(**saved["model"])
-            return {key: saved[key] for key in ("image_architecture", "text_architecture", "tokenizer")}, config
+            required = ("image_architecture", "text_architecture", "tokenizer")
+            return {key: saved[key] for key in required} | {key: saved.get(key) for key in USE}, config
     except (OSError, ValueError, KeyError, TypeError) as error:
         known = ", ".join(f.name for f in fields(kind))
         raise ValueError(

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.checkpoint import save_bytes, save_json, save_tensors, save_text, unwritten
+from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tensors, save_text, unwritten
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
+from fedvlp.models.serialization import CARD
 from fedvlp.run import plugins
 from fedvlp.run.config import completed, described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
+from fedvlp.run.model_card import card
+from fedvlp.run.model_use import class_prompts, preprocessing
 
 log = logging.getLogger(__name__)
 
@@ -200,11 +203,19 @@ class RunFolder:
         except OSError as error:
             raise unwritten(self.table, error, len(lines), "The checkpoint") from error
 
-    def finish(self, experiment: Experiment, state: State, history: list[Record]) -> None:
-        """Writes the trained model so that ``DualEncoder.from_pretrained`` reads it, and the summary.
+    def finish(
+        self,
+        experiment: Experiment,
+        state: State,
+        history: list[Record],
+        labels: Sequence[str] | None = None,
+    ) -> None:
+        """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
-        Its config.json says of which records its running statistics are. Where sites keep theirs and the server has no
-        public set, ``state`` is without: the model then has the initial ones, and ``load_model`` asks for others.
+        Its config.json says how films are prepared for it, the prompts of its classes (those of ``labels``, the
+        records', where they are known here) and of which records its running statistics are. Where sites keep theirs
+        and the server has no public set, ``state`` is without: the model then has the initial ones, and ``load_model``
+        asks for others.
         """
         model = experiment.model.build(experiment.rounds.seed)
         initial = {name: t for name, t in model.state_dict().items() if name not in state}
@@ -212,10 +223,22 @@ class RunFolder:
         site_only = norm_statistics.site_only(experiment.norm_statistics, experiment.method, {**state, **initial})
         model.load_state_dict(trained | {name: t for name, t in initial.items() if name in site_only})
         rest = {n: t for n, t in state.items() if n.startswith(OBJECTIVE)}
-        if rest:
-            save_tensors(self.path / "model" / "objective.safetensors", rest)
+        statistics = _statistics(model.state_dict(), site_only & initial.keys(), site_only)
+        prepared = preprocessing(experiment)
+        model.preprocessing = prepared.described() if prepared else {}
+        model.prompts = class_prompts(experiment, labels)
+
+        def beside(folder: Path) -> None:
+            if rest:
+                save_tensors(folder / "objective.safetensors", rest)
+            save_text(folder / CARD, card(experiment, model, self._samples(), history, statistics, bool(rest)))
+
         save_json(self.path / "summary.json", summary(history))
-        model.save(self.path / "model", _statistics(model.state_dict(), site_only & initial.keys(), site_only))
+        model.save(self.path / "model", statistics, beside)
+
+    def _samples(self) -> dict[str, int]:
+        """Training records by site, as the last checkpoint has them."""
+        return dict(load_header(self.checkpoint).get("samples", {})) if self.checkpoint.exists() else {}
 
 
 def _statistics(names: Iterable[str], initial: frozenset[str], site_only: frozenset[str]) -> str:

@@ -134,5 +134,5 @@ def _simulate(
             report=noted,
         )
         state = federation.run(next_phase)
-    folder.finish(experiment, state, server.history)
+    folder.finish(experiment, state, server.history, assembly.cohort.label_names)
     return server.history

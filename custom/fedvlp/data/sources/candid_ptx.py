@@ -44,6 +44,7 @@ class CandidPTXSource(Published):
     """
 
     table: ClassVar[str] = "Pneumothorax_reports.csv"
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # Pneumothorax_reports.csv, or the CSV as .gz or .zip
     root: str | None = None  # folder of the films, with or without .dcm, .png, .jpg; None: text and labels alone

@@ -45,6 +45,7 @@ class ChestImaGenomeSource(Published):
     """
 
     table: ClassVar[str] = "silver_dataset"
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # silver_dataset, with scene_graph/ and splits/
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text and labels alone

@@ -31,6 +31,7 @@ class EHRXQASource(Published):
     """
 
     table: ClassVar[str] = FOLDERS[0]
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # folder of the three files
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text alone

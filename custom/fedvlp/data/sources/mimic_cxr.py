@@ -34,6 +34,7 @@ class MIMICSource(Published):
     """
 
     table: ClassVar[str] = "."
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # folder of mimic-cxr-2.0.0-metadata.csv, -split.csv, -chexpert.csv (or .gz)
     root: str | None = None  # folder that holds files/p10/... with the images; None: text and labels alone

@@ -37,6 +37,7 @@ class OpenISource(Published):
     """
 
     table: ClassVar[str] = "NLMCXR_reports.tgz"
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, or a folder of XML files
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report

@@ -73,6 +73,7 @@ class TableSource:
     """
 
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # the CSV: commas, a header, UTF-8 (other bytes are replaced and counted)
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own

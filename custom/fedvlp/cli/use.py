@@ -1,0 +1,165 @@
+"""`fedvlp predict`, `search`, `embed` and `export`: a trained model on films and records, and in other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
+
+if TYPE_CHECKING:
+    from fedvlp.models.dual_encoder import DualEncoder
+
+Model = Annotated[Path, typer.Argument(help="Folder of a finished run, or of a model.")]
+Statistics = Annotated[
+    str | None, typer.Option(help="Site whose batch normalisation is used, where each site keeps its own.")
+]
+DEVICES = ("cpu", "cuda", "auto")
+
+Device = Annotated[str, typer.Option(help="cpu, cuda or auto.")]
+Data = Annotated[str, typer.Option(help=DATA.replace(" (default)", ""))]
+Cache = Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")]
+Split = Annotated[str | None, typer.Option(help="train, val or test; default: all records.")]
+
+app = typer.Typer()
+
+
+@app.command()
+def predict(
+    model: Model,
+    films: Annotated[list[Path], typer.Argument(help="Films: PNG, JPEG, TIFF or DICOM.")],
+    classes: Annotated[
+        str | None, typer.Option(help="Names or phrases, with commas: edema,rib fracture; default: the model's own.")
+    ] = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Shows how near each film is to the sentences of each class (zero-shot)."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+
+    use_plugins(plugins)
+    named = None if classes is None else [name.strip() for name in classes.split(",") if name.strip()]
+    scores = _loaded(model, statistics, device).zero_shot(list(films), named)
+    rows = [
+        ("" if index else film.name, name, f"{value:+.3f}")
+        for film, of in zip(films, scores, strict=True)
+        for index, (name, value) in enumerate(of.items())
+    ]
+    console = Console(markup=False, highlight=False)
+    console.print(plain_table("zero-shot", ("film", "class", "cosine"), rows))
+    print("no probabilities: within a class, a film with a higher cosine is more likely to show it")
+
+
+@app.command()
+def search(
+    model: Model,
+    data: Data,
+    phrase: Annotated[str | None, typer.Argument(help='What to look for, e.g. "left basal effusion".')] = None,
+    image: Annotated[Path | None, typer.Option(help="A film as the query, in place of a phrase.")] = None,
+    top: Annotated[int, typer.Option(help="How many records to show.")] = 10,
+    split: Split = None,
+    show_reports: Annotated[
+        bool, typer.Option("--show-reports", help="Prints the reports too: for the eyes of the records' owner alone.")
+    ] = False,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Shows the records of a data set whose films are nearest to a phrase, or to a film."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import plain_table
+    from fedvlp.run.search import search as nearest
+
+    use_plugins(plugins)
+    if (phrase is None) == (image is None) or phrase == "":
+        raise ValueError('search takes one query; give a phrase ("left basal effusion") or --image FILE')
+    trained = _loaded(model, statistics, device)
+    query = trained.encode_image(image) if phrase is None else trained.encode_text(phrase)
+    cohort = _records(trained, data, cache)
+    matches = nearest(trained, cohort, query, split, top)
+    rows = [
+        (rank, f"{match.similarity:+.3f}", match.key, _site(cohort, match.row), cohort.splits[match.row])
+        for rank, match in enumerate(matches, start=1)
+    ]
+    console = Console(markup=False, highlight=False)
+    title = f"nearest of {len(cohort):,} records to the {'film' if image else 'phrase'}"
+    console.print(plain_table(title, ("rank", "cosine", "record", "site", "split"), rows))
+    for rank, match in enumerate(matches, start=1):
+        if show_reports:
+            print(f"{rank:>3}  {printable(cohort.reports[match.row]) or '(no report)'}")
+
+
+@app.command()
+def embed(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="FILE.npz: arrays key, split, site, image [N, d] and text [N, d].")],
+    split: Split = None,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Writes the vectors of all films and reports of a data set, with the keys of their records."""
+    from fedvlp.run.search import refuse_other_suffix, write_vectors
+
+    use_plugins(plugins)
+    refuse_other_suffix(out)
+    trained = _loaded(model, statistics, device)
+    counts = write_vectors(trained, _records(trained, data, cache), out, split)
+    print(f"wrote {out}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+
+
+@app.command()
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(help="timm (the image tower) or huggingface (the text tower).")],
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    plugins: Plugins = None,
+) -> None:
+    """Writes a tower for another library, which loads it without fedvlp, and compares its features there."""
+    from fedvlp.models.export import EXPORTS
+    from fedvlp.models.load import load_model
+    from fedvlp.run.config import nearest
+
+    use_plugins(plugins)
+    if to not in EXPORTS:
+        raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
+    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](load_model(model), out)}")
+
+
+def printable(text: str) -> str:
+    """The text in one line, without characters that steer a terminal."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:
+    """The model on the device. Raises ValueError for a folder without one, and a device that is not there."""
+    import torch
+
+    from fedvlp.run.trained import load_model
+
+    if device not in DEVICES:
+        raise ValueError(f"--device is {device!r}; choose {', '.join(DEVICES)}")
+    there = torch.cuda.is_available()
+    if device == "cuda" and not there:
+        raise ValueError("--device is cuda, and torch finds no GPU on this machine; choose cpu or auto")
+    return load_model(folder, statistics, "cuda" if device != "cpu" and there else "cpu")
+
+
+def _records(model: DualEncoder, data: str, cache: Path | None) -> Any:
+    """The records of ``--data``, their films decoded as the model's were."""
+    from fedvlp.run.search import decoded_size
+
+    return stored(records_of(data, decoded_size(model)), cache).build()
+
+
+def _site(cohort: Any, row: int) -> str:
+    return "" if cohort.sites is None else cohort.sites[row]

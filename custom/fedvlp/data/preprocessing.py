@@ -1,0 +1,117 @@
+"""How films and phrases are prepared for a model: as the records of its run were, which its folder says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlp.data.radiograph import UnreadableImageError, read_film
+from fedvlp.data.report_text import clean_phrase
+from fedvlp.data.transforms import DECODING, eval_batch, square
+
+CLEANED, AS_WRITTEN = "cleaned", "as written"
+"""Of reports: lower-case words alone (``report_text.clean_report``), as most sources have them, or all characters."""
+
+FIELDS = ("decoding", "longest_side", "input_size", "reports")
+"""What a description must have; all else in it is for people, and for programs other than fedvlp."""
+
+REMEDIES = {
+    "missing image": "there is no such file",
+    "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
+    "corrupt image": "its content is damaged or incomplete; export it again",
+    "constant image": "all of its pixels are equal",
+    "unsupported transfer syntax": "its compression cannot be read here; export it uncompressed",
+    "needs the package pydicom": "pip install 'fedvlp[dicom]'",
+}
+"""Reason why a film cannot be used -> what to say of it."""
+
+
+class PreparationError(ValueError):
+    """A film cannot be prepared. Names its number among those given, and neither its path nor its content."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Films to float32 [N, 1, S, S] in -1..1 with S = ``input_size``, and phrases to words. Holds no state.
+
+    Raises ValueError unless the film is decoded at least as large as the model sees it.
+    """
+
+    longest_side: int  # pixels that the longer side of a film is resized to, and the shorter padded with zeros
+    input_size: int  # pixels, side of the square that is cropped at the centre: what the model sees
+    reports: str = AS_WRITTEN  # or CLEANED
+    decoding: str = DECODING  # version of what decoding does to a file
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.input_size <= self.longest_side:
+            raise ValueError(
+                f"preprocessing: cannot crop {self.input_size} pixels from films of {self.longest_side}; expected at "
+                "least 8, and no more than the films have"
+            )
+        if self.reports not in (CLEANED, AS_WRITTEN):
+            raise ValueError(f"preprocessing: reports are {self.reports!r}, expected {CLEANED!r} or {AS_WRITTEN!r}")
+
+    def described(self) -> dict[str, Any]:
+        """As config.json of a model says it: enough to do the same without fedvlp."""
+        return {
+            "decoding": self.decoding,
+            "grey_levels": (
+                "8-bit values as they are; deeper ones stretched from their least to their greatest to 0..255, after "
+                "the modality LUT and the first VOI window; colour to grey by ITU-R 601"
+            ),
+            "monochrome1": "inverted, so that bright is dense",
+            "longest_side": self.longest_side,
+            "resize": "the longer side to longest_side, each pixel the mean of the area that it covers",
+            "padding": "the shorter side with zeros on both sides, then rounded to whole numbers 0..255",
+            "input_size": self.input_size,
+            "crop": "at the centre",
+            "mean": 0.5,
+            "std": 0.5,
+            "channels": "one; the image tower repeats it",
+            "reports": self.reports,
+        }
+
+    @staticmethod
+    def read(described: Mapping[str, Any]) -> Preprocessing:
+        """What :meth:`described` said. Raises ValueError for anything else."""
+        missing = [name for name in FIELDS if name not in described]
+        if missing:
+            raise ValueError(f"preprocessing: {', '.join(missing)} is missing in config.json; copy the model again")
+        sizes = described["longest_side"], described["input_size"]
+        if not all(type(size) is int for size in sizes):
+            raise ValueError("preprocessing: longest_side and input_size are no whole numbers; copy the model again")
+        return Preprocessing(*sizes, described["reports"], str(described["decoding"]))
+
+    def films(self, films: Sequence[Any]) -> Tensor:
+        """float32 [N, 1, S, S] of N films (``radiograph.read_film`` says of what kinds).
+
+        Raises PreparationError for a film that cannot be used, and where this fedvlp decodes otherwise than that which
+        the model was trained with.
+        """
+        if self.decoding != DECODING:
+            raise PreparationError(
+                f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
+                "use the version of fedvlp that the model's README.md names"
+            )
+        if not len(films):
+            return torch.empty(0, 1, self.input_size, self.input_size)
+        decoded = [self._decoded(film, number, len(films)) for number, film in enumerate(films, start=1)]
+        return eval_batch(torch.from_numpy(np.stack(decoded)), self.input_size)
+
+    def _decoded(self, film: Any, number: int, count: int) -> np.ndarray:
+        """uint8 [L, L], L = ``longest_side``."""
+        try:
+            return square(read_film(film, self.longest_side), self.longest_side)
+        except UnreadableImageError as error:
+            which = "the film" if count == 1 else f"film {number} of {count}"
+            remedy = REMEDIES.get(error.reason, "")
+            raise PreparationError(f"{which} cannot be used: {error}{remedy and f' ({remedy})'}") from None
+
+    def text(self, phrase: str) -> str:
+        """The phrase as the reports were written that the model was trained on."""
+        return clean_phrase(phrase) if self.reports == CLEANED else phrase

@@ -1,0 +1,203 @@
+"""The model card: README.md in the folder of a trained model, from a template; without a path or words of a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedvlp import __version__
+from fedvlp.core.names import name_of
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names as names
+from fedvlp.models.dual_encoder import describe
+from fedvlp.models.initial import SHIPPED, parse
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.metrics import Record, by_site, summary
+from fedvlp.run.site_sources import SiteSources
+
+EPSILON = "privacy/epsilon"
+"""Figure of a site that clips and noises its updates (flare/privacy_filters.py)."""
+
+TEMPLATE = """\
+# {name}: an image-text model trained with fedvlp
+
+{image_tower} reads films of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
+of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds} rounds, seed {seed}. Start: {start}.
+Written by fedvlp {version}.
+
+## Use
+
+```python
+from fedvlp import load_model
+
+model = load_model("FOLDER")  # this folder
+vectors = model.encode_image(["one.dcm", "other.png"])  # [2, {dim}]
+```
+
+Films must be prepared as `config.json` says under `preprocessing`; `load_model` does. A film that is prepared
+otherwise gets a wrong vector, without an error.
+
+## Training records
+
+{source}
+
+{counts}
+
+## Results
+
+{results}
+
+## Normalisation statistics
+
+{statistics}
+
+## Privacy
+
+{privacy}
+
+## Classes
+
+{classes}
+
+## Intended use
+
+Research on image-text models. This is no medical device: it was not validated for diagnosis or for any decision about
+a patient. It knows films and reports like those of its sites; measure it on your own records before you use it.
+
+## Licence
+
+Of these weights: not stated. Those who trained them have to write it here, within the terms of the training records.
+fedvlp itself is under Apache-2.0.
+
+## Files
+
+`config.json` describes architecture, tokenizer, preprocessing and prompts; `model.safetensors` holds the weights{more}.
+`SHA256SUMS` holds their checksums, which `load_model` and `sha256sum -c SHA256SUMS` compare. This file has none: edit
+it.
+"""
+
+
+def card(
+    experiment: Experiment,
+    model: Any,
+    samples: Mapping[str, int],
+    history: Sequence[Record],
+    statistics: str,
+    objective: bool,
+) -> str:
+    """The text for a trained ``model`` (a DualEncoder). ``samples``: training records by site, as the sites said.
+
+    ``statistics``: whose its running statistics are. ``objective``: whether tensors of the objective lie beside it.
+    """
+    described = model.described()["model"]
+    return TEMPLATE.format(
+        name=experiment.name,
+        image_tower=_cell(described["image_tower"]),
+        text_tower=_cell(described["text_tower"]),
+        size=described["image_size"],
+        tokens=described["max_tokens"],
+        dim=described["embedding_dim"],
+        parameters=describe(model)["total"],
+        method=name_of(type(experiment.method)),
+        rounds=experiment.rounds.rounds,
+        seed=experiment.rounds.seed,
+        start=_start(experiment),
+        version=__version__,
+        source=_source(experiment.data),
+        counts=_counts(samples),
+        results=_results(summary(list(history))),
+        statistics=statistics[:1].upper() + statistics[1:] + "."
+        if statistics
+        else "The model has no batch normalisation.",
+        privacy=_privacy(history),
+        classes=_classes(model.prompts),
+        more=", `objective.safetensors` what was trained beside it" if objective else "",
+    )
+
+
+def _cell(text: str) -> str:
+    return f"`{text}`"
+
+
+def _start(experiment: Experiment) -> str:
+    """What training started from: weights that ship by their name, others by their checksum alone."""
+    if experiment.model.pretrained:
+        return "the published weights of both towers"
+    init = parse(experiment.model.init)
+    if not init.name:
+        return "random weights"
+    if init.name in SHIPPED:
+        return f"`{init.name}`, encoders that ship with fedvlp"
+    return f"weights with the SHA-256 {init.digest}" if init.digest else "weights of its owner's"
+
+
+def _source(source: Any) -> str:
+    if isinstance(source, SiteSources):
+        kinds = ", ".join(f"{site} by `{name_of(type(inner))}`" for site, inner in source.sites)
+        return f"Read at each site: {kinds}."
+    if isinstance(source, SyntheticCohort):
+        return "Drawn by a program (`fedvlp.data.SyntheticCohort`): no patient's film or report is among them."
+    return f"Read by `{name_of(type(source))}`."
+
+
+def _counts(samples: Mapping[str, int]) -> str:
+    if not samples:
+        return "How many each site had was not reported."
+    rows = [f"| {site} | {count:,} |" for site, count in samples.items()]
+    return "\n".join(["| site | training records |", "|---|---|", *rows, f"| all | {sum(samples.values()):,} |"])
+
+
+def _results(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """Recall on the test split of the initial and the trained model, where it was measured."""
+    for scope, among in ((names.IN_BATCH, "in batches of 32"), (names.WHOLE_SET, "among all of a site")):
+        columns = _recalls(figures.get("trained", {}), scope)
+        if columns:
+            title = f"Recall on the sites' test records, {among}, mean of both directions, percent:"
+            return "\n".join([title, "", *_recall_rows(figures, columns)])
+    return "No recall was measured on the test split in this run."
+
+
+def _recalls(measured: Mapping[str, float], scope: str) -> dict[str, str]:
+    """Column -> name of the figure, of those that were measured."""
+    return {
+        f"R@{k} {kind}": key
+        for k in (1, 5)
+        for kind, which in (("average", names.AVERAGE), ("worst site", names.WORST))
+        if (key := names.over_sites(names.recall("test", k, scope), which)) in measured
+    }
+
+
+def _recall_rows(figures: Mapping[str, Mapping[str, float]], columns: Mapping[str, str]) -> list[str]:
+    rows = [f"| model | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}"]
+    for model in ("initial", "trained"):
+        cells = [f"{figures[model][key]:.1f}" if key in figures[model] else "" for key in columns.values()]
+        rows.append(f"| {model} | {' | '.join(cells)} |")
+    return rows
+
+
+def _privacy(history: Sequence[Record]) -> str:
+    spent: dict[str, float] = {}
+    for record in history:
+        for site, figures in by_site(record).items():
+            if EPSILON in figures:
+                spent[site] = max(figures[EPSILON], spent.get(site, 0.0))
+    if not spent:
+        return (
+            "No site reported differential privacy: nothing bounds what these weights may tell of single records. "
+            "Share them as you would share what was learned from the records themselves."
+        )
+    said = ", ".join(f"{site} {epsilon:.3g}" for site, epsilon in sorted(spent.items()))
+    return (
+        f"Epsilon that sites reported: {said}, at the delta of each site's own policy. The unit is a site's whole data "
+        "set, so it says how well one site's taking part is hidden. Other sites reported none."
+    )
+
+
+def _classes(prompts: Mapping[str, Sequence[str]]) -> str:
+    if not prompts:
+        return "It has no classes of its own for zero-shot classification."
+    count = max(map(len, prompts.values()))
+    return (
+        f"For zero-shot classification, with up to {count} sentences of each in `config.json`: "
+        f"{', '.join(prompts)}. The figures are cosines, no probabilities."
+    )

@@ -1,0 +1,136 @@
+"""Vectors of a data set's films and reports by a trained model, and the records that are nearest to a query."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvlp.core.checkpoint import save_bytes
+from fedvlp.data.cohort import Cohort, NoRecordsError
+from fedvlp.data.preprocessing import Preprocessing
+from fedvlp.data.record_ids import as_written
+from fedvlp.data.transforms import eval_batch
+from fedvlp.models.dual_encoder import DualEncoder
+
+SUFFIX = ".npz"
+
+BATCH = 64
+"""Films or reports embedded at once."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """One of the records that are nearest to a query."""
+
+    row: int  # of the cohort
+    key: str  # of the record, as a file may have it (data/record_ids.py)
+    similarity: float  # cosine of the query and the record's film, -1..1
+
+
+def decoded_size(model: DualEncoder) -> int:
+    """Pixels that the films of a data set are to be decoded to for ``model``.
+
+    Raises ValueError where the model's folder does not say how films are prepared.
+    """
+    if not isinstance(model.prepare, Preprocessing):
+        raise ValueError("this model's folder does not say how films are prepared; give the folder of its run")
+    return model.prepare.longest_side
+
+
+def rows_of(cohort: Cohort, split: str | None) -> np.ndarray:
+    """Row numbers [n] of a split, or of all records (None). Raises ValueError for an unknown split, or no row."""
+    rows = np.arange(len(cohort)) if split is None else cohort.rows(split)
+    if not len(rows):
+        raise NoRecordsError(f"the data set has no record{f' in the split {split}' if split else ''}; choose another")
+    return rows
+
+
+def image_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor:
+    """Unit vectors [n, d] of the films of ``rows`` [n], on the CPU; nan where a row has no film.
+
+    ``cohort``: its films are decoded to ``decoded_size`` pixels.
+    """
+    vectors = torch.full((len(rows), model.config.embedding_dim), torch.nan)
+    imaged = torch.from_numpy(np.flatnonzero(cohort.has_image()[rows]))
+    for some in imaged.split(BATCH):
+        pixels = np.ascontiguousarray(cohort.images(rows[some.numpy()]))
+        films = eval_batch(torch.from_numpy(pixels), model.config.image_size)
+        vectors[some] = model.encode_image(films).float().cpu()
+    return vectors
+
+
+def text_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor:
+    """Unit vectors [n, d] of the reports of ``rows`` [n], on the CPU; nan where a row has no report."""
+    vectors = torch.full((len(rows), model.config.embedding_dim), torch.nan)
+    reported = torch.from_numpy(np.flatnonzero(cohort.has_report()[rows]))
+    for some in reported.split(BATCH):
+        reports = [cohort.reports[row] for row in rows[some.numpy()].tolist()]
+        vectors[some] = model.encode_text(reports).float().cpu()
+    return vectors
+
+
+def search(model: DualEncoder, cohort: Cohort, query: Tensor, split: str | None = None, top: int = 10) -> list[Nearest]:
+    """The ``top`` records whose films are nearest to ``query`` [d], a unit vector, the nearest first.
+
+    Of equal similarities the earlier row is first; records without a film are left out. Raises ValueError for a model
+    that was not trained to compare, a ``top`` below 1, and where no record has a film.
+    """
+    if not model.contrastive:
+        raise ValueError(
+            f"search: the model is a {type(model).__name__}, whose vectors are not trained to be compared; give a run "
+            "of an image-text model (a DualEncoder)"
+        )
+    if top < 1:
+        raise ValueError(f"search: {top} records are asked for; expected at least 1")
+    rows = rows_of(cohort, split)
+    rows = rows[cohort.has_image()[rows]]
+    if not len(rows):
+        raise NoRecordsError("search: no record there has a film; give data with images, or another split")
+    similarity = (image_vectors(model, cohort, rows).double() @ query.double().cpu()).numpy()
+    order = np.argsort(-similarity, kind="stable")[:top]
+    shown = as_written(cohort)
+    return [Nearest(int(rows[i]), shown[cohort.ids[rows[i]]], float(similarity[i])) for i in order]
+
+
+def refuse_other_suffix(out: Path) -> None:
+    """Raises ValueError unless vectors can be written as ``out``, before they are computed."""
+    if out.suffix.lower() != SUFFIX:
+        raise ValueError(f"--out {out.name}: vectors are written as FILE{SUFFIX}, which numpy reads; name it so")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out.name}: its folder does not exist, or a folder has that name; choose another")
+
+
+def write_vectors(model: DualEncoder, cohort: Cohort, out: Path, split: str | None = None) -> dict[str, int]:
+    """Writes ``out``, and returns how many records, films and reports are in it.
+
+    Arrays: ``key`` [N], ``split`` [N], ``site`` [N] ("" where there is none), ``image`` and ``text`` [N, d] float32,
+    nan where a record has no film or no report. Raises ValueError as ``refuse_other_suffix`` does.
+    """
+    refuse_other_suffix(out)
+    rows = rows_of(cohort, split)
+    image, text = image_vectors(model, cohort, rows), text_vectors(model, cohort, rows)
+    shown = as_written(cohort)
+    arrays: dict[str, Any] = {
+        "key": _column([shown[cohort.ids[row]] for row in rows]),
+        "split": _column([str(cohort.splits[row]) for row in rows]),
+        "site": _column(["" if cohort.sites is None else cohort.sites[row] for row in rows]),
+        "image": image.numpy(),
+        "text": text.numpy(),
+    }
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    save_bytes(out, content.getvalue())
+    films, reports = (int((~vectors[:, 0].isnan()).sum()) for vectors in (image, text))
+    return {"records": len(rows), "films": films, "reports": reports}
+
+
+def _column(values: Sequence[str]) -> np.ndarray:
+    """Texts as an array that is read without unpickling."""
+    return np.array(values, dtype=np.str_)

@@ -1,0 +1,47 @@
+"""A trained model that takes films and phrases as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from fedvlp.core.types import Batch
+from fedvlp.data.preprocessing import Preprocessing
+from fedvlp.models import load
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.model_use import preprocessing
+
+
+def load_model(
+    folder: str | Path,
+    statistics: str | Path | Iterable[Batch] | None = None,
+    device: str | torch.device = "cpu",
+) -> DualEncoder:
+    """The model of a finished run, in evaluation mode: a DualEncoder or a MultimodalClassifier.
+
+    Its methods ``encode_image``, ``encode_text``, ``zero_shot`` and ``preprocess`` take films and phrases as they are
+    (models/use.py), and prepare them as the run's own records were. ``folder`` is that of a run, or its ``model``, or
+    one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch normalisation, where each site keeps its
+    own (``norm_statistics=site``): what a site keeps (its name in a simulated run, or the folder ``sites/<site>`` of
+    the run at that site), or batches of records to estimate them on, at least 2 records each. Raises ValueError where
+    the folder holds no model or a file is not as it was saved, and where it has no statistics and none are given.
+    """
+    model = load.load_model(folder, statistics)
+    if model.preprocessing:
+        model.prepare = Preprocessing.read(model.preprocessing)
+    elif (known := _of_older_run(Path(folder))) is not None:  # written before a model's folder said it
+        model.prepare, model.preprocessing = known, known.described()
+    return model.to(device)
+
+
+def _of_older_run(folder: Path) -> Preprocessing | None:
+    """What the configuration of a run says of the preparation of its films; None where it says nothing."""
+    for run in (folder, folder.parent):
+        try:
+            return preprocessing(RunFolder(run).experiment())
+        except ValueError:  # no run, or one of a plugin that is not here
+            continue
+    return None

@@ -1,0 +1,190 @@
+"""`fedvlp predict`, `search`, `embed` and `export`: what they show, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.presets import MODEL, SMALL
+from typer.testing import CliRunner
+
+from fedvlp import load_model
+from fedvlp.cli import app, main
+from fedvlp.cli.use import printable
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.models import MultimodalConfig
+from fedvlp.run.folder import RunFolder
+
+TABLE = SyntheticCohort(sites=2, size=24, image_size=36)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 24 films with reports, and finished runs: of a dual encoder and of a classifier."""
+    folder = tmp_path_factory.mktemp("home")
+    write(TABLE, folder)
+    (folder / "notes.txt").write_text("no film")
+    source = TableSource("pairs.csv", image_size=36)
+    for name, model in (("run", MODEL), ("classifier", MultimodalConfig(**{**vars(MODEL), "labels": ("a",)}))):
+        experiment = replace(SMALL, name=name, model=model, data=source)
+        RunFolder.create(folder / "runs", experiment).finish(experiment, dict(model.build(3).state_dict()), [])
+    (folder / "run").symlink_to(folder / "runs" / "run" / "001")
+    (folder / "classifier").symlink_to(folder / "runs" / "classifier" / "001")
+    (folder / "unfinished").mkdir()
+    return folder
+
+
+def said(command: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command prints."""
+    monkeypatch.chdir(home)
+    done = CliRunner().invoke(app, shlex.split(command), env={"COLUMNS": "120", "XDG_DATA_HOME": str(home / "keys")})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def cells(output: str) -> list[list[str]]:
+    """The rows of the table in an output."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+
+
+def test_predict_shows_the_cosines_of_every_film(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    films = ["images/000003.png", "images/000004.png"]
+    rows = cells(said(f"predict run {' '.join(films)} --classes 'edema, rib [red]fracture'", home, monkeypatch))
+    model = load_model(home / "run")
+    expected = model.zero_shot([home / film for film in films], ["edema", "rib [red]fracture"])
+    assert [row[:2] for row in rows] == [
+        ["000003.png", "edema"], ["", "rib [red]fracture"], ["000004.png", "edema"], ["", "rib [red]fracture"]
+    ]  # fmt: skip
+    assert [row[2] for row in rows] == [f"{value:+.3f}" for of in expected for value in of.values()]
+    own = cells(said(f"predict run {films[0]}", home, monkeypatch))
+    assert [row[1] for row in own] == list(model.prompts)
+    assert "Pleural Effusion" in model.prompts
+
+
+def test_search_ranks_the_films_by_their_cosine_with_a_phrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = said('search run "left basal effusion" --data table:pairs.csv --top 24', home, monkeypatch)
+    model = load_model(home / "run")
+    query = model.encode_text("left basal effusion")
+    cosines = model.encode_image([home / "images" / f"{row:06d}.png" for row in range(24)]) @ query
+    rows = cells(output)
+    assert [row[0] for row in rows] == [str(rank) for rank in range(1, 25)]
+    assert [row[1] for row in rows] == [f"{value:+.3f}" for value in cosines.sort(descending=True).values.tolist()]
+    assert all(re.fullmatch(r"[0-9a-f]{32}", row[2]) for row in rows), "keyed hashes, of a hospital's own records"
+    assert "impression" not in output
+    assert {row[3] for row in rows} == {"site-1", "site-2"}
+
+
+def test_search_by_a_film_finds_this_film_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "search run --image images/000005.png --data table:pairs.csv --top 2"
+    (first, second), output = (
+        cells(said(command, home, monkeypatch)),
+        said(f"{command} --show-reports", home, monkeypatch),
+    )
+    assert first[1] == "+1.000"
+    assert second[1] < "+1.000"
+    report = TABLE.build().reports[5]
+    words = re.findall(r"\w+", report.lower())
+    shown = next(line for line in output.splitlines() if line.startswith("  1  "))
+    assert set(shown.split()[1:]) <= set(words)
+    assert len(shown.split()) > 5
+
+
+def test_search_within_a_split(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = cells(said("search run edema --data table:pairs.csv --split test --top 50", home, monkeypatch))
+    assert {row[4] for row in rows} == {"test"}
+    assert len(rows) == (TABLE.build().splits == "test").sum()
+
+
+def test_embed_writes_vectors_with_the_keys_that_search_shows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = said("embed run --data table:pairs.csv --out vectors.npz", home, monkeypatch)
+    assert "wrote vectors.npz: 24 records, 24 films, 24 reports" in output
+    model = load_model(home / "run")
+    with np.load(home / "vectors.npz", allow_pickle=False) as arrays:
+        key, image, text = arrays["key"], torch.from_numpy(arrays["image"]), torch.from_numpy(arrays["text"])
+        assert set(arrays["site"]) == {"site-1", "site-2"}
+        assert set(arrays["split"]) == {"train", "val", "test"}
+    films = model.encode_image([home / "images" / f"{row:06d}.png" for row in range(24)])
+    assert (image - films).abs().max() <= 1e-5
+    assert (text - model.encode_text(TABLE.build().reports)).abs().max() <= 1e-5
+    first = cells(said("search run edema --data table:pairs.csv --top 1", home, monkeypatch))[0][2]
+    assert first == key[(image @ model.encode_text("edema")).argmax()]
+
+
+def test_embed_takes_a_classifier_and_records_without_reports(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The vectors of reports that are not there are nan, and not counted."""
+    count = int((TABLE.build().splits == "val").sum())
+    output = said("embed classifier --data table:pairs.csv --split val --out c.npz", home, monkeypatch)
+    assert f"wrote c.npz: {count} records, {count} films, {count} reports" in output
+    output = said("embed run --data table:pairs.csv,report_column= --out n.npz", home, monkeypatch)
+    assert "24 records, 24 films, 0 reports" in output
+    with np.load(home / "n.npz", allow_pickle=False) as arrays:
+        assert np.isnan(arrays["text"]).all()
+        assert not np.isnan(arrays["image"]).any()
+
+
+MISTAKES = {
+    "predict run nowhere.png": "the film cannot be used: missing image (there is no such file)",
+    "predict run images/000001.png nowhere.png": "film 2 of 2 cannot be used: missing image (there is no such file)",
+    "predict run notes.txt": "unsupported image format (PNG, JPEG, TIFF and DICOM are read)",
+    "predict run images": "missing image (there is no such file)",
+    "predict nowhere images/000001.png": "nowhere holds no trained model; give the folder of a run that has finished",
+    "predict unfinished images/000001.png": "unfinished holds no trained model",
+    "predict classifier images/000001.png": "a MultimodalClassifier compares no films with texts",
+    "predict run images/000001.png --classes ,": "classes is a list of at least one name",
+    "predict run images/000001.png --device tpu": "--device is 'tpu'; choose cpu, cuda, auto",
+    "search run --data table:pairs.csv": "search takes one query; give a phrase",
+    "search run edema --image images/000001.png --data table:pairs.csv": "search takes one query",
+    "search run --image nowhere.png --data table:pairs.csv": "the film cannot be used: missing image",
+    "search run edema --data table:nowhere.csv": "the table (path) is not a file",
+    "search run edema --data tabel:pairs.csv": "unknown source of --data 'tabel'; did you mean 'table'?",
+    "search run edema --data table:pairs.csv --split tset": "unknown split 'tset'; expected one of train, val, test",
+    "search run edema --data table:pairs.csv --top 0": "0 records are asked for; expected at least 1",
+    "search classifier edema --data table:pairs.csv": "a MultimodalClassifier, whose vectors are not trained",
+    "search run edema --data synthetic --cache x": "--cache is for data sets of image files",
+    "embed run --data table:pairs.csv --out x.parquet": "vectors are written as FILE.npz, which numpy reads",
+    "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
+    "embed nowhere --data table:pairs.csv --out x.npz": "nowhere holds no trained model",
+    "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface",
+    "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",
+    "export run --to huggingface --out x": "the text tower is fedvlp's own, which transformers does not have",
+    "export nowhere --to timm --out x": "nowhere holds no trained model",
+    "embed run --data table:pairs.csv --out x.npz --statistics site-9": "site-9 holds no normalisation of a trained",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(path.name for path in home.iterdir())
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "argv", ["fedvlp", *shlex.split(arguments)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert MISTAKES[arguments] in errors
+    assert len(errors.splitlines()) == 1
+    assert sorted(path.name for path in home.iterdir()) == before
+
+
+def test_cuda_that_is_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(home)
+    done = CliRunner().invoke(app, shlex.split("predict run images/000001.png --device cuda"))
+    assert "torch finds no GPU on this machine" in str(done.exception)
+    assert said("predict run images/000001.png --device auto", home, monkeypatch)
+
+
+def test_a_report_steers_no_terminal() -> None:
+    assert printable("no\x1b[31m effusion\r\nclear\x07") == "no [31m effusion clear"

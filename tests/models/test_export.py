@@ -1,0 +1,170 @@
+"""Exported towers, loaded by their library alone in a process without fedvlp, have the features that they have here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.towers import local_bert
+from torch import nn
+
+from fedvlp.models import DualEncoder, ModelConfig
+from fedvlp.models import export as module
+from fedvlp.models.export import ExportError, export_huggingface, export_timm
+
+SMALL = {"max_tokens": 6, "head_hidden": 16, "head_norm": "layer", "embedding_dim": 8}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "left", "basal", "effusion", "edema"]
+
+
+def alone(code: str, folder: Path) -> None:
+    """Runs ``code`` where fedvlp cannot be imported."""
+    hidden = f"import sys\nsys.modules['fedvlp'] = None\n{code}"
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=folder, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def trained(config: ModelConfig) -> DualEncoder:
+    """With weights and statistics that are nobody's initial ones."""
+    model = config.build(3).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.add_(0.02 * torch.rand(tensor.shape, generator=generator))
+    return model
+
+
+def exported(model: DualEncoder, folder: Path) -> tuple[str, torch.Tensor, torch.Tensor]:
+    """How timm loads the exported image tower, films as timm takes them, and their features here."""
+    line = export_timm(model, folder / "tower")
+    channels = model.image_encoder.in_channels
+    films = torch.randn(3, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        features = model.image_encoder(films)[:, 0].contiguous()
+    return line, films.repeat(1, channels, 1, 1), features  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "channels"), [("vit_tiny_patch16_224", 3), ("resnet10t", None), ("resnet10t", 1)])
+def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | None, tmp_path: Path) -> None:
+    import timm
+
+    model = trained(ModelConfig(name, "tiny", image_size=32, in_channels=channels, **SMALL))  # type: ignore[arg-type]
+    model.preprocessing = {"longest_side": 40}
+    line, films, features = exported(model, tmp_path)
+    folder = tmp_path / "tower"
+    assert line == f'timm.create_model("local-dir:{folder}", pretrained=True)'
+    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    with torch.no_grad():
+        assert (loaded(films) - features).abs().max() <= 1e-5 * features.abs().max()
+    told = timm.data.resolve_model_data_config(loaded)
+    assert (tuple(told["input_size"]), told["crop_pct"]) == ((channels or 3, 32, 32), 0.8)
+    assert set(told["mean"]) == set(told["std"]) == {0.5}
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.slow(seconds=10)
+def test_timm_needs_no_fedvlp(tmp_path: Path) -> None:
+    model = trained(ModelConfig("resnet10t", "tiny", image_size=32, **SMALL))  # type: ignore[arg-type]
+    line, films, features = exported(model, tmp_path)
+    save_file({"films": films, "features": features}, tmp_path / "x")
+    alone(
+        f"""
+import timm, torch
+from safetensors.torch import load_file
+model, seen = {line}.eval(), load_file("x")
+with torch.no_grad():
+    assert (model(seen["films"]) - seen["features"]).abs().max() <= 1e-5 * seen["features"].abs().max()
+""",
+        tmp_path,
+    )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> DualEncoder:
+    """A dual encoder with the first layer of a BERT with a vocabulary."""
+    bert = local_bert(tmp_path_factory.mktemp("bert"), WORDS)
+    return trained(ModelConfig("resnet10t", str(bert), text_layers=1, image_size=32, pretrained=False, **SMALL))  # type: ignore[arg-type]
+
+
+READ = """
+import torch, transformers
+from safetensors.torch import load_file
+model, seen = LINE.eval(), load_file(FILE)
+words = transformers.AutoTokenizer.from_pretrained(FOLDER)
+batch = words(TEXTS, padding="max_length", truncation=True, max_length=6, return_tensors="pt")
+assert torch.equal(batch["attention_mask"].bool(), seen["mask"])
+with torch.no_grad():
+    hidden = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+assert (hidden - seen["features"])[seen["mask"]].abs().max() <= 1e-5 * seen["features"].abs().max()
+assert model.config.num_hidden_layers == 1
+"""
+"""What transformers' user does, and what must hold."""
+
+
+def read(model: DualEncoder, folder: Path) -> str:
+    """``READ`` for the exported text tower, with its features here in a file beside it."""
+    line = export_huggingface(model, folder / "tower")
+    texts = ["no left effusion", "edema", "no basal edema left effusion no"]
+    ids, mask = model.tokenizer(texts)
+    with torch.no_grad():
+        save_file({"mask": mask, "features": model.text_encoder(ids, mask).contiguous()}, folder / "x")
+    filled = {
+        "LINE": line,
+        "FILE": repr(str(folder / "x")),
+        "FOLDER": repr(str(folder / "tower")),
+        "TEXTS": repr(texts),
+    }
+    code = READ
+    for word, value in filled.items():
+        code = code.replace(word, value)
+    return code
+
+
+def test_transformers_gives_the_features_of_the_text_tower(reader: DualEncoder, tmp_path: Path) -> None:
+    exec(read(reader, tmp_path), {})
+    for path in (tmp_path / "tower").rglob("*.json"):
+        assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
+
+
+@pytest.mark.slow(seconds=10)
+def test_transformers_needs_no_fedvlp(reader: DualEncoder, tmp_path: Path) -> None:
+    alone(read(reader, tmp_path), tmp_path)
+
+
+def test_what_no_other_library_has_is_refused(tmp_path: Path, reader: DualEncoder) -> None:
+    tiny = ModelConfig(image_size=32, **SMALL).build(0)  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="the image tower is fedvlp's own"):
+        export_timm(tiny, tmp_path / "x")
+    with pytest.raises(ExportError, match="the text tower is fedvlp's own"):
+        export_huggingface(tiny, tmp_path / "x")
+    hashed = ModelConfig("tiny", "bert-base-uncased", text_layers=1, image_size=32, **SMALL).build(0)  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="the tokenizer is fedvlp's hashed words"):
+        export_huggingface(hashed, tmp_path / "x")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ExportError, match="there exists already; name a new folder"):
+        export_timm(reader, tmp_path / "there")
+    with pytest.raises(ExportError, match="the folder above x does not exist"):
+        export_timm(reader, tmp_path / "nowhere" / "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_an_export_that_differs_is_not_written(
+    tmp_path: Path, reader: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here one weight is written wrongly: nothing remains, and the model's mode is as it was."""
+    save = module._save_weights
+
+    def wrongly(tower: nn.Module, folder: Path) -> None:
+        save(tower, folder)
+        tensors = load_file(folder / "model.safetensors")
+        tensors["conv1.0.weight"] += 0.1
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    monkeypatch.setattr(module, "_save_weights", wrongly)
+    with pytest.raises(ExportError, match=r"export to timm: its features differ by .*, and was not written|may be"):
+        export_timm(reader, tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
