@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# before torch is imported: also programs that tests start; two threads each on busy cores wait for each other
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
 import torch
 
 sys.path.append(str(Path(__file__).parent))

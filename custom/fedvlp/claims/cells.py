@@ -38,13 +38,21 @@ def cells_of(scenario: Scenario, methods: Sequence[str], seeds: Sequence[int]) -
     }
 
 
-def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: int, said: Said) -> Table:
+def measured(
+    scenario: Scenario,
+    cells: Cells,
+    root: Path,
+    files: Path,
+    jobs: int,
+    said: Said,
+    accept_phi_risk: bool = False,
+) -> Table:
     """The figures of the cells: from ``files`` (claims/results.py), from finished runs, or of runs that begin now.
 
     ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
-    that have not finished are not in the table. The runs are in ``<root>/<scenario>/<seed>/<method>/``, and what has
-    finished is written to ``files``. A figure is the same whether it was measured now or read from its file. Raises
-    what a run raises, after the others have ended.
+    that have not finished are not in the table. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
+    ``<root>/<scenario>/<seed>/<method>/``, and what has finished is written to ``files``. A figure is the same whether
+    it was measured now or read from its file. Raises what a run raises, after the others have ended.
     """
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
@@ -65,7 +73,9 @@ def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: in
             said(*cell, HERE)
         else:
             wanted[cell] = experiment
-    tasks = {cell: (_folder(scenario, root, cell), one, scenario.figures) for cell, one in wanted.items()}
+    tasks = {
+        cell: (_folder(scenario, root, cell), one, scenario.figures, accept_phi_risk) for cell, one in wanted.items()
+    }
     for cell, one in _run(tasks, jobs):
         noted(cell, one)
         said(*cell, DONE)
@@ -75,7 +85,7 @@ def measured(scenario: Scenario, cells: Cells, root: Path, files: Path, jobs: in
 Measured = tuple[Path, Figures, float]
 """Folder of a finished run, its figures, and the seconds that measuring them took."""
 
-Task = tuple[Path, Experiment, Callable[[RunFolder], Figures]]
+Task = tuple[Path, Experiment, Callable[[RunFolder], Figures], bool]
 """Arguments of ``train``."""
 
 
@@ -107,10 +117,12 @@ def _folder(scenario: Scenario, root: Path, cell: tuple[str, int]) -> Path:
     return root / (scenario.runs or scenario.name) / str(cell[1])
 
 
-def train(root: Path, experiment: Experiment, figures: Callable[[RunFolder], Figures]) -> Measured:
+def train(
+    root: Path, experiment: Experiment, figures: Callable[[RunFolder], Figures], accept_phi_risk: bool = False
+) -> Measured:
     """Runs or resumes one cell, and measures it."""
     folder = RunFolder.open(root, experiment)
-    simulate(experiment, folder)
+    simulate(experiment, folder, accept_phi_risk=accept_phi_risk)
     return measure(folder.path, figures)
 
 

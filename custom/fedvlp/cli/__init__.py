@@ -1,5 +1,5 @@
 """The command line: presets, settings, simulate, runs, report, compare, evaluate, predict, search, embed, export,
-claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, use
+from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, use
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
 app.add_typer(runs.app)
 app.add_typer(use.app)
+app.add_typer(sweep.app)
 app.add_typer(claims.app)
 app.add_typer(reproduce.app)
 app.add_typer(pretrain.app)
@@ -64,7 +65,7 @@ def main() -> None:
         app()
     except Stopped:
         print(
-            "fedvlp: stopped; go on with --resume and the run's folder, claims and reproduce by the same command",
+            "fedvlp: stopped; go on with --resume and the run's folder; sweep, claims, reproduce: by the same command",
             file=sys.stderr,
         )
         sys.exit(130)

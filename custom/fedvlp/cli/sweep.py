@@ -1,0 +1,65 @@
+"""`fedvlp sweep`: presets with several seeds and settings, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, seeds_of, use_plugins
+
+app = typer.Typer()
+
+
+@app.command()
+def sweep(
+    presets: Annotated[list[str], typer.Argument(help="As `fedvlp presets` lists them.")],
+    seeds: Annotated[str, typer.Option(help="FIRST-LAST: of the runs, and of data that are drawn or split.")] = "0-2",
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", help="SETTING=VALUE,VALUE,...; may be repeated: every combination is run."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time; 0: shows what has finished, and runs nothing.")] = 2,
+    settings: Setting = None,
+    data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
+    sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
+    site: Annotated[
+        list[str] | None,
+        typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
+    ] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for decoded images, to be decoded once.")] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
+        "runs/sweep"
+    ),
+    accept_phi_risk: Annotated[
+        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
+    ] = False,
+    plugins: Plugins = None,
+) -> None:
+    """Runs presets with several seeds and settings, goes on where it was stopped, and compares them.
+
+    Differences are paired by seed, from the first preset with the first values. A preset without a setting of --grid
+    runs once for all its values.
+    """
+    from rich.console import Console
+
+    from fedvlp.claims import sweep as of
+    from fedvlp.cli.tables import plain_table
+
+    use_plugins(plugins)
+    console = Console(markup=False, highlight=False)
+    asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
+    every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
+    console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
+
+    def said(variant: str, seed: int, what: str) -> None:
+        console.print(f"{variant}, seed {seed}: {what}")
+
+    table = of.swept(every, wanted, runs, jobs, said, accept_phi_risk)
+    if not table.cells:
+        raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
+    heading, rows = of.as_rows(table)
+    console.print(plain_table("mean (deviation) over seeds, %; differences with 95 % intervals", heading, rows))
+    for file in of.write(table, runs):
+        print(f"wrote {file}")
