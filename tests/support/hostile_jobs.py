@@ -228,7 +228,7 @@ def _extreme(random: Random, config: dict[str, Any]) -> str:
 
 
 PATHS = (
-    "SECRET", "/etc/passwd", "/etc", "../../startup", "~/x", "C:\\x", "..", "a/../../b", "models/../../startup", WORDS,
+    "SECRET", "/etc/passwd", "/etc", "../../startup", "~/x", "C:\\x", "..", "a/../../b", "models/../../startup",
     "x" * 5000, "", "\x00", "file:///etc/passwd", "{v}", "local",
 )  # fmt: skip
 """What a name may not be: mostly ways to another place of the site's disk."""
@@ -237,7 +237,7 @@ PATHS = (
 def _text(random: Random, config: dict[str, Any]) -> str:
     """One of the job's names, of runs, towers or data sets, becomes a path."""
     honest = config["executors"][0]["executor"] if "executors" in config else config["workflows"][0]
-    value, args = random.choice(PATHS), honest["args"]
+    value, args = random.choice((WORDS, random.choice(PATHS))), honest["args"]
     tower = random.choice(("image_tower", "text_tower"))
     choices: dict[str, Callable[[], Any]] = {
         "name": lambda: args.update(name=value),
@@ -269,9 +269,9 @@ class Attack:
 
 
 def attacks(seed: int, count: int) -> Iterator[Attack]:
-    """``count`` hostile jobs, the same for the same seed."""
-    random = Random(f"jobs {seed}")
+    """``count`` hostile jobs, the same for the same seed; a new class of fedvlp changes those alone that name one."""
     for number in range(count):
+        random = Random(f"jobs {seed} {number}")
         side, preset = random.choice(("client", "client", "server")), random.choice(sorted(COMMITTED))
         config = json.loads(_files(preset)[f"app/config/{CONFIGS[side]}"])
         kind = ("part", "part", "part", "file", "extreme", "text")[number % 6]
