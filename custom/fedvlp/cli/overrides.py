@@ -42,7 +42,7 @@ OPTION = re.compile(r",(?=[a-z_]+=)")
 
 
 def configured(
-    preset: str,
+    preset: str | Experiment,
     data: str | None,
     sites: int | None,
     settings: list[str] | None,
@@ -50,8 +50,9 @@ def configured(
     cache: Path | None = None,
     like: Experiment | None = None,
 ) -> Experiment:
-    """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
+    """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
+    ``preset``: its name, or another run's experiment in its place.
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
     Raises ValueError for an unknown preset, data or setting.
@@ -64,7 +65,7 @@ def configured(
     from fedvlp.run.config import override
     from fedvlp.run.site_sources import SiteSources
 
-    experiment = presets.get(preset)
+    experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
     margin = experiment.model.image_size * 9 // 8
