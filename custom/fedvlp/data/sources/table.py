@@ -112,6 +112,10 @@ class TableSource:
         """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
+    def names_sites(self) -> bool:
+        """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
+        return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
+
     def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
         """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
 
