@@ -119,3 +119,16 @@ def test_a_cache_is_for_files_alone(tmp_path: Path) -> None:
         configured("fedavg", "label-skew", None, None, cache=tmp_path)
     with pytest.raises(ValueError, match="--cache is for data sets of image files"):
         configured("fedavg", None, None, None, cache=tmp_path)
+
+
+def test_settings_may_stand_in_any_order() -> None:
+    """A ViT of published weights cannot have the shipped start: each setting alone is refused, and the two are not."""
+    from fedvlp.cli.overrides import overridden
+    from fedvlp.models.dual_encoder import ModelConfig
+
+    shipped = ModelConfig(image_tower="resnet18", text_tower="bert-base-uncased", head_norm="layer", init="tiny-pool")
+    both = ["pretrained=true", "init=random"]
+    assert overridden(shipped, both) == overridden(shipped, both[::-1])
+    assert overridden(shipped, [*both, "pretrained=false"]).pretrained is False, "the last of one that is set twice"
+    with pytest.raises(ValueError, match="set init to random"):
+        overridden(shipped, both[:1])

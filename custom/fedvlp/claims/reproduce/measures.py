@@ -19,7 +19,7 @@ from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
+from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA, vqa
@@ -77,6 +77,7 @@ class Downstream:
     structure: str = ""
     seeds: tuple[int, ...] = (42,)
     steps: int | None = None
+    solver: str = ADAMW  # of a probe; the papers' AdamW hardly moves a head whose epoch is one step
 
     def __call__(self, model: Any) -> Figures:
         """The figures of the image tower of ``model``."""
@@ -85,7 +86,7 @@ class Downstream:
             decoder = Segmentation(self.structure, self.fractions, self.seeds, resamples=0)
             drawn = segmentation(decoder, model, cohort, self.steps)
             return {head(self.name, one.subset): one.dice.value for one in drawn.results}
-        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, resamples=0)
+        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, solver=self.solver, resamples=0)
         probed = linear_probe(probe, model, cohort, self.steps)
         return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
 
