@@ -6,10 +6,9 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from support.published import BOX, XML, chexpert_row, film, table
-
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.messidor import BASES
+from support.published import BOX, XML, chexpert_row, film, table
 
 SPLITS = ("train", "validate", "test")
 REPORT = "FINDINGS:\n There is {finding} on film {number}.\n\nIMPRESSION:  Findings of number {number}.\n"
