@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from fedvlp.run.experiment import Experiment, Source
+    from fedvlp.run.experiment import Experiment, Partition, Source
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ def configured(
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
+    from fedvlp.data.sources.table import TableSource
     from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets, terms
     from fedvlp.run.config import override
@@ -81,14 +82,35 @@ def configured(
         sites = sites or chosen.sites
         chosen = replace(chosen, image_size=getattr(experiment.data, "image_size", margin))
     if chosen is not None:
-        experiment = replace(experiment, data=chosen)
+        experiment = replace(experiment, data=chosen, partition=_of_own_records(chosen, experiment.partition))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if chosen is None or isinstance(chosen, SyntheticCohort):
             experiment = override(experiment, "data.sites", str(sites))
         if hasattr(experiment.extra, "sites"):
             experiment = override(experiment, "extra.sites", str(sites))
-    return overridden(experiment, settings).pinned()
+    experiment = overridden(experiment, settings)
+    if sites is not None and isinstance(experiment.data, TableSource) and experiment.data.names_sites():
+        raise ValueError(
+            f"--sites {sites}: the table has a column {experiment.data.site_column!r}, which says whose each row is; "
+            "leave --sites out, or deal the rows anew with --set data.site_column="
+        )
+    return experiment.pinned()
+
+
+def _of_own_records(data: Any, partition: Partition) -> Partition:
+    """The preset's partition without the modalities that it drops, where the records are a person's own tables.
+
+    It drops them to make sites unlike; own records are left as they are unless --set asks for it.
+    """
+    from dataclasses import replace
+
+    from fedvlp.data.sources.table import TableSource
+    from fedvlp.run.site_sources import SiteSources
+
+    sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
+    own = any(isinstance(source, TableSource) for source in sources)
+    return replace(partition, image_only=0, text_only=0) if own else partition
 
 
 def overridden(value: T, settings: list[str] | None) -> T:
