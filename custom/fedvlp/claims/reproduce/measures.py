@@ -305,12 +305,13 @@ class ZeroShot:
     """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
 
     selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+    classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
 
     def __call__(self, folder: RunFolder) -> Figures:
         """The figures of a finished run."""
         experiment = folder.experiment()
         torch.set_num_threads(experiment.training.threads)
-        table = EVALUATIONS["zero-shot"](folder, Choices())[0]
+        table = EVALUATIONS["zero-shot"](folder, Choices(classes=self.classes))[0]
         figures = selection.of_table(table) | _accuracies(table)
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
@@ -342,7 +343,7 @@ def _accuracies(table: Path) -> Figures:
     figures: Figures = {}
     held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
     one = "selected" if any(model == "selected" for model, _ in held) else "global"
-    sites = [site for model, site in held if model == one and site != "mean"]
+    sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
     personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
     for (model, site), value in held.items():
         if model == one:
@@ -367,14 +368,24 @@ def client(number: int) -> str:
 VAL_MACRO, RARE, BIAS = "validation macro AUC, %", "macro AUC of rare findings, %", "share of weight on the image"
 
 
+def area(finding: str) -> str:
+    """Name of the AUC of one finding on the public set's test records."""
+    return f"AUC of {finding}, %"
+
+
 def classified(folder: RunFolder) -> Figures:
-    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias."""
+    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias.
+
+    Beside it the AUC of each finding on the public set's test records, where both of its classes are there.
+    """
     torch.set_num_threads(folder.experiment().training.threads)
     figures = ledger.classified(folder)
     last: dict[str, float] = {}
     for record in folder.history():
         last |= record.get("server", {})
-    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE))):
+    model: Any = folder.experiment().model
+    one = ((area(finding), names.auc("test", finding)) for finding in model.labels)
+    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE)), *one):
         if figure in last:
             figures[name] = 100 * last[figure]
     if names.IMAGE_WEIGHT in last:
