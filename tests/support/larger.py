@@ -14,7 +14,7 @@ SPLITS = ("train", "validate", "test")
 REPORT = "FINDINGS:\n There is {finding} on film {number}.\n\nIMPRESSION:  Findings of number {number}.\n"
 
 
-def mimic(root: Path, counts: tuple[int, int, int] = (120, 70, 70)) -> None:
+def mimic(root: Path, counts: tuple[int, int, int] = (120, 70, 300)) -> None:
     """A film of each patient; so many patients of each split. Findings take turns, the others are absent."""
     films, splits, labels = [], [], []
     owner = [split for split, count in zip(SPLITS, counts, strict=True) for _ in range(count)]
