@@ -9,6 +9,7 @@ from fedvlp.data.sources.cifar100 import Cifar100Source
 from fedvlp.data.sources.coco_captions import CocoCaptionsSource
 from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
 from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.creamfl import CreamFLSource
 from fedvlp.data.sources.ehrxqa import EHRXQASource
 from fedvlp.data.sources.flickr30k import Flickr30kSource
 from fedvlp.data.sources.mbrset import MBRSETSource
@@ -47,3 +48,6 @@ SOURCES: dict[str, type[FileSource]] = {
     "ag_news": AGNewsSource,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""
+
+FEDERATIONS: dict[str, type[CreamFLSource]] = {"creamfl": CreamFLSource}
+"""Several collections with their sites, by name, as in ``--data creamfl:FOLDER``: for simulations alone."""
