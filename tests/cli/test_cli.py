@@ -35,6 +35,9 @@ MISTAKES = {
     "simulate feddra --set method.rho=-1": "rho is -1.0; the radius must not be negative",
     "simulate feddra --data parquet:x": "unknown source of --data 'parquet'; there are: table, candid_ptx,",
     "simulate feddra --resume nowhere": "holds no run",
+    "simulate": "no preset; name one",
+    "simulate --config gone.toml": "--config gone.toml: No such file",
+    "simulate feddra --resume nowhere --config gone.toml": "leave --set, --data, --site(s), --cache, --like and",
     "report nowhere": "holds no run",
     "jobs export feddra x --bundled --installed": "exclude each other",
 }
@@ -81,6 +84,12 @@ finally:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    asked = {"_FEDVLP_COMPLETE": "complete_bash", "COMP_WORDS": "fedvlp sim", "COMP_CWORD": "1"}
+    done = subprocess.run([FEDVLP], env={**os.environ, **asked}, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["simulate"]
+
+
 def test_the_version_is_told_as_sites_must_agree_on_it(tmp_path: Path) -> None:
     assert fedvlp("--version", folder=tmp_path).stdout == f"fedvlp {__version__}\n"
 
@@ -118,8 +127,10 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
     run = tmp_path / "runs" / "fedavg" / "001"
     assert not (run / "model").exists()
     monkeypatch.chdir(tmp_path)
-    for arguments in (["--resume", str(run)], SMALL):
-        assert CliRunner().invoke(app, ["simulate", "fedavg", *arguments]).exit_code == 0
+    other = CliRunner().invoke(app, ["simulate", "feddra", "--resume", str(run)])
+    assert "--resume is a run of fedavg, not of feddra" in str(other.exception)
+    for arguments in (["--resume", str(run)], ["--config", str(run / "config.json")]):
+        assert CliRunner().invoke(app, ["simulate", *arguments]).exit_code == 0
     whole = tmp_path / "runs" / "fedavg" / "002"
     assert (run / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
 

@@ -27,6 +27,29 @@ def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> No
 # Data sets of files
 
 
+def test_sites_of_a_table_are_not_dealt_anew_in_silence(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("image,report,Site\nx.png,no effusion seen,north\n")
+    with pytest.raises(ValueError, match="--sites 7: the table has a column 'site', which says whose each row is"):
+        configured("fedavg", f"table:{table}", 7, None)
+    assert configured("fedavg", f"table:{table}", 7, ["data.site_column="]).partition.sites == 7
+    table.write_text("image,report\nx.png,no effusion seen\n")
+    assert configured("fedavg", f"table:{table}", 7, None).partition.sites == 7
+
+
+def test_no_modality_of_own_records_is_dropped_unless_asked(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("image,report\nx.png,no effusion seen\n")
+    drawn = configured("creamfl", None, None, None).partition
+    assert (drawn.image_only, drawn.text_only) == (2, 1)
+    for data, at in ((f"table:{table}", None), (None, [f"north=table:{table}", f"public=table:{table}"])):
+        own = configured("creamfl", data, None, None, at).partition
+        assert (own.image_only, own.text_only) == (0, 0)
+        assert own.public == drawn.public
+    asked = configured("creamfl", f"table:{table}", None, ["partition.image_only=1"]).partition
+    assert (asked.image_only, asked.text_only) == (1, 0)
+
+
 def folder_of(name: str, root: Path) -> Path:
     """A folder with the fixture of a collection."""
     root.mkdir()

@@ -70,6 +70,15 @@ def test_predict_shows_the_cosines_of_every_film(home: Path, monkeypatch: pytest
     assert "Pleural Effusion" in model.prompts
 
 
+def test_explain_draws_the_film_and_says_where_it_looked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = said("explain run images/000003.png 'left effusion' --out map.png", home, monkeypatch)
+    model = load_model(home / "run")
+    cosine = float(model.encode_image(home / "images" / "000003.png") @ model.encode_text("left effusion"))
+    assert output.startswith(f"cosine {cosine:+.3f}; it falls most, by 0.")
+    assert output.rstrip().endswith("wrote map.png")
+    assert (home / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_search_ranks_the_films_by_their_cosine_with_a_phrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = said('search run "left basal effusion" --data table:pairs.csv --top 24', home, monkeypatch)
     model = load_model(home / "run")
@@ -153,6 +162,11 @@ MISTAKES = {
     "embed run --data table:pairs.csv --out x.parquet": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
     "embed nowhere --data table:pairs.csv --out x.npz": "nowhere holds no trained model",
+    "explain run images/000003.png edema --out map.jpg": "the picture is a PNG, so give a name that ends in .png",
+    "explain run images/000003.png ' ' --out map.png": "explain: the phrase is empty",
+    "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
+    "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
+    "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
     "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface",
     "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",
     "export run --to huggingface --out x": "the text tower is fedvlp's own, which transformers does not have",

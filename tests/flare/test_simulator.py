@@ -31,8 +31,7 @@ SERVER_TRAINS = {"method.local_epochs": 1, "method.server_steps": 2, "method.dis
 def small(name: str, **settings: object) -> Experiment:
     """The preset with two rounds of a few steps on a small cohort."""
     chosen = {
-        "data.size": 500, "rounds.rounds": 2, "method.local_steps": 2, "training.batch_size": 16,
-        **({"method.align_steps": 2} if name == "feddra" else {}), **settings,
+        "data.size": 500, "rounds.rounds": 2, "method.local_steps": 2, "training.batch_size": 16, **settings,
     }  # fmt: skip
     experiment = presets.get(name)
     for key, value in chosen.items():
@@ -43,8 +42,8 @@ def small(name: str, **settings: object) -> Experiment:
 @pytest.mark.parametrize(
     ("name", "threads", "remembering", "settings"),
     [
-        ("feddra", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),  # ends of the wire, and sites
-        ("scaffold", 1, 2, {"data.sites": 2}),  # control variates of sites and server, and which change was counted
+        # ends of the wire; control variates of sites and server, and which change was counted; own statistics
+        ("scaffold", 1, 4, {"data.sites": 2, **EIGHT_BIT, **OWN_NORM}),
         ("pms-fm", 4, 0, {}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site
         ("car-mfl", 1, 1, {"data.sites": 2, "data.size": 700, "partition.image_only": 1}),  # partners by round

@@ -95,7 +95,7 @@ def test_two_processes_per_site_train_what_the_engine_trains_in_one(tmp_path: Pa
 @pytest.mark.slow(seconds=60)
 def test_a_rank_that_dies_costs_its_site_the_task_and_not_the_job(tmp_path: Path) -> None:
     """SIGKILL to rank 1 of site-2 in its first task: an error reply, and the round goes on with site-1."""
-    job = write_job(pair(**{"method.local_steps": 30}), tmp_path / "job", child=True, processes=2)
+    job = write_job(pair(**{"method.local_steps": 30, "rounds.rounds": 1}), tmp_path / "job", child=True, processes=2)
     killed: list[int] = []
     done = threading.Event()
     watcher = threading.Thread(target=kill_once, args=(str(tmp_path), killed, done))

@@ -1,5 +1,5 @@
-"""The command line: presets, settings, simulate, runs, report, compare, evaluate, predict, search, embed, export,
-sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+"""The command line: presets, settings, simulate, runs, report, compare, evaluate, predict, search, embed, explain,
+export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -13,7 +13,7 @@ import typer
 
 from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, use
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
 app.add_typer(runs.app)
 app.add_typer(use.app)

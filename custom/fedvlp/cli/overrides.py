@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from fedvlp.run.experiment import Experiment, Source
+    from fedvlp.run.experiment import Experiment, Partition, Source
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ OPTION = re.compile(r",(?=[a-z_]+=)")
 
 
 def configured(
-    preset: str,
+    preset: str | Experiment,
     data: str | None,
     sites: int | None,
     settings: list[str] | None,
@@ -50,8 +50,9 @@ def configured(
     cache: Path | None = None,
     like: Experiment | None = None,
 ) -> Experiment:
-    """The preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
+    """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
+    ``preset``: its name, or another run's experiment in its place.
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
     Raises ValueError for an unknown preset, data or setting.
@@ -59,13 +60,14 @@ def configured(
     from dataclasses import replace
 
     from fedvlp.data.cohort import PUBLIC
+    from fedvlp.data.sources.table import TableSource
     from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets, terms
     from fedvlp.run.config import override
     from fedvlp.run.fitting import fitted
     from fedvlp.run.site_sources import SiteSources
 
-    experiment = presets.get(preset)
+    experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
     margin = experiment.model.image_size * 9 // 8
@@ -83,14 +85,35 @@ def configured(
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     if chosen is not None:
-        experiment = fitted(replace(experiment, data=chosen))
+        experiment = fitted(replace(experiment, data=chosen, partition=_of_own_records(chosen, experiment.partition)))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if chosen is None or isinstance(chosen, SyntheticCohort):
             experiment = override(experiment, "data.sites", str(sites))
         if hasattr(experiment.extra, "sites"):
             experiment = override(experiment, "extra.sites", str(sites))
-    return overridden(experiment, settings).pinned()
+    experiment = overridden(experiment, settings)
+    if sites is not None and isinstance(experiment.data, TableSource) and experiment.data.names_sites():
+        raise ValueError(
+            f"--sites {sites}: the table has a column {experiment.data.site_column!r}, which says whose each row is; "
+            "leave --sites out, or deal the rows anew with --set data.site_column="
+        )
+    return experiment.pinned()
+
+
+def _of_own_records(data: Any, partition: Partition) -> Partition:
+    """The preset's partition without the modalities that it drops, where the records are a person's own tables.
+
+    It drops them to make sites unlike; own records are left as they are unless --set asks for it.
+    """
+    from dataclasses import replace
+
+    from fedvlp.data.sources.table import TableSource
+    from fedvlp.run.site_sources import SiteSources
+
+    sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
+    own = any(isinstance(source, TableSource) for source in sources)
+    return replace(partition, image_only=0, text_only=0) if own else partition
 
 
 def overridden(value: T, settings: list[str] | None) -> T:

@@ -18,7 +18,12 @@ app = typer.Typer()
 
 @app.command()
 def simulate(
-    preset: Annotated[str, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")],
+    preset: Annotated[
+        str | None, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Preset and settings as a file: TOML, or a run's config.json.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help=DATA + ".")] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites to simulate.")] = None,
     site: Annotated[
@@ -45,6 +50,7 @@ def simulate(
 
     from rich.console import Console
 
+    from fedvlp.cli.config_file import ConfigFile, read
     from fedvlp.cli.tables import progress_line, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
@@ -53,16 +59,29 @@ def simulate(
     use_plugins(plugins)
     console = Console()
     if resume is None:
-        other = RunFolder(like).experiment() if like else None
-        experiment = configured(preset, data, sites, settings, site, cache, other)
+        file = read(config) if config else ConfigFile()
+        if file.data and site:
+            raise ValueError("--config has data, and --site gives every site its data set; leave one of them out")
+        experiment = configured(
+            file.base(preset),
+            data or file.data,
+            sites or file.sites,
+            [*file.settings, *(settings or [])],
+            site,
+            cache,
+            RunFolder(like).experiment() if like else None,
+        )
         folder = RunFolder.create(runs, experiment)
-    elif settings or data or sites or site or cache or like:
+    elif settings or data or sites or site or cache or like or config:
         raise ValueError(
-            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache and --like out"
+            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like and "
+            "--config out"
         )
     else:
         folder = RunFolder(resume)
         experiment = folder.experiment()
+        if preset not in (None, experiment.name):
+            raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
     cautions: list[str] = []
 

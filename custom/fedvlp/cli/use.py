@@ -1,4 +1,4 @@
-"""`fedvlp predict`, `search`, `embed` and `export`: a trained model on films and records, and in other libraries."""
+"""`fedvlp predict`, `search`, `embed`, `explain`, `export`: a trained model on films, records, in other libraries."""
 
 from __future__ import annotations
 
@@ -115,6 +115,40 @@ def embed(
     trained = _loaded(model, statistics, device)
     counts = write_vectors(trained, _records(trained, data, cache), out, split)
     print(f"wrote {out}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}")
+
+
+@app.command()
+def explain(
+    model: Model,
+    film: Annotated[Path, typer.Argument(help="A film: PNG, JPEG, TIFF or DICOM.")],
+    phrase: Annotated[str, typer.Argument(help='What it may show, e.g. "left basal effusion".')],
+    out: Annotated[Path, typer.Option(help="FILE.png: the film, and the map on it.")],
+    square: Annotated[
+        int | None, typer.Option(help="Side of the squares, pixels of the model's input; default: a sixth of it.")
+    ] = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Draws what in a film speaks for a phrase: where the cosine falls when a square of the film is covered.
+
+    It says what the model looks at, and not whether it is right.
+    """
+    from fedvlp.evaluation.occlusion import draw, occlusion
+
+    use_plugins(plugins)
+    if out.suffix != ".png":
+        raise ValueError(f"--out is {out.name!r}; the picture is a PNG, so give a name that ends in .png")
+    if not phrase.strip():
+        raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
+    result = occlusion(_loaded(model, statistics, device), film, phrase, square)
+    draw(result, out)
+    row, column = result.peak
+    side = len(result.falls)
+    print(
+        f"cosine {result.cosine:+.3f}; it falls most, by {float(result.falls.max()):.3f}, where the film is covered "
+        f"{100 * row // side} % from the top and {100 * column // side} % from the left\nwrote {out}"
+    )
 
 
 @app.command()

@@ -180,19 +180,88 @@ def test_another_root_and_windows_separators(tmp_path: Path) -> None:
     assert len(cohort) == 4
 
 
-def test_windows_newlines_a_byte_order_mark_quoted_newlines_and_foreign_bytes(tmp_path: Path) -> None:
-    names = [picture(tmp_path / f"{i}.png", i) for i in range(3)]
-    body = "image,report\r\n" + f'{names[0]},"Effusion on the left.\r\nNo edema seen."\r\n\r\n'
-    raw = b"\xef\xbb\xbf" + body.encode() + names[1].encode() + b",Pneumon\xeda del l\xf3bulo inferior derecho\r\n"
-    raw += f"{names[2]},Infiltración en el lóbulo inferior\r\n".encode()
-    (tmp_path / "pairs.csv").write_bytes(raw)
-    cohort, summary = TableSource(str(tmp_path / "pairs.csv"), image_size=16, val_fraction=0, test_fraction=0).prepare()
-    assert summary["undecodable characters"] == 2
-    assert cohort.reports[0] == "effusion on the left no edema seen"
-    assert cohort.reports[2] == "infiltracion en el lobulo inferior"
-    assert cohort.reports[1].startswith("pneumon a del l bulo")
+def exported(folder: Path, text: str, encoding: str) -> TableSource:
+    """A table of three films as an export in that encoding; "%s" in the text are the films."""
+    names = [picture(folder / f"{i}.png", i) for i in range(3)]
+    (folder / "pairs.csv").write_bytes((text % tuple(names)).encode(encoding))
+    return TableSource(str(folder / "pairs.csv"), image_size=16, val_fraction=0, test_fraction=0)
+
+
+BODY = (
+    '%s,"Derrame en el lado\r\nizquierdo."\r\n\r\n%s,Neumonía del lóbulo inferior\r\n%s,"Sin infiltración, derrame"\r\n'
+)
+CLEANED = ("derrame en el lado izquierdo", "neumonia del lobulo inferior", "sin infiltracion derrame")
+SEMICOLONS = "IMAGE;Report;n\n%s;Derrame en el lado izquierdo;1\n%s;Neumonía del lóbulo inferior;2\n"
+SEMICOLONS += "%s;Sin infiltración, derrame;3\n"
+EXPORTS = {
+    "plain": ("image,report\r\n" + BODY, "utf-8", ""),
+    "with a byte order mark": ("image,report\r\n" + BODY, "utf-8-sig", ""),
+    "one byte a letter": ("image,report\r\n" + BODY, "cp1252", "read as comma-separated cp1252"),
+    "UTF-16": ("image,report\r\n" + BODY, "utf-16", "read as comma-separated utf-16"),
+    "UTF-16 that does not say so": ("image,report\r\n" + BODY, "utf-16-be", "read as comma-separated utf-16"),
+    "a German Excel": (
+        SEMICOLONS,
+        "cp1252",
+        "semicolon-separated cp1252 with the columns image, report in another case",
+    ),
+    "what Excel calls CSV": (
+        "sep=;\r\n" + SEMICOLONS,
+        "utf-8",
+        "semicolon-separated utf-8 with the columns image, report",
+    ),
+    "tabs": (SEMICOLONS.replace(";", "\t"), "utf-8", "read as tab-separated utf-8"),
+}
+
+
+@pytest.mark.parametrize("export", EXPORTS)
+def test_exports_are_read_as_what_they_are_and_it_is_said(
+    export: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, encoding, said = EXPORTS[export]
+    cohort = exported(tmp_path, text, encoding).build()
+    assert cohort.reports == CLEANED
     assert cohort.sites is None
     assert cohort.patients == cohort.ids
+    warned = [
+        record.message for record in caplog.records if record.levelno >= logging.WARNING and "read" in record.message
+    ]
+    assert len(warned) == bool(said)
+    assert said in "".join(warned)
+
+
+AMBIGUOUS = {
+    "two encodings": ("image,report\n%s,Neumonía del lóbulo\n%s,a\n%s,b\n".encode() + b"x,l\xf3bulo\n",
+                      "two encodings: line 5 is no UTF-8"),
+    "none of the three": (b"image,report\nx,l\x81bulo\n", "line 2 is neither UTF-8 nor cp1252"),
+    "no text": (b"\x89PNG\r\n\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
+    "two delimiters": (b"image,report;image;report,x\n", "the delimiter may be comma or semicolon"),
+    "two columns of one name": (b"Image,IMAGE,report\n", "2 columns are 'image' but for their case"),
+    "no reports": (b"image,n\nx.png,1\n", 'a table of films without reports: set report_column=""'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AMBIGUOUS)
+def test_what_cannot_be_told_is_asked_for(case: str, tmp_path: Path) -> None:
+    raw, said = AMBIGUOUS[case]
+    (tmp_path / "pairs.csv").write_bytes(raw)
+    assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
+
+
+def test_what_is_set_is_not_told_from_the_file(tmp_path: Path) -> None:
+    source = exported(tmp_path, SEMICOLONS, "cp1250")
+    assert replace(source, encoding="cp1250", delimiter=";").build().reports == CLEANED
+    (tmp_path / "pairs.csv").write_bytes(b"image,report\nx,l\xf3bulo\n")
+    assert "line 2 is no utf-8; export the table again" in silent_error(replace(source, encoding="utf-8"))
+    assert "encoding 'utf-9' is none that Python knows" in silent_error(replace(source, encoding="utf-9"))
+    assert "data.delimiter is '::'" in silent_error(replace(source, delimiter="::"))
+
+
+def test_a_text_with_unquoted_commas_is_not_cut_in_silence(tmp_path: Path) -> None:
+    source = exported(tmp_path, "image,report\n%s,Edema, mild\n%s,Effusion on the left\n%s,No effusion seen\n", "utf-8")
+    summary = replace(source, max_skipped=0.5).summary()
+    assert summary["skipped: more cells than columns"] == 1
+    assert summary["used"] == 2
+    assert "more cells than columns 1 (row 1)" in silent_error(source)
 
 
 def test_a_report_longer_than_csv_reads_by_itself_is_read(tmp_path: Path) -> None:

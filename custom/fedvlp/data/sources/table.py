@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedvlp.data import report_text
+from fedvlp.data import delimited, report_text
 from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
@@ -32,7 +30,12 @@ BELOW_ROOT = {"below_root": True}
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
-_ID, _TEXT, _NUMBER = "\0id", "\0text", "\0number"  # keys added to a row; no column has such a name
+_ID, _TEXT, _NUMBER, _TOO_LONG = (
+    "\0id",
+    "\0text",
+    "\0number",
+    "\0long",
+)  # keys added to a row; no column has such a name
 Row = dict[str, str]
 
 
@@ -67,6 +70,7 @@ class _Skips:
 @dataclass(frozen=True)
 class TableSource:
     """A CSV with one row per image. A column that is named here and missing in the table is ignored unless required.
+    Names may differ in case.
 
     Ids, patients and studies become hashes in memory, which no file has (data/record_ids.py); errors and logs hold
     counts and numbers of rows only.
@@ -75,7 +79,7 @@ class TableSource:
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
-    path: str = field(metadata=BELOW_ROOT)  # the CSV: commas, a header, UTF-8 (other bytes are replaced and counted)
+    path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
     image_column: str = "image"  # required
@@ -97,6 +101,8 @@ class TableSource:
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
+    encoding: str = ""  # of the CSV, as Python names it; "": UTF-8, UTF-16 or cp1252, told from its bytes
+    delimiter: str = ""  # one character; "": comma, semicolon, tab or pipe, told from the header
 
     def build(self) -> Cohort:
         """Reads the table and its images. Raises ValueError as ``prepare`` does."""
@@ -106,13 +112,17 @@ class TableSource:
         """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
+    def names_sites(self) -> bool:
+        """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
+        return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
+
     def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
         """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
 
         ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
         """
-        table, columns, _ = _read_csv(Path(self.path))
         needed = [column or self.patient_column] + [self.site_column] * (site is not None)
+        table, columns = self._read(needed)
         if missing := sum(name not in columns for name in needed):
             raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
         return [row[needed[0]] for row in table if site in (None, row.get(self.site_column))]
@@ -124,7 +134,7 @@ class TableSource:
         1, 0, -1 and empty, or more than ``max_skipped`` of the rows cannot be used.
         """
         self._check()
-        table, columns, undecodable = _read_csv(Path(self.path))
+        table, columns = self._read(self._named())
         present = self._present(columns)
         root = Path(self.root) if self.root else Path(self.path).parent
         skips = _Skips(len(table), self.max_skipped)
@@ -139,7 +149,7 @@ class TableSource:
         used = self._at_large_sites(rows, readable, present)
         cohort = self._cohort(rows, images, present, used)
         summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
-        summary |= {"undecodable characters": undecodable, "at sites below min_site_size": len(readable) - len(used)}
+        summary |= {"at sites below min_site_size": len(readable) - len(used)}
         summary |= {f"skipped: {reason}": count for reason, count in sorted(skips.counts.items())}
         summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
@@ -153,18 +163,42 @@ class TableSource:
             raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
         check_choice(self.burned_in)
 
+    def _required(self) -> list[str]:
+        named = (self.image_column, self.report_column, *_names(self.label_columns), *_names(self.mask_columns))
+        return [column for column in named if column]
+
+    def _named(self) -> list[str]:
+        """All columns that the settings name."""
+        optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
+        return [*self._required(), *filter(None, optional)]
+
+    def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
+        """The rows of the table, and the names of its columns; of the ``wanted`` ones as they are wanted."""
+        path = Path(self.path)
+        if not path.is_file():
+            raise ValueError("table source: the table (path) is not a file")
+        table = delimited.read(path.read_bytes(), wanted, self.encoding, self.delimiter)
+        if table.said:
+            log.warning("table source: %s", table.said)
+        rows = []
+        for number, line in enumerate(table.lines, start=1):
+            filled = line + [""] * (len(table.columns) - len(line))
+            row = dict(zip(table.columns, map(str.strip, filled), strict=False))
+            rows.append({**row, _NUMBER: str(number), _TOO_LONG: "yes" * (len(line) > len(table.columns))})
+        return rows, table.columns
+
     def _present(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
-        named = (self.image_column, self.report_column, *_names(self.label_columns), *_names(self.mask_columns))
-        required = [column for column in named if column]
-        if missing := [column for column in required if column not in columns]:
+        if missing := [column for column in self._required() if column not in columns]:
             names = ", ".join(map(repr, missing))  # those in the file stay out: its first line may be a patient's
+            without = (
+                '; a table of films without reports: set report_column=""' if missing == [self.report_column] else ""
+            )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
-                "report_column, label_columns and mask_columns to the names in its first line"
+                f"report_column, label_columns and mask_columns to the names in its first line{without}"
             )
-        optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
-        return {column for column in (*required, *optional) if column and column in columns}
+        return {column for column in self._named() if column in columns}
 
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
@@ -173,6 +207,8 @@ class TableSource:
             file, reason = _resolve(root, row[self.image_column])
             if file in rows:
                 reason = "duplicate image"
+            if row[_TOO_LONG]:
+                reason = "more cells than columns"  # a text with the delimiter in it, without quotes
             if not reason and self.report_column:
                 cell = row[self.report_column]
                 row[_TEXT] = (
@@ -294,30 +330,6 @@ def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float
         split |= dict.fromkeys(order[tested:held_out], "val")
         split |= dict.fromkeys(order[held_out:], "train")
     return np.array([split[patient] for patient in patients], dtype="<U5")
-
-
-def _read_csv(path: Path) -> tuple[list[Row], list[str], int]:
-    """The rows of a CSV, the names of its columns, and how many characters were not UTF-8 and are replaced."""
-    if not path.is_file():
-        raise ValueError("table source: the table (path) is not a file")
-    raw = path.read_bytes()
-    text = raw.decode("utf-8-sig", errors="replace")
-    undecodable = text.count("\ufffd") - raw.count("\ufffd".encode())
-    limit = csv.field_size_limit(2**31 - 1)  # a report may exceed the default of 131,072 characters
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline="")))
-    except csv.Error as error:
-        raise ValueError(f"table source: the table is not a CSV ({type(error).__name__})") from None
-    finally:
-        csv.field_size_limit(limit)
-    columns = [name.strip() for name in lines[0]] if lines else []
-    if len(set(columns)) != len(columns):
-        raise ValueError(f"table source: {len(columns) - len(set(columns))} column names are repeated")
-    filled = (line + [""] * len(columns) for line in lines[1:] if line)
-    rows = [dict(zip(columns, map(str.strip, line), strict=False)) for line in filled]
-    for number, row in enumerate(rows, start=1):
-        row[_NUMBER] = str(number)
-    return rows, columns, undecodable
 
 
 def _resolve(root: Path, name: str) -> tuple[Path | None, str]:

@@ -1,0 +1,170 @@
+"""Tables as hospitals export them: encoding, delimiter and columns are told from the file, or asked for; no guesses.
+
+Errors hold numbers of lines and names of settings, and nothing of the file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
+"""What separates the cells of a table -> its name."""
+
+BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+
+OPTION = "set data.encoding to what it is (utf-8, cp1252, latin-1, utf-16, ...)"
+SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # what Excel writes above a table, and reads
+SHOWN = 5
+"""Numbers of lines that an error names."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of a table, and how they were read."""
+
+    columns: list[str]  # those that were asked for under these names, whatever their case in the file
+    lines: list[list[str]]  # cells below the header; empty lines are left out
+    said: str  # how it was read; "": as a comma-separated UTF-8 with the very names
+
+
+def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str = "") -> Table:
+    """The table of a file's bytes. ``wanted``: names of columns to look for; "" for what is told from the file.
+
+    Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be told, for no CSV, and
+    for a column that is there twice.
+    """
+    text, known = decoded(raw, encoding)
+    if above := SEPARATOR_LINE.match(text):
+        text, delimiter = text[above.end() :], delimiter or above[1]
+    mark = delimiter or _delimiter(text, wanted)
+    lines = _lines(text, mark)
+    columns = [name.strip() for name in lines[0]] if lines else []
+    if len(set(columns)) != len(columns):
+        raise ValueError(f"table source: {len(columns) - len(set(columns))} column names are repeated")
+    named = [_as_wanted(name, columns, wanted) for name in columns]
+    how = [f"read as {DELIMITERS.get(mark, 'specially')}-separated {known}"] if (mark, known) != (",", "utf-8") else []
+    changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
+    how += [f"with the columns {', '.join(changed)} in another case"] if changed else []
+    return Table(named, [line for line in lines[1:] if line], " ".join(how))
+
+
+def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:
+    """The text of a file's bytes and the name of its encoding; "" tells UTF-8, UTF-16 and cp1252 apart.
+
+    What has no byte of 0x80 to 0x9F is the same text in cp1252 and latin-1. Raises ValueError for an unknown encoding,
+    bytes that it does not have, and where several encodings are in one file or none of these fits.
+    """
+    if encoding:
+        return _strict(raw, encoding), encoding
+    for mark, name in BYTE_ORDER_MARKS:
+        if raw.startswith(mark):
+            return _strict(raw, name), name.removesuffix("-sig")
+    if silent := _utf_16(raw):
+        return _strict(raw, silent), "utf-16"
+    try:
+        return raw.decode("utf-8"), "utf-8"
+    except UnicodeDecodeError:
+        pass
+    lines = raw.splitlines()
+    strange = [number for number, line in enumerate(lines, start=1) if not _is(line, "utf-8")]
+    if any(not line.isascii() and _is(line, "utf-8") for line in lines):
+        raise ValueError(
+            f"table source: the file has two encodings: {_numbers(strange)} no UTF-8, and others with accents are. "
+            f"Export it again, or {OPTION}"
+        )
+    if not _is(raw, "cp1252"):
+        raise ValueError(
+            f"table source: {_numbers(strange)} neither UTF-8 nor cp1252, so the encoding cannot be told; {OPTION}"
+        )
+    return raw.decode("cp1252"), "cp1252"
+
+
+def _utf_16(raw: bytes) -> str:
+    """The encoding of UTF-16 that does not say so, in which most second bytes are zero; "" for all else."""
+    even, odd = raw[0::2].count(0), raw[1::2].count(0)
+    if max(even, odd) <= len(raw) // 4:
+        return ""
+    return "utf-16-le" if odd > even else "utf-16-be"
+
+
+def _strict(raw: bytes, encoding: str) -> str:
+    try:
+        return raw.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding)
+    except LookupError:
+        raise ValueError(f"table source: encoding {encoding!r} is none that Python knows; {OPTION}") from None
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"table source: line {line} is no {encoding.removesuffix('-sig')}; export the table again, or {OPTION}"
+        ) from None
+
+
+def _is(raw: bytes, encoding: str) -> bool:
+    try:
+        raw.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _numbers(lines: list[int]) -> str:
+    shown = ", ".join(map(str, lines[:SHOWN]))
+    more = f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+    return f"{'line' if len(lines) == 1 else 'lines'} {shown}{more} {'is' if len(lines) == 1 else 'are'}"
+
+
+def _delimiter(text: str, wanted: Collection[str]) -> str:
+    """The delimiter whose header has most of the ``wanted`` columns, then most columns; a comma where none has any."""
+    names = {name.casefold() for name in wanted}
+    first = io.StringIO(text, newline="").readline()
+    score = {}
+    for mark in DELIMITERS:
+        cells = [cell.strip().casefold() for cell in next(iter(_lines(first, mark)), [])]
+        score[mark] = (len(names & set(cells)), len(cells))
+    best = max(score.values())
+    if best[0] == 0 or best[1] == 1:
+        return ","
+    marks = [mark for mark, reached in score.items() if reached == best]
+    if len(marks) > 1:
+        several = " or ".join(DELIMITERS[mark] for mark in marks)
+        raise ValueError(f"table source: the delimiter may be {several}; set data.delimiter to the one that it is")
+    return marks[0]
+
+
+def _lines(text: str, delimiter: str) -> list[list[str]]:
+    """Cells of all lines. Raises ValueError for no CSV, and for a delimiter that is not one character."""
+    if len(delimiter) != 1:
+        raise ValueError(f"table source: data.delimiter is {delimiter!r}; expected one character")
+    limit = csv.field_size_limit(2**31 - 1)  # a report may exceed the default of 131,072 characters
+    try:
+        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise ValueError(f"table source: the table is not a CSV ({type(error).__name__})") from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _as_wanted(name: str, columns: list[str], wanted: Collection[str]) -> str:
+    """The wanted name that a column has but for its case, where no column has it exactly; else its own.
+
+    Raises ValueError where several columns are the wanted one but for their case.
+    """
+    match = next((one for one in wanted if one.casefold() == name.casefold() and one not in columns), None)
+    if match is None:
+        return name
+    alike = [column for column in columns if column.casefold() == match.casefold()]
+    if len(alike) > 1:
+        raise ValueError(
+            f"table source: {len(alike)} columns are {match!r} but for their case; name the one to take, as it is "
+            "written in the first line"
+        )
+    return match
