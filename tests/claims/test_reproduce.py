@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import published
-from support.larger import LARGER
+from support.larger import LARGER, creamfl
 from typer.testing import CliRunner
 
 from fedvlp.claims import ledger
@@ -178,7 +178,7 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
             ("pms-fm:2", "--root", "."),
             "has no folder chexpert, mimic_cxr, nih_cxr14, candid_ptx, rsna, covid_radiography",
         ),
-        (("creamfl:3", "--root", "."), "nothing here runs representations on the paper's own data"),
+        (("creamfl:3", "--root", "."), "has no folder coco_captions, flickr30k, cifar100, ag_news"),
     ],
 )
 def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
@@ -301,6 +301,8 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, write in LARGER.items():
         (root / name).mkdir()
         write(root / name)
+    creamfl(root)
+    published.vqa_v2(root / "vqa_v2")
     return root
 
 
@@ -315,6 +317,8 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("car-mfl:2", ("CAR-MFL",)),
         ("car-mfl:3", ()),
         ("car-mfl:f5", ()),
+        ("creamfl:2", ("FedIoT", "CreamFL")),
+        ("creamfl:f4", ("CreamFL, many public",)),
     ],
 )
 def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers_data: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.messidor import BASES
-from support.published import BOX, XML, chexpert_row, film, table
+from support.published import BOX, XML, ag_news, chexpert_row, cifar100, film, karpathy, table
 
 SPLITS = ("train", "validate", "test")
 REPORT = "FINDINGS:\n There is {finding} on film {number}.\n\nIMPRESSION:  Findings of number {number}.\n"
@@ -128,6 +128,14 @@ def mbrset(root: Path, patients: int = 30) -> None:
     for number, (_, name, *_) in enumerate(rows):
         film(root / "images" / name, number)
     table(root / "labels_mbrset.csv", "patient,file,final_icdr,final_edema", list(rows))
+
+
+def creamfl(root: Path) -> None:
+    """A folder each for COCO's captions, Flickr30k, CIFAR-100 (four classes) and AG News."""
+    karpathy(root / "coco_captions", "coco", count=36)
+    karpathy(root / "flickr30k", "flickr30k", count=36, root="flickr30k-images")
+    cifar100(root / "cifar100", train=80, test=40, classes=4)
+    ag_news(root / "ag_news", train=80, test=40)
 
 
 LARGER: dict[str, Callable[[Path], None]] = {

@@ -87,7 +87,8 @@ def configured(
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     if chosen is not None:
-        experiment = fitted(replace(experiment, data=chosen, partition=_of_own_records(chosen, experiment.partition)))
+        experiment = fitted(replace(experiment, data=chosen))
+        experiment = replace(experiment, partition=_of_own_records(chosen, experiment.partition))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if chosen is None or isinstance(chosen, SyntheticCohort):

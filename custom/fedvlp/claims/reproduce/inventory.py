@@ -254,12 +254,13 @@ CREAMFL = (
     ), (SUM,), note=FOUR_SUMS + " In the demo 40 % of the patients are public, and 25 % in table 1."),
     Entry("creamfl", ("f4",), "communication and recall", s.REPRESENTATIONS, tuple(
         Row(title, cell) for title, cell in (
-            ("FedAvg", "fedavg"), ("FedIoT", "fediot"), ("reamFL+IoT, 15 % public", "reamfl-iot-small"),
-            ("reamFL+IoT, 25 %", "reamfl-iot"), ("reamFL+IoT, 40 %", "reamfl-iot-large"),
-            ("CreamFL, 15 % public", "creamfl-small"), ("CreamFL, 25 %", "creamfl"), ("CreamFL, 40 %", "creamfl-large"),
+            ("FedAvg", "fedavg"), ("FedIoT", "fediot"), ("reamFL+IoT, few public", "reamfl-iot-small"),
+            ("reamFL+IoT", "reamfl-iot"), ("reamFL+IoT, many public", "reamfl-iot-large"),
+            ("CreamFL, few public", "creamfl-small"), ("CreamFL", "creamfl"), ("CreamFL, many public", "creamfl-large"),
         )
     ), (Column("MB a round", m.MEGABYTES), SUM),
-          note="The number of public pairs is swept; its other sweep (width of the representations) is not here."),
+          note="The number of public pairs is swept: 25,000, 50,000, 100,000; in the demo 15, 25, 40 % of patients. "
+          "Its other sweep (width of the representations) is not here."),
 )  # fmt: skip
 
 # PMS-FM

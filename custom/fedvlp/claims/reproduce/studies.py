@@ -6,7 +6,7 @@ Cells that the ledger knows have its names, so that its claims are judged of a t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from fedvlp.core.method import Method
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.creamfl import FOLDERS as COLLECTIONS
+from fedvlp.data.sources.creamfl import CreamFLSource
 from fedvlp.data.sources.retina import NAMES as EYE_FINDINGS
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -29,12 +31,14 @@ from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.selector import SelectorConfig
+from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.medclip import MedCLIPConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.fitting import fitted
 from fedvlp.run.patient_sites import PatientSites, Shares, deal
 from fedvlp.run.site_sources import SiteSources
 
@@ -380,18 +384,51 @@ COUNTS = Study(
 def representations(size: Size, seed: int) -> Mapping[str, Experiment]:
     """The ladder, what CreamFL is compared with, larger and smaller public sets, and narrower representations."""
     names = (*presets.REAMFL, "creamfl", "fedmd", "fedet", "fedgems", "fediot")
-    cells = {name: _small_ensemble(size, seeded(presets.get(name), seed)) for name in names}
+    if size.demo:
+        cells = {name: _small_ensemble(size, seeded(presets.get(name), seed)) for name in names}
+    else:
+        cells = {name: _on_collections(size, name, seed) for name in names}
     once: Any = cells["fediot"].method
     cells["fedavg"] = replace(cells["fediot"], method=replace(once, alpha=1.0))
     for name in ("fedgems", "fedet", "reamfl-avg", "reamfl-iot", "creamfl"):
-        cells[f"{name}-large"] = _public(cells[name], 0.4)
+        cells[f"{name}-large"] = _public(cells[name], 0.4, 100_000)
     for name in ("creamfl", "reamfl-iot"):
-        cells[f"{name}-small"] = _public(cells[name], 0.15)
+        cells[f"{name}-small"] = _public(cells[name], 0.15, 25_000)
     return cells
 
 
-def _public(experiment: Experiment, share: float) -> Experiment:
+def _public(experiment: Experiment, share: float, captions: int = 0) -> Experiment:
+    """With a ``share`` of the built-in patients in the public set, or so many of COCO's ``captions``."""
+    data: Any = experiment.data
+    if isinstance(data, CreamFLSource):
+        return replace(experiment, data=replace(data, captions=captions))
     return replace(experiment, partition=replace(experiment.partition, public=share))
+
+
+LADDER = ("aggregation", "inter", "intra")
+"""What tells the steps from plain averaging to CreamFL apart."""
+
+EPOCHS_IN_STEPS = 378
+"""Five epochs of a site with a fifteenth of Flickr30k's 145,000 pairs in batches of 128, for FedIoT."""
+
+
+def _on_collections(size: Size, name: str, seed: int) -> Experiment:
+    """The method of a preset, with the towers, sites and schedule of CreamFL's paper preset."""
+    assert size.root is not None
+    paper, preset = presets.get("creamfl-paper"), presets.get(name)
+    own = {f.name for f in fields(preset.method)} - set(LADDER)
+    shared = {f.name: getattr(paper.method, f.name) for f in fields(paper.method) if f.name in own}
+    if not preset.site_models:  # models are averaged, so all sites have the server's
+        shared |= {"local_steps": EPOCHS_IN_STEPS}
+        paper = replace(paper, site_models=())
+    few: dict[str, Any] = {"pairs": 2, "images": 1, "texts": 1, "shards": 2} if size.quick else {}
+    pixels = 36 if size.quick else 256
+    data = CreamFLSource.at(size.root.absolute(), image_size=pixels, colour=True, seed=seed, **few)
+    if size.quick:
+        shared |= {one: 1 for one in ("local_steps", "local_epochs", "server_rounds") if shared.get(one)}
+        paper = replace(paper, site_models=(), model=MODEL, objective=CreamFLTaskConfig())
+    method = replace(preset.method, **shared)
+    return fitted(on_data(size, replace(paper, name=name, method=method, data=data), seed))
 
 
 def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
@@ -409,19 +446,27 @@ def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
     return replace(experiment, method=method, rounds=replace(experiment.rounds, rounds=rounds))
 
 
+NO_PIE = (
+    "AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors. FedAvg and FedIoT average models, so "
+    "their sites have the server's; they take as many steps as five epochs of a mean site with pairs."
+)
 REPRESENTATIONS = Study(
     "representations",
     "representations",
     representations,
     lambda size: measures.server,
+    sources=COLLECTIONS,
+    differs=NO_PIE,
     stands_in="The public set of the built-in cohort stands in for COCO, its test split for the "
     "1K test set; 2, 2 and 1 sites for 15, 10 and 10.",
 )
 
 
 def questions(size: Size) -> measures.Answers:
-    """Questions about films of other people than any cohort's."""
-    if size.name == SMALLEST:
+    """VQA v2, or in the demo questions about films of other people than any cohort's."""
+    if not size.demo:
+        return measures.Answers(source(size, "vqa_v2", colour=True), _most(size))
+    if size.quick:
         return measures.Answers(SyntheticCohort(sites=1, size=60, image_size=36, seed=2000), 1)
     return measures.Answers(SyntheticCohort(sites=1, size=1200, image_size=36, beta=1000.0, seed=2000))
 
@@ -431,6 +476,8 @@ ANSWERS = Study(
     "representations",
     representations,
     questions,
+    sources=(*COLLECTIONS, "vqa_v2"),
+    differs=NO_PIE,
     stands_in="Questions about other drawn films (which finding, on which side, how severe) stand in for VQA v2, the "
     "public set of the built-in cohort for COCO; 2, 2 and 1 sites for 15, 10 and 10.",
 )
