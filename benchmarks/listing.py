@@ -101,7 +101,7 @@ def _files(root: Path, rows: list[tuple[Any, ...]]) -> None:
             os.link(original, folder / f"{key}.jpg")
 
 
-def stand_in(file: Path, size: int, burned_in: str) -> np.ndarray:
+def stand_in(file: Path, size: int, burned_in: str, colour: bool) -> np.ndarray:
     """In the place of a decoded film: a square whose grey levels are made of its name."""
     return np.resize(np.frombuffer(file.stem.encode(), dtype=np.uint8), (size, size))
 

@@ -15,7 +15,7 @@ from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.data.transforms import decode, load
+from fedvlp.data.transforms import decode
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -114,7 +114,7 @@ def test_no_tag_of_a_dicom_file_is_kept(tmp_path: Path) -> None:
         words |= {str(e.value).encode() for e in data.iterall() if e.VR in ("PN", "LO", "SH", "LT", "UI", "DA", "AS")}
     words = {word for word in words if len(word) > 5}
     assert b"FERREIRA^ANNA" in words
-    loaded = load(path, decode(64))
+    loaded = decode(path, 64)
     source = TableSource(str(table), image_size=64, cache=str(tmp_path / "cache"), max_skipped=0.0)
     cohort = source.build()
     kept = pickle.dumps(loaded) + b"".join(f.read_bytes() for f in (tmp_path / "cache").rglob("*") if f.is_file())

@@ -13,7 +13,7 @@ from support.film_files import dicom
 
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
 from fedvlp.data.report_text import clean_phrase, clean_report
-from fedvlp.data.transforms import decode, eval_batch, load
+from fedvlp.data.transforms import decode, eval_batch
 
 RNG = np.random.default_rng(0)
 FILMS = {
@@ -27,7 +27,7 @@ HOW = Preprocessing(18, 16)
 
 def by_the_pipeline(path: Path) -> torch.Tensor:
     """As a data set's reader and the loader of batches do it."""
-    return eval_batch(torch.from_numpy(load(path, decode(18)))[None], 16)
+    return eval_batch(torch.from_numpy(decode(path, 18))[None], 16)
 
 
 @pytest.mark.parametrize("name", FILMS)
@@ -140,7 +140,7 @@ def test_films_in_colour_as_the_records_were(tmp_path: Path) -> None:
     Image.fromarray(FILMS["colour"]).save(path)
     films = how.films([path, FILMS["colour"], FILMS["grey"]])
     assert films.shape == (3, 3, 16, 16)
-    expected = eval_batch(torch.from_numpy(load(path, decode(18, False, True)))[None], 16)
+    expected = eval_batch(torch.from_numpy(decode(path, 18, False, True))[None], 16)
     assert torch.equal(films[:1], expected)
     assert torch.equal(films[1:2], expected)
     assert torch.equal(films[2:, :1], HOW.films([FILMS["grey"]]))

@@ -13,7 +13,7 @@ import torch
 
 from fedvlp.data import radiograph
 from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
-from fedvlp.data.transforms import decode, eval_batch, load, train_batch
+from fedvlp.data.transforms import decode, decoding, eval_batch, square, train_batch
 
 Image = pytest.importorskip("PIL.Image")
 DICOMS = Path(__file__).parents[2].parent / "shared" / "data" / "real-tables" / "dicom"
@@ -51,7 +51,7 @@ def dicom(path: Path, stored: np.ndarray, photometric: str = "MONOCHROME2", bits
 
 def refusal(path: Path) -> str:
     with pytest.raises(UnreadableImageError) as caught:
-        load(path, decode(16))
+        decode(path, 16)
     message = str(caught.value)
     assert path.name not in message
     assert str(path.parent) not in message
@@ -63,7 +63,7 @@ def test_decode_resizes_the_longer_side_by_area_and_pads_the_shorter(tmp_path: P
     """40 x 20 pixels to 16: 16 x 8 pixels, each the mean of 2.5 x 2.5, with 4 columns of zeros on either side."""
     image = np.full((40, 20), 200, dtype=np.uint8)
     image[:20] = 100
-    out = load(png(tmp_path / "a.png", image), decode(16))
+    out = decode(png(tmp_path / "a.png", image), 16)
     assert out.shape == (16, 16)
     assert out.dtype == np.uint8
     assert not out[:, :4].any()
@@ -74,7 +74,7 @@ def test_decode_resizes_the_longer_side_by_area_and_pads_the_shorter(tmp_path: P
 
 def test_area_interpolation_is_the_mean_of_what_a_pixel_covers(tmp_path: Path) -> None:
     image = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
-    out = load(png(tmp_path / "a.png", image), decode(16))
+    out = decode(png(tmp_path / "a.png", image), 16)
     mean = image.reshape(16, 4, 16, 4).mean(axis=(1, 3))
     assert np.abs(out - mean).max() <= 0.5 + 1e-3
 
@@ -117,7 +117,7 @@ def test_in_colour_each_channel_is_what_it_would_be_alone(kind: str, tmp_path: P
 def test_a_photograph_is_padded_and_cropped_with_its_channels(tmp_path: Path) -> None:
     """40 x 20 pixels of orange to 16: 8 columns of it between zeros, and 8 x 8 of it in the middle."""
     photo = png(tmp_path / "a.png", np.broadcast_to(np.array([255, 128, 0], dtype=np.uint8), (40, 20, 3)).copy())
-    out = load(photo, decode(16, False, True))
+    out = decode(photo, 16, False, True)
     assert out.shape == (16, 16, 3)
     assert out[0, 4].tolist() == [255, 128, 0]
     assert not out[:, [0, 3, 12, 15]].any()
@@ -291,13 +291,30 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_radiograph(path)
 
 
-def test_decoding_is_a_monai_pipeline_made_without_a_warning() -> None:
-    from monai.transforms import Compose
+def test_a_monai_pipeline_begins_with_decoding(tmp_path: Path) -> None:
+    """What it returns is what `decode` returns, and another transform follows; making it warns of nothing."""
+    from monai.transforms import Compose, ScaleIntensity
 
+    path = png(tmp_path / "a.png", ramp())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        decode.cache_clear()
-        assert isinstance(decode(16), Compose)
+        pipeline = decoding(16)
+    assert isinstance(pipeline, Compose)
+    assert np.array_equal(pipeline(str(path)), decode(path, 16))
+    scaled = np.asarray(Compose([pipeline, ScaleIntensity()])(path))
+    assert (scaled.min(), scaled.max()) == (0, 1)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 9), (10, 16), (16, 15), (1, 16), (16, 11, 3)])
+def test_a_film_is_padded_as_monai_pads_it(shape: tuple[int, ...]) -> None:
+    """Zeros on both sides; of an odd number, the larger half after the film."""
+    from monai.transforms import SpatialPad
+
+    image = np.random.default_rng(1).integers(1, 256, shape).astype(np.float32)
+    planes = torch.from_numpy(image)[None] if image.ndim == 2 else torch.from_numpy(image).permute(2, 0, 1)
+    padded = np.asarray(SpatialPad((16, 16))(planes))
+    expected = padded[0] if image.ndim == 2 else np.moveaxis(padded, 0, 2)
+    assert np.array_equal(square(image, 16), expected)
 
 
 def test_an_8_bit_image_keeps_its_values_and_colour_becomes_grey(tmp_path: Path) -> None:
@@ -402,8 +419,7 @@ def test_the_two_real_dicom_files_decode() -> None:
     files = sorted(DICOMS.glob("*.dcm"))
     if len(files) < 2:
         pytest.skip("../shared/data/real-tables/dicom is absent")
-    transform = decode(64)
-    by_name = {file.name.startswith("Fake_MONOHR1"): load(file, transform) for file in files}
+    by_name = {file.name.startswith("Fake_MONOHR1"): decode(file, 64) for file in files}
     assert all(image.shape == (64, 64) and image.dtype == np.uint8 and image.std() > 20 for image in by_name.values())
     # the same stored pixels, once tagged MONOCHROME1
     assert np.abs(255 - by_name[True].astype(int) - by_name[False]).max() <= 1

@@ -23,7 +23,7 @@ import numpy as np
 from fedvlp.data.cache_format import FORMAT, SHARD_BYTES, Building, Decode, Shards
 
 CHUNK = 256  # images that are decoded, written and counted together
-LOADED_ONCE = ["cv2", "monai.transforms"]  # modules that the decoding processes share
+LOADED_ONCE = ["cv2", "fedvlp.data.transforms"]  # modules that the decoding processes share
 Decoded = tuple[np.ndarray, list[int], dict[int, str]]
 """Images [n, *shape] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
 

@@ -15,7 +15,7 @@ from fedvlp.data.cache import ImageCache, cached_images
 from fedvlp.data.cache_format import Building, shape_of
 from fedvlp.data.cohort import digest
 from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
-from fedvlp.data.transforms import DECODING, decode, load
+from fedvlp.data.transforms import DECODING, decode
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def film(file: Path, size: int, burned_in: str, colour: bool = False) -> np.ndar
     ``burned_in`` is one of ``burned_in.CHOICES``; "search" looks at the pixels if the extra that can is installed.
     """
     try:
-        image = load(file, decode(size, burned_in == ACCEPT, colour))
+        image = decode(file, size, burned_in == ACCEPT, colour)
         if burned_in == SEARCH and can_search() and holds_text(read_radiograph(file)):
             return REASON
         return image

@@ -1,17 +1,17 @@
-"""Images from file to tensor: MONAI transforms decode a file once, torch crops whole batches.
+"""Images from file to tensor: a file is decoded once, whole batches are cropped. MONAI pipelines can begin with it.
 
 Chest films are grey, [S, S]. Photographs may be in colour, [S, S, 3]: red, green and blue.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 
@@ -21,26 +21,27 @@ if TYPE_CHECKING:
 DECODING = "radiograph-3"  # names what decode() does to a file; change it with the result, so that caches rebuild
 
 
-@lru_cache
-def decode(image_size: int, burned_in: bool = False, colour: bool = False) -> Compose:
-    """Transform from a path to uint8 [S, S], in ``colour`` [S, S, 3], S = ``image_size``.
+def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> np.ndarray:
+    """The image in a file as uint8 [S, S], in ``colour`` [S, S, 3], S = ``image_size``.
 
-    ``burned_in`` and ``colour`` are those of ``read_radiograph``.
+    ``burned_in`` and ``colour`` are those of ``read_radiograph``. The longer side is resized to S by area, the shorter
+    side zero-padded on both sides. Raises UnreadableImageError, which quotes nothing of the file, and ValueError for an
+    ``image_size`` below 8.
+    """
+    if image_size < 8:
+        raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
+    return square(read_radiograph(path, image_size, burned_in, colour), image_size)
 
-    The longer side is resized to S by area, the shorter side zero-padded on both sides. MONAI wraps every error of a
-    transform: call the transform through ``load`` to get the ``UnreadableImageError`` itself. MONAI's own loader is not
-    used, because it carries a file's metadata along. Raises ValueError for an ``image_size`` below 8.
+
+def decoding(image_size: int, burned_in: bool = False, colour: bool = False) -> Compose:
+    """``decode`` as the first transform of a MONAI pipeline: from a path to what it returns.
+
+    MONAI wraps every error of a transform in RuntimeError. Its own loader is not used, since it carries a file's
+    metadata along; nor is MONAI imported for decoding alone, which would take longer than many a command.
     """
     from monai.transforms import Compose
 
-    if image_size < 8:
-        raise ValueError(f"decode: image_size must be at least 8 pixels, got {image_size}")
-    return Compose(
-        [
-            lambda path: read_radiograph(Path(path), image_size, burned_in, colour),
-            lambda image: square(image, image_size),
-        ]
-    )
+    return Compose([lambda path: decode(Path(path), image_size, burned_in, colour)])
 
 
 def square(image: np.ndarray, image_size: int) -> np.ndarray:
@@ -48,25 +49,9 @@ def square(image: np.ndarray, image_size: int) -> np.ndarray:
 
     An image [h, w, 3] becomes [S, S, 3]. Raises UnreadableImageError for a constant image.
     """
-    from monai.transforms import SpatialPad
-    from monai.transforms.croppad.functional import pad_nd
-
     film = torch.from_numpy(image)[None] if image.ndim == 2 else torch.from_numpy(image).permute(2, 0, 1)  # [C, h, w]
-    width = SpatialPad((image_size, image_size)).compute_pad_width(film.shape[1:])
-    return to_uint8(pad_nd(film, width, "constant", value=0))
-
-
-def load(path: Path, transform: Compose) -> np.ndarray:
-    """uint8 [S, S] or [S, S, 3] of one file. Raises ``UnreadableImageError``, which quotes nothing of the file."""
-    try:
-        return np.asarray(transform(str(path)))
-    except Exception as error:  # MONAI wraps every error of a transform in RuntimeError
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, UnreadableImageError):
-            cause = cause.__cause__
-        if cause is None:
-            raise
-        raise cause from None
+    spare = [image_size - side for side in film.shape[:0:-1]]  # of width, then of height
+    return to_uint8(F.pad(film, [zeros for one in spare for zeros in (one // 2, one - one // 2)]))
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
