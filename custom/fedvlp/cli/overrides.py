@@ -85,7 +85,9 @@ def configured(
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     if chosen is not None:
-        experiment = fitted(replace(experiment, data=chosen, partition=_of_own_records(chosen, experiment.partition)))
+        of_data = [setting for setting in settings or [] if setting.startswith("data.")]  # what is fitted follows them
+        experiment = fitted(overridden(replace(experiment, data=chosen), of_data))
+        experiment = replace(experiment, partition=_of_own_records(chosen, experiment.partition))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if chosen is None or isinstance(chosen, SyntheticCohort):
