@@ -67,6 +67,8 @@ def configured(
     from fedvlp.run.fitting import fitted
     from fedvlp.run.site_sources import SiteSources
 
+    if sites is not None and sites < 1:
+        raise ValueError(f"--sites is {sites}; a run needs at least one site")
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
@@ -119,14 +121,29 @@ def _of_own_records(data: Any, partition: Partition) -> Partition:
 
 
 def overridden(value: T, settings: list[str] | None) -> T:
-    """``value`` with every setting "key=value" of ``--set``. Raises ValueError for one without "=", or unknown."""
+    """``value`` with every setting "key=value" of ``--set``, in any order; of one that is set twice, the last.
+
+    Raises ValueError for one without "=", an unknown one, and a value that does not fit the others.
+    """
     from fedvlp.run.config import override
 
+    pending: dict[str, str] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
-        value = override(value, key, text)
+        pending.pop(key, None)
+        pending[key] = text
+    while pending:
+        refused: dict[str, ValueError] = {}
+        for key, text in pending.items():
+            try:
+                value = override(value, key, text)
+            except ValueError as error:  # it may fit once the others are set
+                refused[key] = error
+        if len(refused) == len(pending):
+            raise next(iter(refused.values()))
+        pending = {key: pending[key] for key in refused}
     return value
 
 

@@ -43,10 +43,13 @@ def simulate(
     accept_phi_risk: Annotated[
         bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing behind.")
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
-    import os
+    from contextlib import nullcontext
 
     from rich.console import Console
 
@@ -58,6 +61,8 @@ def simulate(
 
     use_plugins(plugins)
     console = Console()
+    if workers < 0:
+        raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     if resume is None:
         file = read(config) if config else ConfigFile()
         if file.data and site:
@@ -65,17 +70,19 @@ def simulate(
         experiment = configured(
             file.base(preset),
             data or file.data,
-            sites or file.sites,
+            file.sites if sites is None else sites,
             [*file.settings, *(settings or [])],
             site,
             cache,
             RunFolder(like).experiment() if like else None,
         )
+        if dry_run:
+            return tell_dry_run(experiment, workers, accept_phi_risk)
         folder = RunFolder.create(runs, experiment)
-    elif settings or data or sites or site or cache or like or config:
+    elif settings or data or sites or site or cache or like or config or dry_run:
         raise ValueError(
-            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like and "
-            "--config out"
+            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like, "
+            "--config and --dry-run out"
         )
     else:
         folder = RunFolder(resume)
@@ -92,18 +99,42 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
-    history = run(
-        experiment,
-        folder,
-        workers=workers or max(1, (os.cpu_count() or 1) // experiment.training.threads),
-        accept_phi_risk=accept_phi_risk,
-        report=lambda record: print(progress_line(record), flush=True),
-        caution=collected,
-    )
+    with folder.removed_unless_begun() if resume is None else nullcontext():
+        history = run(
+            experiment,
+            folder,
+            workers=workers or default_workers(experiment),
+            accept_phi_risk=accept_phi_risk,
+            report=lambda record: print(progress_line(record), flush=True),
+            caution=collected,
+        )
     for sentence in cautions:
         caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
+
+
+def default_workers(experiment: Any) -> int:
+    """As many sites at a time as this machine has cores for."""
+    import os
+
+    return max(1, (os.cpu_count() or 1) // int(experiment.training.threads))
+
+
+def tell_dry_run(experiment: Any, workers: int, accept_phi_risk: bool) -> None:
+    """Prints what the run would take."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import dry_run_lines, plain_table
+    from fedvlp.run.dry_run import dry_run
+
+    plan = dry_run(experiment, accept_phi_risk)
+    splits = ("train", "val", "test")
+    rows = [(site, *(str(counts[split]) for split in splits)) for site, counts in plan.records.items()]
+    console = Console()
+    console.print(plain_table(f"{experiment.name}: records", ("site", *splits), rows))
+    for line in dry_run_lines(plan, workers or default_workers(experiment)):
+        console.print(line, highlight=False)
 
 
 def write_report(folder: Any) -> Path:
@@ -147,8 +178,11 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
 
     use_plugins(plugins)
     folder = RunFolder(run)
-    experiment = folder.experiment()
-    Console().print(*summary_tables(experiment.name, summary(folder.history())))
+    experiment, history = folder.experiment(), folder.history()
+    if not history:
+        print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
+        raise typer.Exit(1)
+    Console().print(*summary_tables(experiment.name, summary(history)))
     print(f"report {write_report(folder)}")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
+from fedvlp.core.types import EVALUATE
 from fedvlp.data.overview import label_counts, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from fedvlp.data.cohort import Cohort
     from fedvlp.run.compare import Comparison, Row
+    from fedvlp.run.dry_run import DryRun
 
 Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """Title, columns and rows of a table."""
@@ -56,6 +58,19 @@ def comparison_tables(compared: Comparison) -> list[Content]:
             (f"{compared.last} minus", "average", "worst site"),
             pairs,
         ),
+    ]
+
+
+def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
+    """Steps, traffic, memory and time of a run, a line each."""
+    steps = ", ".join(f"{phase.name} {phase.steps}" for phase in plan.phases if phase.name != EVALUATE)
+    spent = plan.seconds(workers)
+    shown = f"{spent:.0f} s" if spent < 120 else f"{spent / 60:.0f} min" if spent < 7200 else f"{spent / 3600:.1f} h"
+    return [
+        f"steps: {plan.rounds} rounds, at each site {steps}",
+        f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
+        f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
+        f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
     ]
 
 

@@ -22,6 +22,7 @@ from fedvlp.data.burned_in import HEADER
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.masks import Box, BoxMasks
 from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.sources.table import draw_splits
 
@@ -121,6 +122,7 @@ class Listing:
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
+    boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
     people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -250,6 +252,7 @@ class Published:
         splits = np.array([published or draw for published, draw in zip(given, drawn, strict=True)])
         content = [digest(*column) for column in (ids, patients, reports, listing.names, splits.tolist())]
         asked = None if listing.questions is None else pick(listing.questions)
+        boxes = None if listing.boxes is None else {name: pick(of_rows) for name, of_rows in listing.boxes.items()}
         content += [] if asked is None else [digest(*map(_contents, chain.from_iterable(asked)))]
         checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
         return Cohort(
@@ -265,6 +268,7 @@ class Published:
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
             phi=listing.phi,
+            masks=None if boxes is None else BoxMasks(boxes, self.image_size),
             questions=None if asked is None else HeldQuestions(asked),
             channels=3 if images is not None and self._in_colour else 1,
         )

@@ -1,0 +1,171 @@
+"""What a run will take, from one round at one of its sites of which every phase is cut to a few steps."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from statistics import median
+from typing import Any
+
+import torch
+
+from fedvlp.core.client import Client
+from fedvlp.core.method import SiteHooks, overridden
+from fedvlp.core.metric_names import SECONDS
+from fedvlp.core.types import EVALUATE, Batch
+from fedvlp.data.cohort import SPLITS
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
+from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+
+PROBED = 3
+"""Steps of each phase that are taken. The first is left out of the time of a step: it sets things up."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a round as it will be: its steps, and seconds without and with the server's part."""
+
+    name: str
+    steps: int  # at a site
+    site_seconds: float
+    server_seconds: float
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run will take; each of its sites counts as the one that was probed, which has the most records."""
+
+    records: dict[str, dict[str, int]]  # site -> split -> records
+    probed: str
+    rounds: int
+    phases: tuple[Phase, ...]  # of a round, as the first one has them; then the last evaluation, if there is one
+    bytes: int  # of tensors to and from all sites in the whole run
+    peak_bytes: int  # memory of this process; of the accelerator where the run uses one
+
+    def seconds(self, workers: int) -> float:
+        """Of the whole run with sites trained side by side by so many workers, each as fast as one alone."""
+        turns = -(-len(self.records) // max(1, workers))
+        cost = {phase: phase.site_seconds * turns + phase.server_seconds for phase in self.phases}
+        return sum(spent if phase.name == EVALUATE else spent * self.rounds for phase, spent in cost.items())
+
+
+def dry_run(experiment: Experiment, accept_phi_risk: bool = False) -> DryRun:
+    """Builds all of ``experiment``, takes a few steps at its largest site, and writes nothing.
+
+    Raises what the run itself would raise before its first round: PHIError, ValueError for settings that do not fit.
+    """
+    assembly = Assembly(experiment, accept_phi_risk=accept_phi_risk)
+    assembly.gate()
+    sites = assembly.sites()
+    of_site = {site: assembly.data(None if assembly.pooled else site) for site in sites}
+    probed = max(sites, key=lambda site: (len(of_site[site].modalities), of_site[site].num_train))
+    rounds = experiment.rounds.rounds
+    short = replace(experiment.rounds, rounds=min(1, rounds), quorum=1)
+    method, wire = experiment.method, experiment.wire
+    cut: list[ShortPhases] = []
+
+    def site(name: str) -> EncodedSite:
+        made = assembly.site(name)
+        cut.append(ShortPhases(made.client))
+        return EncodedSite(made, SiteEnd(wire, method.phases, site_memory(None)))
+
+    torch.set_num_threads(experiment.training.threads)
+    server = assembly.server((probed,))
+    if server.trainer:
+        cut.append(ShortPhases(server.trainer.client))
+    phases: list[Phase] = []
+
+    def noted(record: dict[str, Any]) -> None:
+        phases.append(_whole(record, probed, cut, _declared(experiment, record["phase"])))
+
+    with closing(SequentialExchange(site)) as exchange:
+        Federation(method, server, short, exchange, wire=wire, report=noted).run()
+    traffic = sum(
+        sum(record["bytes"].values()) * (1 if record["phase"] == EVALUATE else rounds) for record in server.history
+    )
+    return DryRun(
+        {name: {split: len(assembly.cohort.rows(split, name)) for split in SPLITS} for name in assembly.data_sites()},
+        probed,
+        rounds,
+        tuple(phases),
+        len(sites) * traffic,
+        _peak(experiment),
+    )
+
+
+class ShortPhases:
+    """Ends every phase of a client after ``PROBED`` steps, and notes what one takes and how many there would be."""
+
+    def __init__(self, client: Client) -> None:
+        self._drawn: Callable[..., Iterator[Batch]] = client.drawn
+        client.drawn = self.drawn  # type: ignore[method-assign]
+        self.of_server = client.name == "server"
+        self.since: list[_Steps] = []  # the phases of training since the last record
+
+    def drawn(self, batches: Iterator[Batch], generator: torch.Generator) -> Iterator[Batch]:
+        """The first batches of those that the client draws."""
+        steps = _Steps(batches)
+        self.since.append(steps)
+        for batch in islice(self._drawn(batches, generator), PROBED):
+            steps.began.append(time.perf_counter())
+            yield batch
+        steps.began.append(time.perf_counter())
+
+
+@dataclass
+class _Steps:
+    """The steps of one phase: when each began (and the last ended), and the batches that were not taken."""
+
+    rest: Iterator[Batch]
+    began: list[float] = field(default_factory=list)
+
+    def missing(self, declared: int | None) -> int:
+        """The steps that were not taken; those that nobody declared are counted by drawing their batches."""
+        taken = len(self.began) - 1
+        return sum(1 for _ in self.rest) if declared is None else max(0, declared - taken)
+
+    @property
+    def seconds(self) -> float:
+        """Of one step."""
+        spans = [end - start for start, end in zip(self.began, self.began[1:], strict=False)]
+        return median(spans[1:] or spans)
+
+
+def _whole(record: dict[str, Any], probed: str, cut: list[ShortPhases], declared: int | None) -> Phase:
+    """The phase of a record as it would be with all of its steps."""
+    site = record["sites"][probed][SECONDS]
+    server, steps = record["seconds"] - site, 0
+    for one in cut:
+        for done in one.since:
+            missing = done.missing(None if one.of_server else declared)
+            if one.of_server:
+                server += missing * done.seconds
+            else:
+                site, steps = site + missing * done.seconds, steps + len(done.began) - 1 + missing
+        one.since = []
+    return Phase(record["phase"], steps, site, server)
+
+
+def _declared(experiment: Experiment, phase: str) -> int | None:
+    """The steps of a site's phase, where the method says them; None where they depend on the records."""
+    method = experiment.method
+    if phase == EVALUATE or "batches" in overridden(method, SiteHooks):
+        return None
+    steps = method.steps(phase)
+    return steps + experiment.training.made_up(steps)
+
+
+def _peak(experiment: Experiment) -> int:
+    device = experiment.training.torch_device()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

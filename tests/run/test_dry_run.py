@@ -1,0 +1,97 @@
+"""What a run will take is said before it: records, steps and bytes exactly, seconds and memory roughly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.cli.tables import dry_run_lines
+from fedvlp.data.deid import PHIError
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.run import presets
+from fedvlp.run.cautions import train_sizes
+from fedvlp.run.dry_run import PROBED, DryRun, Phase, dry_run
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+
+STEPS = PROBED + 4
+
+
+def small(method: object) -> Experiment:
+    """Three rounds of this method."""
+    return replace(SMALL, method=method, rounds=Rounds(rounds=3, seed=7))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", [FedAvg(local_steps=STEPS), FedDRA(local_steps=STEPS, align_steps=1)])
+def test_it_says_what_the_run_then_takes(method: object, tmp_path: Path) -> None:
+    """The bytes on the wire, the phases and their steps, the records of the sites."""
+    experiment = small(method)
+    told = dry_run(experiment)
+    folder = RunFolder.create(tmp_path, experiment)
+    history = simulate(experiment, folder)
+    assert told.bytes == sum(sum(record["bytes"].values()) for record in history)
+    assert told.rounds == 3
+    assert [phase.name for phase in told.phases] == [*dict.fromkeys(record["phase"] for record in history)]
+    expected = {"align": 1, "joint": STEPS, "train": STEPS, "evaluate": 0}
+    assert [phase.steps for phase in told.phases] == [expected[phase.name] for phase in told.phases]
+    assert {site: splits["train"] for site, splits in told.records.items()} == train_sizes(experiment.data.build())
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dry_run(small(FedAvg(local_steps=STEPS)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_of_a_warm_up_that_is_made_up_are_counted() -> None:
+    experiment = small(FedAvg(local_steps=STEPS))
+    longer = replace(experiment.training, warmup_steps=5, make_up_warmup=True)
+    assert dry_run(replace(experiment, training=longer)).phases[0].steps == STEPS + longer.made_up(STEPS) > STEPS
+
+
+def test_steps_that_depend_on_the_records_are_counted_by_their_batches() -> None:
+    """CreamFL's sites go over all their records, and its server trains on the public set."""
+    preset = presets.get("creamfl")
+    data = replace(preset.data, size=400, image_size=36)  # type: ignore[type-var]
+    training = replace(preset.training, batch_size=4)
+    told = dry_run(replace(preset, data=data, training=training, rounds=Rounds(rounds=2)))
+    train = told.phases[0]
+    assert train.steps >= told.records[told.probed]["train"] // 4 > PROBED
+    assert train.server_seconds > 0
+
+
+def test_time_is_of_all_rounds_and_of_sites_in_turn() -> None:
+    """Five sites on two workers are three turns; the evaluation comes once."""
+    told = DryRun(
+        {f"site-{number}": {} for number in range(5)},
+        "site-1",
+        10,
+        (Phase("train", 7, 2.0, 0.5), Phase("evaluate", 0, 1.0, 0.0)),
+        10**6,
+        2**30,
+    )
+    assert told.seconds(1) == 10 * (5 * 2.0 + 0.5) + 5
+    assert told.seconds(2) == 10 * (3 * 2.0 + 0.5) + 3
+    assert told.seconds(99) == told.seconds(5) == 10 * 2.5 + 1
+    assert dry_run_lines(told, 2) == [
+        "steps: 10 rounds, at each site train 7",
+        "traffic: 1.0 MB of tensors to and from all sites",
+        "memory: 1.0 GiB at the peak of one process; up to 2 train side by side",
+        "time: about 68 s, if every site takes as long as site-1, of which a few steps were timed",
+    ]
+
+
+def test_reports_that_name_people_are_refused_as_by_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedvlp.run.assembly import Assembly
+
+    def refused(self: Assembly) -> None:
+        raise PHIError("identifiers")
+
+    monkeypatch.setattr(Assembly, "gate", refused)
+    with pytest.raises(PHIError):
+        dry_run(small(FedAvg()))
