@@ -28,8 +28,10 @@ from fedvlp.claims.scenario import HOLDS, Table
 from fedvlp.cli import app
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
+from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import of_server
 
 ROOT = Path(__file__).parents[2]
 METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -235,6 +237,27 @@ def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path
     assert measures.unseen(no_text, sites).tolist() == []
 
 
+def test_cocos_sum_is_of_four_recalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1K candidates, image to text 1 and text to image 2; 5K candidates 30 and 40: 73. Without folds it is refused."""
+    scopes = {names.FOLDS: (1.0, 2.0), names.WHOLE_SET: (30.0, 40.0)}
+    summary = {
+        of_server(names.recall("test", k, scope, direction)): value * k
+        for scope, values in scopes.items()
+        for direction, value in zip((names.I2T, names.T2I), values, strict=True)
+        for k in (1, 5, 10)
+    }
+    monkeypatch.setattr(ledger, "at_the_server", lambda folder: {**summary, ledger.RSUM: 0.0})
+    monkeypatch.setattr(measures, "cost", lambda folder: {})
+    figures = measures.coco(RunFolder(Path()))
+    assert figures[measures.R1_SUM] == 73.0
+    assert figures[measures.ranked(names.T2I, 5)] == 10.0
+    assert figures[measures.among_all(names.I2T, 10)] == 300.0
+    assert measures.server(RunFolder(Path()))[measures.R1_SUM] == 70.0
+    summary = {name: value for name, value in summary.items() if names.FOLDS not in name}
+    with pytest.raises(ValueError, match="cannot be cut into five folds"):
+        measures.coco(RunFolder(Path()))
+
+
 def figures_of(file: Path) -> list[dict[str, str]]:
     with file.open(newline="") as lines:
         return list(csv.DictReader(lines))
@@ -317,6 +340,7 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("car-mfl:2", ("CAR-MFL",)),
         ("car-mfl:3", ()),
         ("car-mfl:f5", ()),
+        ("creamfl:1", ("CreamFL",)),
         ("creamfl:2", ("FedIoT", "CreamFL")),
         ("creamfl:f4", ("CreamFL, many public",)),
     ],

@@ -104,10 +104,35 @@ def test_creamfls_collections_are_an_experiment(tmp_path: Path) -> None:
     assert grey.model.in_channels is None
     with pytest.raises(ValueError, match="this data set deals its records to sites itself"):
         configured("creamfl", given, 3, None)
+    set_later = ["data.pairs=2", "data.images=1", "data.texts=1", "data.shards=2", "data.colour=true"]
+    assert configured("creamfl", f"creamfl:{tmp_path}", None, set_later) == chosen, "wherever a setting is given"
     (tmp_path / "ag_news").rename(tmp_path / "news")
     with pytest.raises(ValueError, match=r"the root has no folder ag_news; expected coco_captions,") as raised:
         configured("creamfl", given, None, None)
     assert str(tmp_path) not in str(raised.value)
+
+
+def test_sites_of_one_collection_each_are_creamfls_sites(tmp_path: Path) -> None:
+    """Each has the model that the preset gives to a site of its modalities; one collection in colour is enough."""
+    creamfl(tmp_path)
+    held = {"pairs": "flickr30k", "texts": "ag_news", "images": "cifar100", "public": "coco_captions"}
+    given = [f"{site}={source}:{tmp_path / source}" for site, source in held.items()]
+    given[0] += ",colour=true"
+    chosen = configured("creamfl", None, None, None, given)
+    models = dict(chosen.site_models)
+    assert models.keys() == {"pairs", "texts", "images"}
+    assert [models[site].text_tower for site in ("pairs", "images", "texts")] == ["tiny", "tiny", "gru"]
+    assert {model.in_channels for model in (chosen.model, *models.values())} == {3}
+    assert (chosen.partition.sites, chosen.partition.public) == (3, 0.0)
+    assert Assembly(chosen).data("images").modalities == ("image",)
+    assert configured("fediot", None, None, None, given).site_models == ()
+    with pytest.raises(ValueError, match="--site takes a data set of files"):
+        configured("creamfl", None, None, None, [f"one=creamfl:{tmp_path}"])
+    with pytest.raises(ValueError, match="creamfl source: there is no such folder"):
+        configured("creamfl", f"creamfl:{tmp_path / 'absent'}", None, None)
+    (tmp_path / "cifar100" / "train.bin").unlink()
+    with pytest.raises(ValueError, match=r"cifar100 source: the root lacks 1 of 3 published items: train.bin"):
+        configured("creamfl", f"creamfl:{tmp_path}", None, None)
 
 
 @pytest.mark.slow(seconds=15)

@@ -132,7 +132,7 @@ def mbrset(root: Path, patients: int = 30) -> None:
 
 def creamfl(root: Path) -> None:
     """A folder each for COCO's captions, Flickr30k, CIFAR-100 (four classes) and AG News."""
-    karpathy(root / "coco_captions", "coco", count=36)
+    karpathy(root / "coco_captions", "coco", count=30)  # ten test images, five folds
     karpathy(root / "flickr30k", "flickr30k", count=36, root="flickr30k-images")
     cifar100(root / "cifar100", train=80, test=40, classes=4)
     ag_news(root / "ag_news", train=80, test=40)

@@ -87,7 +87,9 @@ def configured(
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     if chosen is not None:
-        experiment = fitted(replace(experiment, data=chosen))
+        of_files = not isinstance(chosen, SyntheticCohort)
+        of_data = [setting for setting in settings or [] if of_files and setting.startswith("data.")]  # fitted to, too
+        experiment = fitted(overridden(replace(experiment, data=chosen), of_data))
         experiment = replace(experiment, partition=_of_own_records(chosen, experiment.partition))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))

@@ -65,5 +65,6 @@ def _models_by_modality(experiment: Experiment) -> dict[tuple[str, ...], ModelCo
     models, split = [model for _, model in experiment.site_models], experiment.partition
     if not models:
         return {}
-    image_first = max(0, len(models) - split.image_only - split.text_only)  # order: paired, image-only, text-only
-    return {MODALITIES: models[0], ("image",): models[image_first], ("text",): models[-1]}
+    image_first = len(models) - split.image_only - split.text_only  # order: paired, image-only, text-only
+    of_images = models[min(max(0, image_first), len(models) - 1)]
+    return {MODALITIES: models[0], ("image",): of_images, ("text",): models[-1]}

@@ -454,7 +454,7 @@ REPRESENTATIONS = Study(
     "representations",
     "representations",
     representations,
-    lambda size: measures.server,
+    lambda size: measures.server if size.demo else measures.coco,
     sources=COLLECTIONS,
     differs=NO_PIE,
     stands_in="The public set of the built-in cohort stands in for COCO, its test split for the "
