@@ -26,6 +26,7 @@ ONLY = {  # a third-party package, and the parts that may import it
     "monai": {"data", "evaluation"},
     "timm": {"models"},
     "transformers": {"models"},
+    "onnxruntime": {"models"},
     "opacus": {"flare"},
     "tenseal": {"flare"},
     "private_set_intersection": {"flare"},
@@ -149,6 +150,7 @@ HEAVY = {
     "rich",
     "opacus",
     "tenseal",
+    "onnxruntime",
 }
 
 

@@ -1,0 +1,23 @@
+"""A trained model for other libraries, which load it without fedvlp.
+
+Every export is loaded with the other library and compared before it counts as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.export.onnx import export_onnx
+from fedvlp.models.export.towers import export_huggingface, export_timm
+from fedvlp.models.export.written import ExportError
+
+__all__ = ["EXPORTS", "ExportError", "export_huggingface", "export_onnx", "export_timm"]
+
+EXPORTS: dict[str, Callable[[DualEncoder, Path], str]] = {
+    "timm": export_timm,
+    "huggingface": export_huggingface,
+    "onnx": export_onnx,
+}
+"""Library -> what writes a model, or a tower of it, for that."""
