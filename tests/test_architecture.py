@@ -27,6 +27,7 @@ ONLY = {  # a third-party package, and the parts that may import it
     "timm": {"models"},
     "transformers": {"models"},
     "onnxruntime": {"models"},
+    "open_clip": {"models"},
     "opacus": {"flare"},
     "tenseal": {"flare"},
     "private_set_intersection": {"flare"},
@@ -151,6 +152,7 @@ HEAVY = {
     "opacus",
     "tenseal",
     "onnxruntime",
+    "open_clip",
 }
 
 

@@ -146,7 +146,7 @@ def test_export_writes_for_another_library(home: Path, monkeypatch: pytest.Monke
     assert output == (
         'wrote onnx, with the features that it has here: onnxruntime.InferenceSession("onnx/image.onnx")\n'
     )
-    names = ("README.md", "image.onnx", "prepare.py", "preprocessing.json", "text.onnx", "tokenizer.json")
+    names = ("README.md", "image.onnx", "prepare.py", "preprocessing.json", "text.onnx", "tokenization.json")
     assert sorted(path.name for path in (home / "onnx").iterdir()) == sorted(names)
 
 
@@ -177,7 +177,7 @@ MISTAKES = {
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
     "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
     "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
-    "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface, onnx",
+    "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface, onnx, open_clip",
     "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",
     "export run --to huggingface --out x": "the text tower is fedvlp's own, which transformers does not have",
     "export nowhere --to timm --out x": "nowhere holds no trained model",

@@ -154,7 +154,7 @@ def explain(
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(help="timm (image tower), huggingface (text tower), or onnx (both encoders).")],
+    to: Annotated[str, typer.Option(help="timm (image tower), huggingface (text tower), onnx or open_clip (both).")],
     out: Annotated[Path, typer.Option(help="New folder.")],
     plugins: Plugins = None,
 ) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.prepared import NEEDS, write_preparation
-from fedvlp.models.export.written import TEXTS, ImageEncoder, TextEncoder, films_of, greatest, require, written
+from fedvlp.models.export.written import TEXTS, ImageEncoder, TextEncoder, apart, films_of, require, written
 from fedvlp.models.tiny import HashTokenizer
 
 OPSET = 17
@@ -34,7 +34,7 @@ said = text.run(None, tokens(["left basal effusion", "no effusion"]))[0]
 print(shown @ said.T)  # cosines [1, 2]
 ```
 
-`preprocessing.json` says how films and phrases are prepared, `tokenizer.json` how words become ids, and `prepare.py`
+`preprocessing.json` says how films and phrases are prepared, `tokenization.json` how words become ids, and `prepare.py`
 does both. A film that is prepared in another way gets a wrong vector. This is research software and no medical device.
 """
 
@@ -67,7 +67,7 @@ def export_onnx(model: DualEncoder, out: Path) -> str:
         films, (ids, mask) = films_of(config.image_size), model.tokenizer(TEXTS)
         shown = _run(folder / "image.onnx", {"image": films})
         said = _run(folder / "text.onnx", {"ids": ids, "mask": mask})
-        return max(greatest(shown, ImageEncoder(model)(films)), greatest(said, TextEncoder(model)(ids, mask)))
+        return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))
 
     written(model, "onnx", Path(out), write, difference)
     return f'onnxruntime.InferenceSession("{out}/image.onnx")'

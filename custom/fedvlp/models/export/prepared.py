@@ -15,7 +15,7 @@ NEEDS = "numpy pillow opencv-python-headless"
 
 
 def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
-    """Writes preprocessing.json and prepare.py, and with ``texts`` tokenizer.json and, of transformers', tokenizer/."""
+    """Writes preprocessing.json and prepare.py, and with ``texts`` tokenization.json and tokenizer/."""
     _write(folder / "preprocessing.json", model.preprocessing)
     code = files(__package__).joinpath("prepare.py.txt").read_text(encoding="utf-8")
     (folder / "prepare.py").write_text(code, encoding="utf-8")
@@ -23,9 +23,9 @@ def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> N
         return
     tokenizer: Any = model.tokenizer
     if isinstance(tokenizer, HashTokenizer):
-        _write(folder / "tokenizer.json", tokenizer.described())
+        _write(folder / "tokenization.json", tokenizer.described())
         return
-    _write(folder / "tokenizer.json", {"kind": "transformers", "max_tokens": tokenizer.max_tokens})
+    _write(folder / "tokenization.json", {"kind": "transformers", "max_tokens": tokenizer.max_tokens})
     tokenizer.tokenizer.save_pretrained(folder / "tokenizer")
 
 

@@ -15,7 +15,7 @@ from fedvlp.models.dual_encoder import WEIGHTS, DualEncoder
 from fedvlp.models.use import evaluating
 
 TOLERANCE = 1e-5
-"""Greatest difference of a feature in the other library, as a share of the greatest feature."""
+"""Greatest difference in the other library: of a feature as a share of the greatest, of a unit vector as it is."""
 
 TRIALS = 3
 """Random films that are compared."""
@@ -59,7 +59,7 @@ def written(
     """Writes beside ``out``, compares, and renames: the folder is there only if it is right.
 
     ``write`` fills the folder that it is given, and ``difference`` is that of the other library's features, loaded from
-    there, as ``greatest`` measures it. Both see the model in evaluation mode. Raises ExportError.
+    there, as ``greatest`` or ``apart`` measures it. Both see the model in evaluation mode. Raises ExportError.
     """
     if out.exists():
         raise ExportError(f"export to {library}: {out.name} exists already; name a new folder")
@@ -94,6 +94,11 @@ def greatest(one: Tensor, other: Tensor) -> float:
     if one.shape != other.shape:
         return float("inf")
     return float((one.double() - other.double()).abs().max() / other.double().abs().max())
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The greatest difference of unit vectors in any component; infinite where their shapes differ."""
+    return float((one - other).abs().max()) if one.shape == other.shape else float("inf")
 
 
 def films_of(size: int, channels: int = 1) -> Tensor:
