@@ -23,7 +23,7 @@ ONLY = {  # a third-party package, and the parts that may import it
     "tesserocr": {"data"},
     "PIL": {"data"},
     "cv2": {"data"},
-    "monai": {"data", "evaluation"},
+    "monai": {"data", "evaluation", "models"},
     "timm": {"models"},
     "transformers": {"models"},
     "onnxruntime": {"models"},

@@ -154,7 +154,10 @@ def explain(
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(help="timm (image tower), huggingface (text tower), onnx or open_clip (both).")],
+    to: Annotated[
+        str,
+        typer.Option(help="timm (image tower), huggingface (text tower), onnx, open_clip or monai-bundle."),
+    ],
     out: Annotated[Path, typer.Option(help="New folder.")],
     plugins: Plugins = None,
 ) -> None:
