@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.larger import creamfl
 from support.published import COLLECTIONS
+from typer.testing import CliRunner
 
+from fedvlp.cli import app
 from fedvlp.cli.overrides import configured
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
+from fedvlp.run.folder import RunFolder
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:
@@ -42,10 +48,11 @@ def test_no_modality_of_own_records_is_dropped_unless_asked(tmp_path: Path) -> N
     table.write_text("image,report\nx.png,no effusion seen\n")
     drawn = configured("creamfl", None, None, None).partition
     assert (drawn.image_only, drawn.text_only) == (2, 1)
-    for data, at in ((f"table:{table}", None), (None, [f"north=table:{table}", f"public=table:{table}"])):
+    own_public = [f"north=table:{table}", f"public=table:{table}"]
+    for data, at, public in ((f"table:{table}", None, drawn.public), (None, own_public, 0.0)):
         own = configured("creamfl", data, None, None, at).partition
         assert (own.image_only, own.text_only) == (0, 0)
-        assert own.public == drawn.public
+        assert own.public == public, "a public set of one's own is not drawn from the sites' records too"
     asked = configured("creamfl", f"table:{table}", None, ["partition.image_only=1"]).partition
     assert (asked.image_only, asked.text_only) == (1, 0)
 
@@ -74,6 +81,48 @@ def test_settings_of_a_source_follow_its_folder(tmp_path: Path) -> None:
         configured("fedavg", f"mimic_cxr:{root},sufix=dcm", None, None)
     with pytest.raises(ValueError, match="rsna source: the root lacks 2 of 2 published items"):
         configured("fedavg", f"rsna:{root}", None, None)
+
+
+def test_creamfls_collections_are_an_experiment(tmp_path: Path) -> None:
+    """Sites lack what their collections lack, towers see in colour, and each collection has its own classes."""
+    creamfl(tmp_path)
+    given = f"creamfl:{tmp_path},pairs=2,images=1,texts=1,shards=2,colour=true"
+    chosen = configured("creamfl", given, None, None)
+    assert chosen.model.in_channels == 3
+    assert {model.in_channels for _, model in chosen.site_models} == {3}
+    objective: Any = chosen.objective
+    assert (objective.classes, objective.label_spaces) == (4 + 4, "own")
+    split = chosen.partition
+    assert (split.sites, split.image_only, split.text_only, split.public) == (4, 0, 0, 0.0)
+    assembly = Assembly(chosen)
+    held = {site: assembly.data(site).modalities for site in assembly.data_sites()}
+    pairs = ("image", "text")
+    assert held == {"site-01": pairs, "site-02": pairs, "site-03": ("image",), "site-04": ("text",)}
+    assert assembly.has_public
+    assert assembly.public(None).num_train > 0
+    grey = configured("creamfl", given.removesuffix(",colour=true"), None, None)
+    assert grey.model.in_channels is None
+    with pytest.raises(ValueError, match="this data set deals its records to sites itself"):
+        configured("creamfl", given, 3, None)
+    (tmp_path / "ag_news").rename(tmp_path / "news")
+    with pytest.raises(ValueError, match=r"the root has no folder ag_news; expected coco_captions,") as raised:
+        configured("creamfl", given, None, None)
+    assert str(tmp_path) not in str(raised.value)
+
+
+@pytest.mark.slow(seconds=15)
+@pytest.mark.parametrize("colour", ["false", "true"])
+def test_creamfl_trains_on_its_collections(colour: str, tmp_path: Path) -> None:
+    creamfl(tmp_path / "root")
+    data = f"creamfl:{tmp_path / 'root'},pairs=2,images=1,texts=1,shards=2,colour={colour}"
+    small = [word for one in ("rounds.rounds=1", "training.batch_size=8") for word in ("--set", one)]
+    arguments = ["simulate", "creamfl", "--data", data, "--workers", "1", "--runs", str(tmp_path / "runs"), *small]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0
+    (record, *_) = RunFolder(tmp_path / "runs" / "creamfl" / "001").history()
+    assert record["dropped"] == {}
+    for site in ("site-03", "site-04"):
+        assert record["sites"][site]["loss/classification"] > 0, "by its own classes"
 
 
 def test_a_table_alone_is_read_as_before(tmp_path: Path) -> None:
@@ -119,3 +168,16 @@ def test_a_cache_is_for_files_alone(tmp_path: Path) -> None:
         configured("fedavg", "label-skew", None, None, cache=tmp_path)
     with pytest.raises(ValueError, match="--cache is for data sets of image files"):
         configured("fedavg", None, None, None, cache=tmp_path)
+
+
+def test_settings_may_stand_in_any_order() -> None:
+    """A ViT of published weights cannot have the shipped start: each setting alone is refused, and the two are not."""
+    from fedvlp.cli.overrides import overridden
+    from fedvlp.models.dual_encoder import ModelConfig
+
+    shipped = ModelConfig(image_tower="resnet18", text_tower="bert-base-uncased", head_norm="layer", init="tiny-pool")
+    both = ["pretrained=true", "init=random"]
+    assert overridden(shipped, both) == overridden(shipped, both[::-1])
+    assert overridden(shipped, [*both, "pretrained=false"]).pretrained is False, "the last of one that is set twice"
+    with pytest.raises(ValueError, match="set init to random"):
+        overridden(shipped, both[:1])

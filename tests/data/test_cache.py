@@ -23,7 +23,7 @@ def never(row: int) -> np.ndarray:
 
 
 def cached(folder: Path | None, key: str, decode=pixels, n: int = N, size: int = SIZE, **building) -> ImageCache:
-    return cached_images(folder, key, range(n), decode, size, Building(**building))
+    return cached_images(folder, key, range(n), decode, (size, size), Building(**building))
 
 
 @pytest.fixture(autouse=True)
@@ -299,3 +299,22 @@ def test_concurrent_builders_agree(tmp_path: Path, use_lock: bool) -> None:
         assert worker.exitcode == 0
     assert built.value == (1 if use_lock else 3)
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["k"]
+
+
+def coloured(row: int) -> np.ndarray:
+    return np.stack([PIXELS[row], PIXELS[row] // 2, PIXELS[row] // 3], axis=2)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_images_in_colour_are_kept_with_their_channels(tmp_path: Path, small: None, on_disk: bool) -> None:
+    """On disk in four shards; what was kept in colour is not taken for grey."""
+    folder = tmp_path if on_disk else None
+    images = cached_images(folder, "k", range(N), coloured, (SIZE, SIZE, 3))
+    rows = np.array([9, 2])
+    assert np.array_equal(images(rows), np.stack([coloured(9), coloured(2)]))
+    if on_disk:
+        assert len(list((tmp_path / "k").glob("*.npy"))) == 4
+        with pytest.raises(ValueError, match=r"another key, format or shape than uint8 \[10, 8, 8\]"):
+            cached(tmp_path, "k", never)
+    with pytest.raises(ValueError, match=r"expected uint8 \[8, 8\], got uint8 \[8, 8, 3\]"):
+        cached(None, "other", coloured)(rows)

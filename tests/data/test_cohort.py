@@ -124,7 +124,7 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     both = Cohort.concat([one, other])
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
-        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences",
+        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels",
     }, "a new field: say below how it is joined"  # fmt: skip
     for name in ("ids", "patients", "studies", "reports", "sites", "report_from"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
@@ -138,6 +138,7 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     assert both.masks is None
     assert both.questions is None
     assert both.sentences is None
+    assert both.channels == 1
     assert not both.private
     assert Cohort.concat([one, full("b", "south", 2, private=True)]).private
 
@@ -176,3 +177,13 @@ def test_joined_images_have_one_size_and_there_is_something_to_join():
         both.images(np.array([0, 3]))
     with pytest.raises(ValueError, match="at least one cohort"):
         Cohort.concat([])
+
+
+def test_grey_images_beside_images_in_colour_have_three_equal_channels():
+    red = np.zeros((2, 3, 3, 3), dtype=np.uint8)
+    red[..., 0] = 9
+    both = Cohort.concat([full("a", "north", 1), full("b", "south", 2, images=lambda rows: red[rows], channels=3)])
+    assert both.channels == 3
+    assert both.images(np.array([2, 0]))[:, 0, 0].tolist() == [[9, 0, 0], [1, 1, 1]]
+    assert both.images(np.array([1])).shape == (1, 3, 3, 3), "also in a batch without any in colour"
+    assert both.take(np.array([3])).images(np.array([0]))[0, 0, 0].tolist() == [9, 0, 0]

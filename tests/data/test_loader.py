@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from fedvlp.data import loader
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.models.tiny import HashTokenizer
@@ -161,6 +163,29 @@ def test_a_row_without_an_image_at_a_site_that_has_some_is_black() -> None:
     assert data.modalities == ("image", "text")
     (batch,) = data.batches("train", 3, drop_last=False)
     assert batch["image"].amax(dim=(1, 2, 3)).tolist() == pytest.approx([-1, -1, 2 / 127.5 - 1])
+
+
+def test_images_in_colour_have_three_channels_and_the_crops_of_grey_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red is what the grey image was, green half of it; a row without its image is black; so read batch by batch."""
+    grey = cohort(4)
+
+    def images(rows: np.ndarray) -> np.ndarray:
+        red = 20 * grey.images(rows) + np.arange(12, dtype=np.uint8)  # no two columns are alike
+        return np.stack([red, red // 2, 0 * red], axis=3)
+
+    coloured = replace(grey, images=images, channels=3, imaged=np.array([True, True, True, False]))
+    plain = replace(coloured, images=lambda rows: images(rows)[..., 0], channels=1)
+    rows = {"train": np.arange(4)}
+    for memory in (loader.IN_MEMORY, 4 * 8 * 8):  # as many bytes as the grey images take
+        monkeypatch.setattr(loader, "IN_MEMORY", memory)
+        data, same = (SiteData(of, rows, tokenize, 8) for of in (coloured, plain))
+        (one,), (other,) = data.train_batches(1, 4, generator(3)), same.train_batches(1, 4, generator(3))
+        assert one["image"].shape == (4, 3, 8, 8)
+        assert torch.equal(one["image"][:, :1], other["image"])
+        (whole,) = data.batches("train", 4, drop_last=False)
+        assert (whole["image"][:3, 0] > whole["image"][:3, 1]).all()
+        assert (whole["image"][:, 2] == -1).all()
+        assert (whole["image"][3] == -1).all()
 
 
 def test_an_empty_report_has_its_first_token() -> None:

@@ -129,3 +129,19 @@ def test_phrases_become_what_reports_became() -> None:
     assert cleaned.text("Pneumonia.") == clean_phrase("Pneumonia.") == "pneumonia"
     assert cleaned.text("left basal effusion") == "left basal effusion"
     assert HOW.text(report) == report
+
+
+def test_films_in_colour_as_the_records_were(tmp_path: Path) -> None:
+    """A model's folder says so; one of grey films says what it said before."""
+    how = Preprocessing(18, 16, colour=True)
+    assert Preprocessing.read(how.described()) == how
+    assert "colour" not in HOW.described()
+    path = tmp_path / "film.png"
+    Image.fromarray(FILMS["colour"]).save(path)
+    films = how.films([path, FILMS["colour"], FILMS["grey"]])
+    assert films.shape == (3, 3, 16, 16)
+    expected = eval_batch(torch.from_numpy(load(path, decode(18, False, True)))[None], 16)
+    assert torch.equal(films[:1], expected)
+    assert torch.equal(films[1:2], expected)
+    assert torch.equal(films[2:, :1], HOW.films([FILMS["grey"]]))
+    assert how.films([]).shape == (0, 3, 16, 16)

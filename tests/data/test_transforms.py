@@ -79,6 +79,56 @@ def test_area_interpolation_is_the_mean_of_what_a_pixel_covers(tmp_path: Path) -
     assert np.abs(out - mean).max() <= 0.5 + 1e-3
 
 
+@pytest.mark.parametrize("kind", ["png", "jpeg", "reduced", "grey", "dicom", "deep"])
+def test_in_colour_each_channel_is_what_it_would_be_alone(kind: str, tmp_path: Path) -> None:
+    """Sides 157 x 131 to 40 or, of a JPEG that is decoded at an eighth of its size, to 12. Grey is three times grey."""
+    grey = np.random.default_rng(0).integers(0, 256, (157, 131), dtype=np.uint8)
+    if kind in ("jpeg", "reduced"):  # whose compression loses noise
+        grey = ramp(157, 131)
+    pixels = np.stack([grey, grey[::-1], 255 - grey], axis=2)
+    path, longest = tmp_path / "a.png", 12 if kind == "reduced" else 40
+    match kind:
+        case "png":
+            png(path, pixels)
+        case "jpeg" | "reduced":
+            path = path.with_suffix(".jpg")
+            Image.fromarray(pixels).save(path, quality=95, subsampling=0)
+        case "grey":
+            png(path, grey)
+        case "dicom":
+            dicom(path, pixels.transpose(2, 0, 1).copy(), "RGB", SamplesPerPixel=3, PlanarConfiguration=1)
+        case "deep":
+            png(path, 257 * grey.astype(np.uint16))
+    small = read_radiograph(path, longest, colour=True)
+    assert small.shape == (longest, round(131 * longest / 157), 3)
+    if kind in ("grey", "deep"):
+        assert np.array_equal(small, np.repeat(read_radiograph(path, longest)[..., None], 3, axis=2))
+        return
+    full = read_radiograph(path, colour=True)
+    off = 2 if kind in ("jpeg", "reduced") else 0.1
+    for channel in range(3):
+        assert np.abs(small[..., channel] - by_area(full[..., channel], *small.shape[:2])).max() < off
+    if kind in ("png", "dicom"):
+        assert np.array_equal(full, pixels)
+    weighted = full @ np.array([0.299, 0.587, 0.114])
+    assert np.abs(weighted - read_radiograph(path)).max() < 2, "grey is its luminance, as it was"
+
+
+def test_a_photograph_is_padded_and_cropped_with_its_channels(tmp_path: Path) -> None:
+    """40 x 20 pixels of orange to 16: 8 columns of it between zeros, and 8 x 8 of it in the middle."""
+    photo = png(tmp_path / "a.png", np.broadcast_to(np.array([255, 128, 0], dtype=np.uint8), (40, 20, 3)).copy())
+    out = load(photo, decode(16, False, True))
+    assert out.shape == (16, 16, 3)
+    assert out[0, 4].tolist() == [255, 128, 0]
+    assert not out[:, [0, 3, 12, 15]].any()
+    for batch in (eval_batch, lambda x, size: train_batch(x, size, torch.Generator().manual_seed(0))):
+        assert batch(torch.from_numpy(out)[None], 8).shape == (1, 3, 8, 8)
+    middle = eval_batch(torch.from_numpy(out)[None], 8)
+    assert middle[0, :, 0, 0].tolist() == pytest.approx([1, 128 / 127.5 - 1, -1], abs=1e-6)
+    with pytest.raises(ValueError, match=r"expected uint8 \[B, S, S\] images, or \[B, S, S, 3\]"):
+        eval_batch(torch.zeros(1, 16, 16, 4, dtype=torch.uint8), 8)
+
+
 def by_area(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     """Mean over the area that each of [height, width] pixels covers, parts of pixels as parts; float64."""
 

@@ -20,7 +20,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, State, VLOutput
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.evaluation.prompts import NAMED, PROMPTS, prompts
 from fedvlp.evaluation.zero_shot import (
     GLOBAL,
     SELECTED,
@@ -166,6 +166,16 @@ def test_both_class_lists_have_prompts() -> None:
     assert competition | set(FINDINGS) <= PROMPTS.keys()
     with pytest.raises(ValueError, match="no prompts for class 'Normal'; there are: Atelectasis"):
         prompts("Normal", 1, 0)
+
+
+@pytest.mark.parametrize(("name", "words"), [("COVID-19", ("covid-19",)), ("No Finding", ("clear", "normal", "no "))])
+def test_a_disease_and_its_absence_have_prompts_where_they_are_named(name: str, words: tuple[str, ...]) -> None:
+    """They are no findings that are told apart by default: a film with a finding has neither."""
+    sentences = prompts(name, 10, 0)
+    assert len(set(sentences)) == 10
+    assert all(any(word in sentence for word in words) for sentence in sentences)
+    assert name in NAMED
+    assert name not in PROMPTS
 
 
 # Scores
@@ -357,6 +367,25 @@ def test_probabilities_are_the_mean_over_all_prompts_and_do_not_depend_on_the_ba
 def test_a_class_that_the_selector_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match="not trained with class 'Consolidation'"):
         run(config=replace(SELECTOR, classes=CLASSES[:2]))
+
+
+def test_a_new_class_has_the_token_of_its_name_where_that_is_allowed() -> None:
+    """Its token is the attention over the one word; the words that the selector knows keep theirs, and so e_f."""
+    client = trainee(replace(SELECTOR, classes=CLASSES[:2]))
+    sentences = {name: prompts(name, 3, 0) for name in CLASSES}
+    reports, fused, words = class_texts(client, sentences, new_words=True)
+    known = class_texts(client, {name: sentences[name] for name in CLASSES[:2]})
+    assert (len(words), len(known[2])) == (4, 3)  # two classes, No Finding; and the new one behind them
+    torch.testing.assert_close(words[:3], known[2])
+    torch.testing.assert_close(fused["Edema"], known[1]["Edema"])
+    selector = client.objective.extra
+    token = selector.text.augment(words[3:], torch.ones(1, 1, dtype=torch.bool))
+    expected = selector.text.fuse(reports["Consolidation"], token)
+    torch.testing.assert_close(fused["Consolidation"], expected)
+    probabilities = site_probabilities(selector, F.normalize(Records(1).image, dim=1), reports, words)
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(24, dtype=torch.float64))
+    every = run(replace(PROTOCOL, new_words=True), replace(SELECTOR, classes=CLASSES[:2]))[0]
+    assert {one.site for one in every if one.model == "selected"} == {"site-1", "site-2"}
 
 
 @pytest.mark.parametrize("wrong", [{"classes": ("Edema",)}, {"ensemble": "sum"}])

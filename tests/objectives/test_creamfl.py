@@ -144,6 +144,33 @@ def test_images_and_reports_that_stand_alone_are_classified_in_label_spaces_of_t
         assert text["centre"].item() == pytest.approx(0.5 * math.log(2))
 
 
+def test_each_data_set_has_its_own_classes_where_several_are_joined() -> None:
+    """Labels a, b, c are of images, d and e of texts; blank in the other's records. All class weights are 0.
+
+    An image is one of three, a text one of two, as if each data set were alone; no weight of the other's is trained.
+    """
+    made = CreamFLTaskConfig(classes=5, dim=2, margin=4.0, label_spaces="own").build()
+    assert isinstance(made, CreamFLTask)
+    with torch.no_grad():
+        made.image_weight.fill_(0.5)
+        made.text_weight.zero_()
+    features, nan = torch.tensor([[0.6, 0.8]]), math.nan
+    image = made.classify(features, torch.tensor([[0.0, 1.0, 0.0, nan, nan]]), "image")
+    assert image["classification"].item() == pytest.approx(math.log(2 + math.exp(-4)) + 4)
+    assert image["centre"].item() == pytest.approx(0.5 * math.log(3))
+    image["classification"].backward()
+    assert made.image_weight.grad is not None
+    assert made.image_weight.grad.any(dim=1).tolist() == [True, True, True, False, False]
+    text = made.classify(features, torch.tensor([[nan, nan, nan, 1.0, 0.0]]), "text")
+    assert text["classification"].item() == pytest.approx(softplus(4))
+    alone = made.classify(features, torch.tensor([[1.0, 0.0]]), "text")
+    assert alone["classification"].item() == text["classification"].item(), "a data set that was not joined"
+    with pytest.raises(ValueError, match="0 of 5 labels for sites with text alone"):
+        made.classify(features, torch.full((1, 5), nan), "text")
+    with pytest.raises(ValueError, match=r"labels \[1, 6\]; set objective.dim"):
+        made.classify(features, torch.zeros(1, 6), "text")
+
+
 def test_what_a_record_trains() -> None:
     """``idle`` says which own parameters a record leaves without a gradient; a row of the other's space has none."""
     for spaces in ("disjoint", "shared"):
@@ -180,8 +207,8 @@ def test_a_label_space_of_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 3 labels for sites with text alone, expected at least 2 classes; set"):
         made.classify(features, labels, "text")
     CreamFLTaskConfig(classes=3, dim=2, label_spaces="shared").build().classify(features, labels, "text")  # type: ignore[operator]
-    with pytest.raises(ValueError, match="label_spaces 'own'; choose one of disjoint, shared"):
-        CreamFLTaskConfig(label_spaces="own")
+    with pytest.raises(ValueError, match="label_spaces 'even'; choose one of disjoint, shared, own"):
+        CreamFLTaskConfig(label_spaces="even")
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

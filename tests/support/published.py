@@ -14,6 +14,7 @@ import numpy as np
 
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
+from fedvlp.data.sources.cifar100 import RECORD
 from fedvlp.data.sources.messidor import BASES
 from fedvlp.data.sources.mimic_cxr import MIMICSource
 from fedvlp.data.sources.rsna import RSNASource
@@ -288,10 +289,83 @@ def vqa_v2(root: Path) -> None:
             file.write_text(json.dumps({"info": {}, "data_subtype": folder, entries: rows}))
 
 
+def photograph(file: Path, seed: int) -> None:
+    """Writes 40 x 48 pixels of noise in colour below three white rows."""
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (40, 48, 3), dtype=np.uint8)
+    pixels[:3] = 255
+    Image.fromarray(pixels).save(file)
+
+
+CAPTIONED = ("train", "restval", "train", "val", "test", "test")
+"""The splits of six images in turn."""
+
+
+def karpathy(folder: Path, name: str, count: int = 6, captions: int = 5, root: str = "") -> Path:
+    """Karpathy's JSON of ``count`` images with ``captions`` each, and the images in COCO's folders, or in ``root``."""
+    images = []
+    for index in range(count):
+        split = CAPTIONED[index % 6]
+        filepath = "train2014" if split == "train" else "val2014"
+        sentences = [
+            {
+                "raw": f"A photo of thing {index}.\n It is number {c}",
+                "sentid": 100 * index + c,
+                "imgid": index,
+                "tokens": [],
+            }
+            for c in range(captions)
+        ]
+        images.append({"filename": f"{name}_{index:03d}.jpg", "split": split, "imgid": index, "sentences": sentences,
+                       "sentids": [s["sentid"] for s in sentences], "filepath": filepath, "cocoid": index})  # fmt: skip
+        photograph(folder / (root or filepath) / f"{name}_{index:03d}.jpg", index)
+    file = folder / f"dataset_{name}.json"
+    file.write_text(json.dumps({"images": images, "dataset": name}))
+    return file
+
+
+def cifar100(folder: Path, train: int = 6, test: int = 6, classes: int = 100) -> Path:
+    """cifar-100-binary: record i of each file is of class i % classes, red alone, but for its last row, which is white.
+
+    The red is 10 times i % 25.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", train), ("test", test)):
+        records = np.zeros((count, RECORD), dtype=np.uint8)
+        records[:, 1] = np.arange(count) % classes
+        planes = records[:, 2:].reshape(count, 3, 32, 32)
+        planes[:, 0] = 10 * (np.arange(count)[:, None, None] % 25)
+        planes[:, :, -1] = 255
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    (folder / "fine_label_names.txt").write_text("".join(f"class_{index}\n" for index in range(classes)))
+    return folder
+
+
+def ag_news(folder: Path, train: int = 6, test: int = 6) -> Path:
+    """Both tables, whose row i is of class i % 4."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train", train), ("test", test)):
+        rows = [f'"{1 + i % 4}","Title {i}, said","He said ""{i}"" again"' for i in range(count)]
+        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def coco_captions(root: Path) -> None:
+    """Six images with five captions each."""
+    karpathy(root, "coco")
+
+
+def flickr30k(root: Path) -> None:
+    """Six images with five captions each."""
+    karpathy(root, "flickr30k", root="flickr30k-images")
+
+
 COLLECTIONS: dict[str, Callable[[Path], Any]] = {
     "mimic_cxr": mimic, "chexpert": chexpert, "nih_cxr14": nih, "candid_ptx": candid, "openi": openi, "rsna": rsna,
     "covidx": covidx, "covid_radiography": covid_radiography, "messidor": messidor, "brset": brset, "mbrset": mbrset,
     "siim": siim, "chest_imagenome": chest_imagenome, "ehrxqa": ehrxqa,
-    "vqa_v2": vqa_v2,
+    "vqa_v2": vqa_v2, "coco_captions": coco_captions, "flickr30k": flickr30k, "cifar100": cifar100, "ag_news": ag_news,
 }  # fmt: skip
 """Name of a source: what writes its fixture into a folder."""

@@ -7,6 +7,7 @@ Each command says what it wrote, where.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -70,15 +71,23 @@ def main() -> None:
         )
         sys.exit(130)
     except Exception as error:
-        if not _in_our_words(error):
+        said = _in_our_words(error)
+        if said is None:
             raise
-        print(f"fedvlp: {error}", file=sys.stderr)
+        print(f"fedvlp: {said}", file=sys.stderr)
         sys.exit(2)
 
 
-def _in_our_words(error: Exception) -> bool:
-    """Whether the text of the error is meant for the user. Imports are here so that `--help` needs no torch."""
+def _in_our_words(error: Exception) -> str | None:
+    """What the user is told of an error; None for one that is no mistake of theirs. Imports are here for `--help`."""
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
+    from fedvlp.models.hub import NoWeightsError
+    from fedvlp.training.config import DeviceError
 
-    return isinstance(error, (ValueError, FileExistsError, CheckpointError, QuorumLostError))
+    if isinstance(error, OSError) and error.errno is not None:  # the disk, a folder, a permission
+        file = Path(str(error.filename or "")).absolute()
+        given = [word for word in sys.argv[1:] if error.filename and file.is_relative_to(Path(word).absolute())]
+        return f"{max(given, key=len)}: {error.strerror}" if given else str(error.strerror)
+    ours = (ValueError, FileExistsError, CheckpointError, QuorumLostError, NoWeightsError, DeviceError)
+    return str(error) if isinstance(error, ours) else None

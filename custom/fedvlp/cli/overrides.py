@@ -64,8 +64,11 @@ def configured(
     from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets, terms
     from fedvlp.run.config import override
+    from fedvlp.run.fitting import fitted
     from fedvlp.run.site_sources import SiteSources
 
+    if sites is not None and sites < 1:
+        raise ValueError(f"--sites is {sites}; a run needs at least one site")
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
@@ -81,8 +84,11 @@ def configured(
     if isinstance(chosen, SyntheticCohort):
         sites = sites or chosen.sites
         chosen = replace(chosen, image_size=getattr(experiment.data, "image_size", margin))
+    if sites and hasattr(chosen, "by_site"):
+        raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     if chosen is not None:
-        experiment = replace(experiment, data=chosen, partition=_of_own_records(chosen, experiment.partition))
+        experiment = fitted(replace(experiment, data=chosen))
+        experiment = replace(experiment, partition=_of_own_records(chosen, experiment.partition))
     if sites is not None:
         experiment = override(experiment, "partition.sites", str(sites))
         if chosen is None or isinstance(chosen, SyntheticCohort):
@@ -114,14 +120,29 @@ def _of_own_records(data: Any, partition: Partition) -> Partition:
 
 
 def overridden(value: T, settings: list[str] | None) -> T:
-    """``value`` with every setting "key=value" of ``--set``. Raises ValueError for one without "=", or unknown."""
+    """``value`` with every setting "key=value" of ``--set``, in any order; of one that is set twice, the last.
+
+    Raises ValueError for one without "=", an unknown one, and a value that does not fit the others.
+    """
     from fedvlp.run.config import override
 
+    pending: dict[str, str] = {}
     for setting in settings or []:
         key, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
-        value = override(value, key, text)
+        pending.pop(key, None)
+        pending[key] = text
+    while pending:
+        refused: dict[str, ValueError] = {}
+        for key, text in pending.items():
+            try:
+                value = override(value, key, text)
+            except ValueError as error:  # it may fit once the others are set
+                refused[key] = error
+        if len(refused) == len(pending):
+            raise next(iter(refused.values()))
+        pending = {key: pending[key] for key in refused}
     return value
 
 
@@ -150,7 +171,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,
     and one that lists what the folder lacks.
     """
-    from fedvlp.data.sources import SOURCES
+    from fedvlp.data.sources import FEDERATIONS, SOURCES
     from fedvlp.data.synthetic.cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.run.config import choose, override
@@ -159,11 +180,13 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     if kind == "named" and rest:
         return NamedData(rest, image_size)
     if rest:
-        source: Any = choose("source of --data", kind, "SOURCES", SOURCES)
+        source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
         location, *options = OPTION.split(rest)
         path = Path(location).absolute()
         if path.is_dir() and hasattr(source, "at"):
             chosen = source.at(path, image_size=image_size)
+        elif _needed(source) - {"path"}:
+            raise ValueError(f"{kind} source: there is no such folder; give that of the data set as it was published")
         else:
             chosen = source(path=str(path), image_size=image_size)
         for option in options:
@@ -179,6 +202,13 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     return None
 
 
+def _needed(kind: type) -> set[str]:
+    """The settings of a source that have no default."""
+    from dataclasses import MISSING, fields
+
+    return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+
+
 def split_site(given: str) -> tuple[str, str]:
     """("north", "nih_cxr14:FOLDER") of "north=nih_cxr14:FOLDER". Raises ValueError for another form."""
     name, equals, spec = given.partition("=")
@@ -188,10 +218,10 @@ def split_site(given: str) -> tuple[str, str]:
 
 
 def site_source(spec: str, image_size: int) -> Source:
-    """The data set of one ``--site``. Raises ValueError for a built-in cohort, which deals records to sites itself."""
+    """The data set of one ``--site``. Raises ValueError for one that deals records to sites itself, as the built-in."""
     kind, _, rest = spec.partition(":")
     source = source_of(spec, image_size) if rest and kind != "named" else None
-    if source is None:
+    if source is None or hasattr(source, "by_site"):
         raise ValueError(f"--site takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
     return source
 

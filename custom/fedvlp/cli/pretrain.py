@@ -30,6 +30,8 @@ def pretrain(
     plugins: Plugins = None,
 ) -> None:
     """Trains both towers on public records and writes the encoders, for --set model.init=FOLDER."""
+    from contextlib import nullcontext
+
     from fedvlp.cli.tables import progress_line
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.pretrain import compare, pretrainable, shipped, write_towers
@@ -48,12 +50,13 @@ def pretrain(
         experiment = folder.experiment()
         pretrainable(experiment)
     print(f"run {folder.path}")
-    simulate(
-        experiment,
-        folder,
-        accept_phi_risk=accept_phi_risk,
-        report=lambda record: print(progress_line(record), flush=True),
-    )
+    with folder.removed_unless_begun() if resume is None else nullcontext():
+        simulate(
+            experiment,
+            folder,
+            accept_phi_risk=accept_phi_risk,
+            report=lambda record: print(progress_line(record), flush=True),
+        )
     source = (data or "").partition(":")[0]  # not the path: the folder may be handed on
     given = [f" --data {source}:..."] * bool(source) + [f" --set {setting}" for setting in settings or []]
     wrote, made = write_towers(folder, out, f"fedvlp pretrain OUT --preset {experiment.name}{''.join(given)}")

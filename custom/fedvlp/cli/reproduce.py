@@ -40,7 +40,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Says what it would take, and runs nothing.")] = False,
     smallest: Annotated[
         bool,
-        typer.Option("--smallest", help="With --demo: a step or two a cell, to see that it runs; no figure counts."),
+        typer.Option("--smallest", help="A step or two a cell on tiny towers, to see that it runs; no figure counts."),
     ] = False,
     listed: Annotated[bool, typer.Option("--list", help="Only says which tables there are, and which run.")] = False,
 ) -> None:
@@ -77,22 +77,24 @@ def reproduce(
         console.print(title(entry), highlight=False)
         every.append(run(entry, size, wanted, runs, files, jobs, said))
         print(markdown(every[-1]))
-    for file in write(runs, f"{asked.key.replace(':', '-')}-{size.name}", every, title(asked)):
+    for file in write(runs, f"{asked.key.replace(':', '-')}-{size.label}", every, title(asked)):
         print(f"wrote {file}")
 
 
 def _size(demo: bool, root: Path | None, smallest: bool) -> Size:
-    """The size that was asked for. Raises ValueError unless it is one of the demo and the paper's data."""
+    """The size that was asked for. Raises ValueError unless it is of one of the demo and the paper's data."""
     from fedvlp.claims.reproduce.table import DEMO, PAPER, SMALLEST, Size
 
-    if demo == (root is not None) or (smallest and not demo):
+    if demo == (root is not None):
         raise ValueError(
-            "reproduce: give --demo (the built-in cohort, tiny towers; with --smallest a step or two), or --root with "
-            "the folder of the paper's data, and not both"
+            "reproduce: give --demo (the built-in cohort, tiny towers), or --root with the folder of the paper's data, "
+            "and not both; --smallest takes a step or two on either"
         )
     if root is not None and not root.is_dir():
         raise ValueError("reproduce: --root is no folder; give the one that has a folder for each data set")
-    return Size(PAPER, root) if root else Size(SMALLEST if smallest else DEMO)
+    if smallest:
+        return Size(SMALLEST, root)
+    return Size(PAPER, root) if root else Size(DEMO)
 
 
 def _list(console: Console) -> None:
@@ -102,11 +104,10 @@ def _list(console: Console) -> None:
 
     rows = []
     for entry in ENTRIES:
-        sources = entry.study.sources if entry.study else ()
-        where = f"--demo{', --root' if sources else ''}" if entry.runs else "no"
+        where = ", ".join([*([] if entry.no_demo else ["--demo"]), *(["--root"] if entry.sources else [])])
         if entry.shows:
             where = f"as {', '.join(f'{entry.paper}:{name}' for name in entry.shows)}"
-        rows.append((entry.key, entry.title, where, entry.why_not))
+        rows.append((entry.key, entry.title, where if entry.runs else "no", entry.why_not or entry.no_demo))
     count = sum(entry.runs for entry in ENTRIES)
     heading = f"{len(ENTRIES)} measured tables and figures, of which {count} run"
     console.print(plain_table(heading, ("table", "shows", "runs", "why not"), rows, right=False))

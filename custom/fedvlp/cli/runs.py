@@ -49,6 +49,8 @@ def simulate(
     plugins: Plugins = None,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
+    from contextlib import nullcontext
+
     from rich.console import Console
 
     from fedvlp.cli.config_file import ConfigFile, read
@@ -59,6 +61,8 @@ def simulate(
 
     use_plugins(plugins)
     console = Console()
+    if workers < 0:
+        raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     if resume is None:
         file = read(config) if config else ConfigFile()
         if file.data and site:
@@ -66,7 +70,7 @@ def simulate(
         experiment = configured(
             file.base(preset),
             data or file.data,
-            sites or file.sites,
+            file.sites if sites is None else sites,
             [*file.settings, *(settings or [])],
             site,
             cache,
@@ -95,14 +99,15 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
-    history = run(
-        experiment,
-        folder,
-        workers=workers or default_workers(experiment),
-        accept_phi_risk=accept_phi_risk,
-        report=lambda record: print(progress_line(record), flush=True),
-        caution=collected,
-    )
+    with folder.removed_unless_begun() if resume is None else nullcontext():
+        history = run(
+            experiment,
+            folder,
+            workers=workers or default_workers(experiment),
+            accept_phi_risk=accept_phi_risk,
+            report=lambda record: print(progress_line(record), flush=True),
+            caution=collected,
+        )
     for sentence in cautions:
         caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
@@ -173,8 +178,11 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
 
     use_plugins(plugins)
     folder = RunFolder(run)
-    experiment = folder.experiment()
-    Console().print(*summary_tables(experiment.name, summary(folder.history())))
+    experiment, history = folder.experiment(), folder.history()
+    if not history:
+        print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
+        raise typer.Exit(1)
+    Console().print(*summary_tables(experiment.name, summary(history)))
     print(f"report {write_report(folder)}")
 
 

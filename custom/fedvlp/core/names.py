@@ -20,6 +20,7 @@ PUBLIC = {
     "fedvlp.Experiment": "fedvlp.run.experiment.Experiment",
     "fedvlp.Method": "fedvlp.core.method.Method",
     "fedvlp.Partition": "fedvlp.run.experiment.Partition",
+    "fedvlp.PatientSites": "fedvlp.run.patient_sites.PatientSites",
     "fedvlp.Rounds": "fedvlp.federation.loop.Rounds",
     "fedvlp.RunFolder": "fedvlp.run.folder.RunFolder",
     "fedvlp.SiteSources": "fedvlp.run.site_sources.SiteSources",

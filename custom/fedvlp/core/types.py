@@ -38,11 +38,11 @@ class LazyState(Mapping[str, Tensor]):
 Batch = dict[str, Tensor]
 """One step's input; a missing key is a missing modality.
 
-``image`` [B, 1, H, W] float32, normalised; ``text`` [B, T] int64 token ids; ``text_mask`` [B, T] bool, True at real
-tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned}; ``row`` [B] int64, row of the split. Where
-a sentence stands for the report, ``text_labels`` [B, L] are the sentence's own. What an objective draws
-(``Client.drawn``): ``views`` [B, V, 1, H, W] float32, changed copies of the image; ``masked`` [B, P] bool, True at the
-patches that a view hides.
+``image`` [B, C, H, W] float32, normalised, C = 1 for grey and 3 in colour; ``text`` [B, T] int64 token ids;
+``text_mask`` [B, T] bool, True at real tokens; ``labels`` [B, L] float32 in {1, 0, -1 uncertain, nan not mentioned};
+``row`` [B] int64, row of the split. Where a sentence stands for the report, ``text_labels`` [B, L] are the sentence's
+own. What an objective draws (``Client.drawn``): ``views`` [B, V, C, H, W] float32, changed copies of the image;
+``masked`` [B, P] bool, True at the patches that a view hides.
 """
 
 SPECIAL, WORD, CONTINUATION = 0, 1, 2

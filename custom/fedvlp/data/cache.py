@@ -1,8 +1,9 @@
 """Decoded images in a few large array files: built once, shared by all processes of a site, checked when read.
 
-A cache is the folder ``<key>``. It holds shards of about 1 GB, ``images-00000.npy`` (uint8 [n, S, S], no pickle) and so
-on, and ``index.json`` (shape, rows per shard, skipped rows and a CRC-32 per row). It is built under another name and
-renamed when complete, so a reader sees all of it or none. A row's CRC is compared when a process first reads the row.
+A cache is the folder ``<key>``. It holds shards of about 1 GB, ``images-00000.npy`` (uint8 [n, S, S], in colour
+[n, S, S, 3], no pickle) and so on, and ``index.json`` (shape, rows per shard, skipped rows and a CRC-32 per row). It is
+built under another name and renamed when complete, so a reader sees all of it or none. A row's CRC is compared when a
+process first reads the row.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from fedvlp.data.cache_format import FORMAT, SERIAL, Building, Decode, Shards
 class _Content:
     """An opened cache of N images."""
 
-    gather: Callable[[np.ndarray], np.ndarray]  # rows [n] to uint8 [n, S, S], a copy
+    gather: Callable[[np.ndarray], np.ndarray]  # rows [n] to uint8 [n, *shape], a copy
     checksums: np.ndarray  # [N] uint32
     skipped: dict[int, str]
     trusted: np.ndarray  # [N] bool: rows whose CRC this process has compared
 
 
 class ImageCache:
-    """Reader of decoded images: rows [n] to uint8 [n, S, S], a copy. Skipped rows are read as zeros."""
+    """Reader of decoded images: rows [n] to uint8 [n, S, S] or [n, S, S, 3], a copy. Skipped rows are zeros."""
 
     def __init__(self, key: str, open_: Callable[[], _Content]) -> None:
         self._key = key
@@ -55,7 +56,7 @@ class ImageCache:
         return self._content().checksums
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, S, S] of ``rows`` [n]; IndexError outside of 0..N-1, ValueError where pixels are damaged."""
+        """uint8 [n, *shape] of ``rows`` [n]; IndexError outside of 0..N-1, ValueError where pixels are damaged."""
         content = self._content()
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and (rows.min() < 0 or rows.max() >= len(content.checksums)):
@@ -74,10 +75,10 @@ def cached_images(
     key: str,
     items: Sequence[Any],
     decode: Decode,
-    size: int,
+    shape: tuple[int, ...],
     building: Building = SERIAL,
 ) -> ImageCache:
-    """Reader of the N images [size, size] that ``decode`` makes of the N ``items``.
+    """Reader of the N images of one ``shape`` (``cache_format.shape_of``) that ``decode`` makes of the N ``items``.
 
     With a folder, the cache of this ``key`` is built now, or used if it is there already. The key must determine the
     pixels: the caller puts files and transform into it. A build that was interrupted continues after its last complete
@@ -92,7 +93,7 @@ def cached_images(
     if folder is None:
 
         def in_memory() -> _Content:
-            images, checksums, skipped = decoded(decode, items, size)
+            images, checksums, skipped = decoded(decode, items, shape)
             return _Content(images.__getitem__, np.array(checksums, np.uint32), skipped, np.ones(n, dtype=bool))
 
         return ImageCache(key, in_memory)
@@ -101,8 +102,8 @@ def cached_images(
         Path(folder).mkdir(parents=True, exist_ok=True)
         with _lock(Path(folder) / f".{key}.lock") as alone:
             if not target.exists():
-                write(target, key, items, decode, size, building, alone)
-    content = _read(target, key, n, size)
+                write(target, key, items, decode, shape, building, alone)
+    content = _read(target, key, n, shape)
     return ImageCache(key, lambda: content)
 
 
@@ -113,7 +114,7 @@ def _refusal(key: str, problem: str) -> ValueError:
     )
 
 
-def _read(target: Path, key: str, n: int, size: int) -> _Content:
+def _read(target: Path, key: str, n: int, shape: tuple[int, ...]) -> _Content:
     try:
         index = json.loads((target / "index.json").read_text(encoding="utf-8"))
         head = (index["format"], index["key"], index["shape"])
@@ -122,13 +123,12 @@ def _read(target: Path, key: str, n: int, size: int) -> _Content:
         per = int(index["rows_per_shard"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise _refusal(key, f"it cannot be read ({type(error).__name__})") from None
-    shape = [n, size, size]
-    if head != (FORMAT, key, shape):
-        raise _refusal(key, f"it was made for another key, format or shape than uint8 {shape}")
+    if head != (FORMAT, key, [n, *shape]):
+        raise _refusal(key, f"it was made for another key, format or shape than uint8 {[n, *shape]}")
     if checksums.shape != (n,) or any(not 0 <= row < n for row in skipped) or per < 1:
         raise _refusal(key, "its index does not fit its images")
     try:
-        shards = Shards(target, n, size, per)
+        shards = Shards(target, n, shape, per)
     except (OSError, ValueError) as error:
         why = error if type(error) is ValueError else type(error).__name__
         raise _refusal(key, f"its array files cannot be read ({why})") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -24,28 +25,34 @@ from fedvlp.data.cache_format import FORMAT, SHARD_BYTES, Building, Decode, Shar
 CHUNK = 256  # images that are decoded, written and counted together
 LOADED_ONCE = ["cv2", "monai.transforms"]  # modules that the decoding processes share
 Decoded = tuple[np.ndarray, list[int], dict[int, str]]
-"""Images [n, S, S] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
+"""Images [n, *shape] uint8, the CRC-32 of each, and index -> reason for those that could not be read (zeros)."""
 
 
-def decoded(decode: Decode, items: Sequence[Any], size: int) -> Decoded:
-    """The images of ``items``. Raises ValueError where ``decode`` gives anything but uint8 [size, size] or a reason."""
-    images = np.zeros((len(items), size, size), dtype=np.uint8)
+def decoded(decode: Decode, items: Sequence[Any], shape: tuple[int, ...]) -> Decoded:
+    """The images of ``items``. Raises ValueError where ``decode`` gives anything but uint8 ``shape`` or a reason."""
+    images = np.zeros((len(items), *shape), dtype=np.uint8)
     skipped: dict[int, str] = {}
     for index, item in enumerate(items):
         image = decode(item)
         if isinstance(image, str):
             skipped[index] = image
-        elif image.shape != (size, size) or image.dtype != np.uint8:
-            raise ValueError(f"image cache: expected uint8 [{size}, {size}], got {image.dtype} {list(image.shape)}")
+        elif image.shape != shape or image.dtype != np.uint8:
+            raise ValueError(f"image cache: expected uint8 {list(shape)}, got {image.dtype} {list(image.shape)}")
         else:
             images[index] = image
     return images, [zlib.crc32(image.data) for image in images], skipped
 
 
 def write(
-    target: Path, key: str, items: Sequence[Any], decode: Decode, size: int, building: Building, alone: bool
+    target: Path,
+    key: str,
+    items: Sequence[Any],
+    decode: Decode,
+    shape: tuple[int, ...],
+    building: Building,
+    alone: bool,
 ) -> None:
-    """Builds the cache folder ``target`` from ``items``, each decoded to uint8 [size, size].
+    """Builds the cache folder ``target`` from ``items``, each decoded to uint8 of this ``shape``.
 
     ``alone`` says that nobody else builds this key. Only then is an interrupted build kept and continued: without a
     lock, two builders would write to the same files. Raises ValueError where the disk is too small or a decoding
@@ -59,11 +66,11 @@ def write(
     else:
         folder = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".tmp", dir=target.parent))
     try:
-        partial_ = _Partial(folder, key, len(items), size)
+        partial_ = _Partial(folder, key, len(items), shape)
         chunks = {start: items[start : start + CHUNK] for start in partial_.missing()}
         tell = building.progress or (lambda ready, rows: None)
         tell(partial_.ready, len(items))
-        for start, chunk in _side_by_side(partial(decoded, decode, size=size), chunks, building.workers):
+        for start, chunk in _side_by_side(partial(decoded, decode, shape=shape), chunks, building.workers):
             partial_.add(start, chunk)
             tell(partial_.ready, len(items))
         partial_.finish()
@@ -114,10 +121,11 @@ def _one_thread() -> None:
 class _Partial:
     """A cache under construction: array files of full length, and a journal with a line for each complete chunk."""
 
-    def __init__(self, folder: Path, key: str, n: int, size: int) -> None:
-        self._folder, self._key, self._n, self._size = folder, key, n, size
-        self._per = max(1, SHARD_BYTES // (CHUNK * size * size)) * CHUNK
-        self._head = {"format": FORMAT, "shape": [n, size, size], "chunk": CHUNK, "rows_per_shard": self._per}
+    def __init__(self, folder: Path, key: str, n: int, shape: tuple[int, ...]) -> None:
+        self._folder, self._key, self._n, self._shape = folder, key, n, shape
+        self._bytes = math.prod(shape)  # of one image
+        self._per = max(1, SHARD_BYTES // (CHUNK * self._bytes)) * CHUNK
+        self._head = {"format": FORMAT, "shape": [n, *shape], "chunk": CHUNK, "rows_per_shard": self._per}
         self._done: dict[int, dict[str, Any]] = {}
         journal = folder / "journal.jsonl"
         length = self._resume(journal) if journal.exists() else 0
@@ -144,7 +152,7 @@ class _Partial:
         name = self._file(shard)
         offset = np.load(name, mmap_mode="r", allow_pickle=False).offset
         with name.open("r+b") as file:
-            file.seek(offset + within * self._size**2)
+            file.seek(offset + within * self._bytes)
             file.write(images.data)
             _sync(file)
         entry = {"start": start, "crc32": checksums, "skipped": skipped}
@@ -162,7 +170,7 @@ class _Partial:
         index = {
             "format": FORMAT,
             "key": self._key,
-            "shape": [self._n, self._size, self._size],
+            "shape": [self._n, *self._shape],
             "rows_per_shard": self._per,
             "skipped": skipped,
             "crc32": checksums,
@@ -185,11 +193,11 @@ class _Partial:
         """Creates empty array files of full length. Raises ValueError where the disk cannot hold them."""
         for left in self._folder.iterdir():
             left.unlink()
-        needed, free = self._n * self._size**2, shutil.disk_usage(self._folder).free
+        needed, free = self._n * self._bytes, shutil.disk_usage(self._folder).free
         if needed > free:
             raise ValueError(f"image cache: it takes {needed / 1e9:.1f} GB and the disk has {free / 1e9:.1f} GB free")
         for shard, first in enumerate(range(0, self._n, self._per)):
-            shape = (min(self._per, self._n - first), self._size, self._size)
+            shape = (min(self._per, self._n - first), *self._shape)
             np.lib.format.open_memmap(self._file(shard), mode="w+", dtype=np.uint8, shape=shape)
 
     def _resume(self, journal: Path) -> int:
@@ -199,7 +207,7 @@ class _Partial:
         """
         length = 0
         try:
-            shards = Shards(self._folder, self._n, self._size, self._per)
+            shards = Shards(self._folder, self._n, self._shape, self._per)
             for line in journal.read_bytes().splitlines(keepends=True):
                 entry = json.loads(line) if line.endswith(b"\n") else None
                 if entry is None or (not length and entry != self._head):

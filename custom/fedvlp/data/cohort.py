@@ -26,7 +26,7 @@ PUBLIC = "public"
 Sentences = Callable[[str], "list[tuple[str, np.ndarray]]"]
 """A report to its sentences, each with labels [L] float32 of its own, in the order of ``label_names``."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "questions", "sentences")
+WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "questions", "sentences", "channels")
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -50,7 +50,7 @@ class Cohort:
     label_names: tuple[str, ...]  # L names, each once
     splits: np.ndarray  # [N] str: "train" | "val" | "test"
     sites: tuple[str, ...] | None  # site of each row; None where rows are still to be dealt to sites
-    images: Callable[[np.ndarray], np.ndarray]  # rows [n] int -> uint8 [n, S, S], grey
+    images: Callable[[np.ndarray], np.ndarray]  # rows [n] int -> uint8 [n, S, S], grey, or as ``channels`` says
     fingerprint: str  # hash that changes whenever any pixel or report would
     imaged: np.ndarray | None = None  # [N] bool, False where a row has no image; None = every row has one
     report_from: tuple[str, ...] | None = (
@@ -63,6 +63,7 @@ class Cohort:
     )
     questions: Questions | None = None  # of rows [n], those about each image; only evaluations read them
     sentences: Sentences | None = None  # labels of single sentences; None where the data set has none
+    channels: int = 1  # of the images: 1 is grey; 3 is red, green and blue, uint8 [n, S, S, 3]
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -183,8 +184,9 @@ class Cohort:
 
         A label that a cohort does not have is nan in its rows. Masks and questions are left out, and single sentences
         have no labels any more. Sites are None if any cohort has none. The counts of identifiers in reports (``phi``)
-        are summed, so a cohort that is refused alone is refused when joined. Raises ValueError without a cohort. Images
-        of different sizes are refused when they are read.
+        are summed, so a cohort that is refused alone is refused when joined. Beside images in colour, grey ones have
+        three equal channels. Raises ValueError without a cohort. Images of different sizes are refused when they are
+        read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")
@@ -212,6 +214,7 @@ class Cohort:
             report_from=retrieved if any(retrieved) else None,
             phi=dict(identifiers),
             private=any(cohort.private for cohort in cohorts),
+            channels=max(cohort.channels for cohort in cohorts),
         )
 
 
@@ -234,17 +237,21 @@ class Readers:
     cohorts: tuple[Cohort, ...]
 
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, S, S] of ``rows`` [n]. Raises ValueError where the cohorts' images have different sizes."""
+        """uint8 [n, S, S], or [n, S, S, 3] where a cohort is in colour, of ``rows`` [n].
+
+        Raises ValueError where the cohorts' images have different sizes.
+        """
         rows = np.asarray(rows, dtype=np.int64)
         bounds = np.cumsum([0, *map(len, self.cohorts)])
         owner = np.searchsorted(bounds, rows, side="right") - 1  # [n], index of the cohort of each row
         pixels = {c: self.cohorts[c].images(rows[owner == c] - bounds[c]) for c in np.unique(owner).tolist()}
-        sizes = sorted({images.shape[1:] for images in pixels.values()})
+        sizes = sorted({images.shape[1:3] for images in pixels.values()})
         if len(sizes) > 1:
             raise ValueError(f"cohort: the images of the joined cohorts are {sizes}; give all one image_size")
-        images = np.empty((len(rows), *(sizes[0] if sizes else (0, 0))), dtype=np.uint8)
+        colour = (3,) * any(cohort.channels == 3 for cohort in self.cohorts)
+        images = np.empty((len(rows), *(sizes[0] if sizes else (0, 0)), *colour), dtype=np.uint8)
         for cohort, own in pixels.items():
-            images[owner == cohort] = own
+            images[owner == cohort] = own[..., None] if colour and own.ndim == 3 else own
         return images
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedvlp.data.burned_in import ACCEPT, REASON, SEARCH, UNSEARCHED, VERSION, can_search, check_choice, holds_text
 from fedvlp.data.cache import ImageCache, cached_images
-from fedvlp.data.cache_format import Building
+from fedvlp.data.cache_format import Building, shape_of
 from fedvlp.data.cohort import digest
 from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 from fedvlp.data.transforms import DECODING, decode, load
@@ -22,13 +23,13 @@ LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
 
 
-def film(file: Path, size: int, burned_in: str) -> np.ndarray | str:
-    """The image in ``file`` as uint8 [size, size], or the reason why it cannot be used.
+def film(file: Path, size: int, burned_in: str, colour: bool = False) -> np.ndarray | str:
+    """The image in ``file`` as uint8 [size, size], in ``colour`` [size, size, 3], or why it cannot be used.
 
     ``burned_in`` is one of ``burned_in.CHOICES``; "search" looks at the pixels if the extra that can is installed.
     """
     try:
-        image = load(file, decode(size, burned_in == ACCEPT))
+        image = load(file, decode(size, burned_in == ACCEPT, colour))
         if burned_in == SEARCH and can_search() and holds_text(read_radiograph(file)):
             return REASON
         return image
@@ -44,16 +45,18 @@ def films(
     cache: str | None,
     building: Building,
     burned_in: str,
+    colour: bool = False,
 ) -> ImageCache:
     """Reader of the images in ``files`` at ``size`` x ``size`` pixels; ``ids`` name them, wherever the files are.
 
     The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size,
-    the version of decoding, and whether films are searched for ``burned_in`` text. So a cache is used again after the
-    folder of the images has moved, and built again after a file has changed. ``cache`` None decodes in memory at first
-    use. Errors are those of ``cached_images``.
+    the version of decoding, ``colour``, and whether films are searched for ``burned_in`` text. So a cache is used again
+    after the folder of the images has moved, and built again after a file has changed. ``cache`` None decodes in memory
+    at first use. Errors are those of ``cached_images``.
     """
     check_choice(burned_in)
-    needed = len(files) * size**2
+    shape = shape_of(size, colour)
+    needed = len(files) * math.prod(shape)
     if not cache and needed > LARGE:
         log.warning(
             "%s source: %d images are decoded into %.1f GB of memory, at every start; give a cache (--cache FOLDER, or "
@@ -65,9 +68,11 @@ def films(
     stats = [file.stat() for file in files] if cache else []
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]
     looked = {SEARCH: [VERSION] if can_search() else [], ACCEPT: [ACCEPT]}.get(burned_in, [])
+    looked += ["colour"] if colour else []
     key = f"{source}-" + digest(DECODING, *looked, str(size), *state)[:32]
     folder = Path(cache) if cache else None
-    return cached_images(folder, key, files, partial(film, size=size, burned_in=burned_in), size, building)
+    reading = partial(film, size=size, burned_in=burned_in, colour=colour)
+    return cached_images(folder, key, files, reading, shape, building)
 
 
 def unsearched(burned_in: str, count: int, source: str) -> dict[str, int]:

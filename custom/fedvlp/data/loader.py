@@ -48,7 +48,7 @@ class _Split:
     """The tensors of one split; a batch is one ``index_select`` of each."""
 
     size: int  # n
-    images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S]; None at a site without images
+    images: Callable[[Tensor], Tensor] | None  # positions [b] to uint8 [b, S, S] or [b, S, S, 3]; None: no images
     text: Tensor | None  # [n, T] int64; None where no record of the split has a report
     mask: Tensor  # [n, T] bool
     lengths: Tensor  # [n] int64, tokens up to the last real one
@@ -265,13 +265,16 @@ class SiteData:
         return getattr(self._tokenize, "truncated", 0)
 
     def _reader(self, rows: np.ndarray) -> Callable[[Tensor], Tensor]:
-        """Positions [b] within ``rows`` to uint8 [b, S, S]."""
-        if len(rows) * self._input_size**2 > IN_MEMORY:  # as the model sees them; decoded images are hardly larger
+        """Positions [b] within ``rows`` to uint8 [b, S, S] or [b, S, S, 3]."""
+        if (
+            len(rows) * self._input_size**2 * self._cohort.channels > IN_MEMORY
+        ):  # as the model sees them; decoded images are hardly larger
             return lambda chosen: self._pixels(rows[chosen.numpy()])
         return self._pixels(rows).__getitem__
 
     def _pixels(self, rows: np.ndarray) -> Tensor:
-        """[n, S, S] uint8. A row without an image, at a site that has some images, is black."""
+        """[n, S, S] or [n, S, S, 3] uint8. A row without an image, at a site that has some images, is black."""
         imaged = self._cohort.has_image()[rows]
         pixels = np.ascontiguousarray(self._cohort.images(rows))
-        return torch.from_numpy(pixels if imaged.all() else np.where(imaged[:, None, None], pixels, 0))
+        shown = imaged.reshape(-1, *[1] * (pixels.ndim - 1))
+        return torch.from_numpy(pixels if imaged.all() else np.where(shown, pixels, 0))

@@ -64,7 +64,8 @@ def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, colum
     rows = np.sort(np.random.default_rng(seed).permutation(imaged)[:samples])
     columns = max(1, min(columns, len(rows)))
     lines = -(-len(rows) // columns)  # rounded up
-    sheet = Image.new("L", (columns * TILE, lines * (TILE + CAPTION)), 255)
+    kind, white = ("L", 255) if cohort.channels == 1 else ("RGB", (255, 255, 255))
+    sheet = Image.new(kind, (columns * TILE, lines * (TILE + CAPTION)), white)
     draw = ImageDraw.Draw(sheet)
     for index, (row, pixels) in enumerate(zip(rows.tolist(), cohort.images(rows), strict=True)):
         left, top = index % columns * TILE, index // columns * (TILE + CAPTION)

@@ -37,7 +37,9 @@ class PreparationError(ValueError):
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Films to float32 [N, 1, S, S] in -1..1 with S = ``input_size``, and phrases to words. Holds no state.
+    """Films to float32 [N, C, S, S] in -1..1 with S = ``input_size``, and phrases to words. Holds no state.
+
+    C is 1, and 3 in ``colour``.
 
     Raises ValueError unless the film is decoded at least as large as the model sees it.
     """
@@ -46,6 +48,7 @@ class Preprocessing:
     input_size: int  # pixels, side of the square that is cropped at the centre: what the model sees
     reports: str = AS_WRITTEN  # or CLEANED
     decoding: str = DECODING  # version of what decoding does to a file
+    colour: bool = False  # red, green and blue, in place of grey
 
     def __post_init__(self) -> None:
         if not 8 <= self.input_size <= self.longest_side:
@@ -58,6 +61,14 @@ class Preprocessing:
 
     def described(self) -> dict[str, Any]:
         """As config.json of a model says it: enough to do the same without fedvlp."""
+        said = self._described()
+        if self.colour:
+            said |= {"colour": True, "channels": "three: red, green, blue; equal where a film is grey"}
+            said["grey_levels"] = said["grey_levels"].partition("; colour")[0]
+        return said
+
+    def _described(self) -> dict[str, Any]:
+        """For grey films."""
         return {
             "decoding": self.decoding,
             "grey_levels": (
@@ -85,10 +96,11 @@ class Preprocessing:
         sizes = described["longest_side"], described["input_size"]
         if not all(type(size) is int for size in sizes):
             raise ValueError("preprocessing: longest_side and input_size are no whole numbers; copy the model again")
-        return Preprocessing(*sizes, described["reports"], str(described["decoding"]))
+        colour = described.get("colour") is True
+        return Preprocessing(*sizes, described["reports"], str(described["decoding"]), colour)
 
     def films(self, films: Sequence[Any]) -> Tensor:
-        """float32 [N, 1, S, S] of N films (``radiograph.read_film`` says of what kinds).
+        """float32 [N, C, S, S] of N films (``radiograph.read_film`` says of what kinds).
 
         Raises PreparationError for a film that cannot be used, and where this fedvlp decodes otherwise than that which
         the model was trained with.
@@ -99,14 +111,14 @@ class Preprocessing:
                 "use the version of fedvlp that the model's README.md names"
             )
         if not len(films):
-            return torch.empty(0, 1, self.input_size, self.input_size)
+            return torch.empty(0, 3 if self.colour else 1, self.input_size, self.input_size)
         decoded = [self._decoded(film, number, len(films)) for number, film in enumerate(films, start=1)]
         return eval_batch(torch.from_numpy(np.stack(decoded)), self.input_size)
 
     def _decoded(self, film: Any, number: int, count: int) -> np.ndarray:
-        """uint8 [L, L], L = ``longest_side``."""
+        """uint8 [L, L] or [L, L, 3], L = ``longest_side``."""
         try:
-            return square(read_film(film, self.longest_side), self.longest_side)
+            return square(read_film(film, self.longest_side, self.colour), self.longest_side)
         except UnreadableImageError as error:
             which = "the film" if count == 1 else f"film {number} of {count}"
             remedy = REMEDIES.get(error.reason, "")

@@ -1,4 +1,4 @@
-"""Reads one radiograph (PNG, JPEG, TIFF or DICOM) as grey values, of a large JPEG no more than a size needs."""
+"""Reads one radiograph or photograph (PNG, JPEG, TIFF or DICOM), of a large JPEG no more than a size needs."""
 
 from __future__ import annotations
 
@@ -38,26 +38,29 @@ class UnreadableImageError(ValueError):
 class _Values:
     """The decoded values of an image and the steps that remain. Both steps commute with averaging over areas."""
 
-    values: np.ndarray  # [h, w]
+    values: np.ndarray  # [h, w], or [h, w, 3] of an image in colour
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
     range: tuple[float, float]  # least and greatest of ``values``
     stretch: bool = False  # to be stretched from this range to 0..255
     invert: bool = False  # to be inverted (MONOCHROME1)
 
 
-def read_radiograph(path: Path, longest: int | None = None, burned_in: bool = False) -> np.ndarray:
+def read_radiograph(
+    path: Path, longest: int | None = None, burned_in: bool = False, colour: bool = False
+) -> np.ndarray:
     """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
 
     8-bit images keep their values. Deeper ones are stretched from their own minimum and maximum, after the modality LUT
     and the first VOI window. With ``longest`` the longer side is resized to that many pixels, each the mean of the area
     that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is large enough.
-    ``burned_in`` reads a film whose header says that text is burned into its pixels, too. Raises
-    ``UnreadableImageError``; size and frame count are checked before decoding.
+    ``burned_in`` reads a film whose header says that text is burned into its pixels, too. ``colour`` gives red, green
+    and blue, [H, W, 3], which are equal where the file is grey. Raises ``UnreadableImageError``; size and frame count
+    are checked before decoding.
     """
-    return _guarded(lambda: _read_file(path, longest, burned_in), longest)
+    return _guarded(lambda: _read_file(path, longest, burned_in, colour), longest, colour)
 
 
-def read_film(film: Any, longest: int | None = None) -> np.ndarray:
+def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
     """As ``read_radiograph``, of a film that somebody holds in memory, or of the path of a file.
 
     That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey) or [H, W, 3] (RGB, uint8): uint8 keeps its
@@ -65,16 +68,16 @@ def read_film(film: Any, longest: int | None = None) -> np.ndarray:
     here: whoever holds a film may look at it. Raises ``UnreadableImageError``.
     """
     if isinstance(film, (str, os.PathLike)):
-        return read_radiograph(Path(film), longest, burned_in=True)
-    return _guarded(lambda: _of_memory(film), longest)
+        return read_radiograph(Path(film), longest, burned_in=True, colour=colour)
+    return _guarded(lambda: _of_memory(film, colour), longest, colour)
 
 
-def _guarded(read: Callable[[], _Values], longest: int | None) -> np.ndarray:
+def _guarded(read: Callable[[], _Values], longest: int | None, colour: bool) -> np.ndarray:
     """What ``read`` gives, finished. Raises nothing but ``UnreadableImageError``, which quotes nothing of the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
-            return _finished(read(), longest)
+            return _channels(_finished(read(), longest), colour)
     except UnreadableImageError:
         raise
     except ModuleNotFoundError as error:  # pydicom is an extra
@@ -83,38 +86,38 @@ def _guarded(read: Callable[[], _Values], longest: int | None) -> np.ndarray:
         raise UnreadableImageError("corrupt image") from None
 
 
-def _read_file(path: Path, longest: int | None, burned_in: bool) -> _Values:
+def _read_file(path: Path, longest: int | None, burned_in: bool, colour: bool) -> _Values:
     if not path.is_file():
         raise UnreadableImageError("missing image")
     if path.stat().st_size > MAX_BYTES:
         raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
     with path.open("rb") as file:
         dicom = file.read(132)[128:] == b"DICM"
-    return _read_dicom(path, burned_in) if dicom else _read_pil(path, longest)
+    return _read_dicom(path, burned_in, colour) if dicom else _read_pil(path, longest, colour)
 
 
-def _of_memory(film: Any) -> _Values:
+def _of_memory(film: Any, colour: bool) -> _Values:
     if isinstance(film, np.ndarray):
-        return _of_array(film)
+        return _of_array(film, colour)
     kind = type(film).__mro__
     if any(base.__module__.startswith("pydicom.") for base in kind):
-        return _read_dicom(_as_file(film), burned_in=True)
+        return _read_dicom(_as_file(film), True, colour)
     if any(base.__module__.startswith("PIL.") for base in kind):
         _check_header(film.width, film.height, getattr(film, "n_frames", 1))
-        return _of_pil(_upright(film))
+        return _of_pil(_upright(film), colour)
     raise UnreadableImageError("unsupported kind of film", f"{type(film).__name__}")
 
 
-def _of_array(pixels: np.ndarray) -> _Values:
-    colour = pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8
-    if not (colour or pixels.ndim == 2) or pixels.dtype.kind not in "uif":
+def _of_array(pixels: np.ndarray, colour: bool) -> _Values:
+    coloured = pixels.ndim == 3 and pixels.shape[2] == 3 and pixels.dtype == np.uint8
+    if not (coloured or pixels.ndim == 2) or pixels.dtype.kind not in "uif":
         seen = f"{pixels.dtype} {list(pixels.shape)}, expected numbers [H, W], or uint8 [H, W, 3]"
         raise UnreadableImageError("unsupported kind of array", seen)
     _check_header(pixels.shape[1], pixels.shape[0], 1)
-    if colour:
+    if coloured:
         from PIL import Image
 
-        return _of_pil(Image.fromarray(pixels))
+        return _of_pil(Image.fromarray(pixels), colour)
     if pixels.dtype == np.uint8:
         grey = np.ascontiguousarray(pixels)
         return _Values(grey, grey.shape, _range(grey))
@@ -138,7 +141,7 @@ def _as_file(dataset: Any) -> BytesIO:
 
 
 def _finished(image: _Values, longest: int | None) -> np.ndarray:
-    """float32 [h, w] in 0..255: the values resized, stretched and inverted as they say."""
+    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say."""
     low, high = image.range
     if not np.isfinite([low, high]).all():
         raise UnreadableImageError("corrupt image")
@@ -154,13 +157,18 @@ def _finished(image: _Values, longest: int | None) -> np.ndarray:
     return 255 - pixels if image.invert else pixels
 
 
+def _channels(pixels: np.ndarray, colour: bool) -> np.ndarray:
+    """``pixels`` as they are, or, grey ones [h, w] that are wanted in ``colour``, three times: [h, w, 3]."""
+    return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
+
+
 def _range(values: np.ndarray) -> tuple[float, float]:
     """The least and the greatest value; nan where any value is nan."""
     import cv2
 
     if values.dtype.kind == "f":
         return float(values.min()), float(values.max())
-    return cv2.minMaxLoc(np.asarray(values))[:2]  # one pass
+    return cv2.minMaxLoc(np.asarray(values).reshape(len(values), -1))[:2]  # one pass
 
 
 def _fitted(shape: tuple[int, int], longest: int) -> tuple[int, int]:
@@ -176,11 +184,13 @@ def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) 
     """
     import cv2
 
-    factor = 2 ** round(np.log2(max(full) / max(pixels.shape)))
-    if full == tuple(factor * side for side in pixels.shape):
+    factor = 2 ** round(np.log2(max(full) / max(pixels.shape[:2])))
+    if full == tuple(factor * side for side in pixels.shape[:2]):
         whole = pixels if factor == 1 else pixels.astype(np.float32)
         return cv2.resize(whole, shape[::-1], interpolation=cv2.INTER_AREA)
-    sums = cv2.integral(pixels, sdepth=cv2.CV_64F)  # [h + 1, w + 1]; between whole pixels it is linear in each side
+    sums = cv2.integral(
+        pixels, sdepth=cv2.CV_64F
+    )  # [h + 1, w + 1, ...]; between whole pixels it is linear in each side
     for axis in (0, 1):
         sums = _between(sums, np.linspace(0, full[axis] / factor, shape[axis] + 1), axis)
     area = (full[0] / factor / shape[0]) * (full[1] / factor / shape[1])
@@ -188,9 +198,9 @@ def _by_area(pixels: np.ndarray, full: tuple[int, int], shape: tuple[int, int]) 
 
 
 def _between(values: np.ndarray, positions: np.ndarray, axis: int) -> np.ndarray:
-    """``values`` [H, W] at fractional ``positions`` along an axis, linear between neighbours."""
+    """``values`` [H, W] or [H, W, 3] at fractional ``positions`` along an axis, linear between neighbours."""
     below = np.minimum(positions.astype(int), values.shape[axis] - 2)
-    fraction = np.expand_dims(positions - below, 1 - axis)
+    fraction = (positions - below).reshape([-1 if of == axis else 1 for of in range(values.ndim)])
     lower = values.take(below, axis)
     return lower + fraction * (values.take(below + 1, axis) - lower)
 
@@ -205,7 +215,7 @@ def _check_header(width: int, height: int, frames: int) -> None:
         raise UnreadableImageError("unsupported image shape", f"{width} x {height} pixels")
 
 
-def _read_pil(path: Path, longest: int | None) -> _Values:
+def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -214,10 +224,11 @@ def _read_pil(path: Path, longest: int | None) -> _Values:
             _check_header(image.width, image.height, getattr(image, "n_frames", 1))
             upright = _upright(image)
             if upright is image and longest is not None:
-                image.draft("L", _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
+                mode = "RGB" if colour else "L"
+                image.draft(mode, _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
-            return _of_pil(upright, shape)
+            return _of_pil(upright, colour, shape)
     except Image.DecompressionBombError:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
@@ -231,17 +242,17 @@ def _upright(image: Any) -> Any:
     return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
 
 
-def _of_pil(image: Any, shape: tuple[int, int] | None = None) -> _Values:
+def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None) -> _Values:
     """The values of a PIL image; ``shape`` is that of its file, where it was decoded at reduced size."""
     shape = shape or (image.height, image.width)
     if image.mode[0] in "IF":  # 16-bit PNG
         deep = np.asarray(image)
         return _Values(deep, shape, _range(deep), stretch=True)
-    grey = np.asarray(image.convert("L"))
-    return _Values(grey, shape, _range(grey))
+    pixels = np.asarray(image.convert("RGB" if colour else "L"))
+    return _Values(pixels, shape, _range(pixels))
 
 
-def _read_dicom(source: Path | BytesIO, burned_in: bool) -> _Values:
+def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Values:
     from pydicom import dcmread
 
     _check_syntax(_syntax(source))
@@ -249,14 +260,16 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool) -> _Values:
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
     if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
-    colour = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
-    if int(header.BitsAllocated) not in (8, 16) or (colour and header.PhotometricInterpretation == "PALETTE COLOR"):
+    coloured = header.PhotometricInterpretation not in ("MONOCHROME1", "MONOCHROME2")
+    if int(header.BitsAllocated) not in (8, 16) or (coloured and header.PhotometricInterpretation == "PALETTE COLOR"):
         raise UnreadableImageError("unsupported image format")
     shape = (int(header.Rows), int(header.Columns))
-    if colour:
+    if coloured:
         stored = _decoded(source)  # RGB [H, W, 3]
         if stored.dtype != np.uint8 or stored.ndim != 3:
             raise UnreadableImageError("unsupported image format")
+        if colour:
+            return _Values(np.ascontiguousarray(stored), shape, _range(stored))
         grey = stored.astype(np.float32) @ np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601, as PIL
         return _Values(grey, shape, _range(grey))
     native = _native(source, header) if isinstance(source, Path) else None

@@ -77,7 +77,7 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def images(cohort: Cohort, rows: np.ndarray, size: int, batch_size: int = 64) -> Iterator[Tensor]:
-    """Batches [b, 1, size, size] of the images of ``rows`` in order, cropped at the centre."""
+    """Batches [b, C, size, size] of the images of ``rows`` in order, cropped at the centre."""
     for chunk in _chunks(rows, batch_size):
         yield eval_batch(torch.from_numpy(np.ascontiguousarray(cohort.images(chunk))), size)
 

@@ -1,4 +1,10 @@
-"""Sentences that name a finding, for zero-shot classification: severity x kind x location, by class (spec 10.4)."""
+"""Sentences that name a class, for zero-shot classification: severity x kind x location, by class (spec 10.4).
+
+The words of COVID-19 are what radiologists saw on the first films of 96 patients: ground-glass opacities and
+consolidations, in most patients multifocal, in both lungs and in the lower zones
+(http://www.smj.org.sg/article/radiographic-features-covid-19-based-initial-cohort-96-patients-singapore). Those of
+No Finding are a normal report's. PMS-FM's released code has none for a normal film beside COVID-19 (spec 10.4).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,10 @@ LUNG = tuple(f"in the {side} {zone} zone" for side in ("right", "left") for zone
 BASES = ("at the right base", "at the left base", "at both bases")
 SIDES = ("on the right", "on the left", "on both sides")
 
-PROMPTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+Words = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+"""Of a class: severities, kinds and locations."""
+
+PROMPTS: Mapping[str, Words] = {
     "Atelectasis": (SEVERITY, ("linear atelectasis", "platelike atelectasis", "lobar atelectasis"), BASES),
     "Cardiomegaly": (SEVERITY, ("cardiomegaly", "enlargement of the heart", "cardiac enlargement"), ("",)),
     "Consolidation": (SEVERITY, ("consolidation", "airspace consolidation", "focal consolidation"), LUNG),
@@ -25,7 +34,21 @@ PROMPTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] 
     "Pneumothorax": (SIZE, ("apical pneumothorax", "lateral pneumothorax", "pneumothorax"), SIDES),
     "Pneumonia": (SEVERITY, ("pneumonia", "patchy opacities, pneumonia", "infectious pneumonia"), LUNG),
 }
-"""Class -> severities, kinds and locations: the findings of the built-in cohort and CheXpert's competition classes."""
+"""Findings of the built-in cohort and CheXpert's competition classes: told apart wherever records have them."""
+
+NAMED: Mapping[str, Words] = {
+    "No Finding": (
+        ("clear lungs,", "both lungs are clear,", "well expanded clear lungs,"),
+        ("normal heart size,", "normal cardiomediastinal silhouette,"),
+        ("normal chest radiograph", "no acute cardiopulmonary abnormality", "no focal airspace opacity"),
+    ),
+    "COVID-19": (
+        ("patchy", "multifocal", "confluent"),
+        ("ground-glass opacities", "airspace opacities", "consolidations"),
+        ("in both lungs, covid-19", "in both lower zones, covid-19", "in the periphery of both lungs, covid-19"),
+    ),
+}
+"""Classes that are told apart only where they are asked for by name: a normal film beside one disease."""
 
 
 def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
@@ -33,9 +56,10 @@ def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
 
     Raises ValueError for a class without prompts.
     """
-    if name not in PROMPTS:
-        raise ValueError(f"zero-shot: no prompts for class {name!r}; there are: {', '.join(PROMPTS)}")
-    sentences = [" ".join(filter(None, words)) for words in product(*PROMPTS[name])]
+    known = {**PROMPTS, **NAMED}
+    if name not in known:
+        raise ValueError(f"zero-shot: no prompts for class {name!r}; there are: {', '.join(known)}")
+    sentences = [" ".join(filter(None, words)) for words in product(*known[name])]
     generator = torch.Generator().manual_seed(seed_of(seed, "prompts", name))
     order = torch.randperm(len(sentences), generator=generator)[:count].tolist()
     return tuple(sentences[index] for index in order)

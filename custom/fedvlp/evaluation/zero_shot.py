@@ -7,7 +7,7 @@ chosen once for each image, without its site; the prompts of a class are an ense
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -46,6 +46,7 @@ class ZeroShot:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # of the choice of prompts; figures are mean and deviation over them
     ensemble: str = "mean"  # of the cosines of a class's prompts: "mean" or "max"
     batch_size: int = 64  # images embedded at once
+    new_words: bool = False  # a selector sees the names of classes that it was not trained with; else they are refused
 
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
@@ -75,17 +76,22 @@ class Choices:
 
 
 @torch.no_grad()
-def class_texts(client: Client, sentences: Texts) -> tuple[Embeddings, Embeddings, Tensor]:
-    """Text embeddings of the loaded model: prompts e_r and fused e_f, [P, d] by class, and the selector's words [W, d].
+def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tuple[Embeddings, Embeddings, Tensor]:
+    """Text embeddings of the loaded model: prompts e_r and fused e_f, [P, d] by class, and the words [W, d].
 
-    Without a selector e_f is e_r, and the words are empty.
+    The words are the selector's and then, with ``new_words``, the names of classes that it was not trained with.
+    Without a selector e_f is e_r, and there are no words. Raises ValueError for such classes without ``new_words``.
     """
     selector: Any = getattr(client.objective, "extra", None)
     reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
     if not hasattr(selector, "fused"):
         return reports, reports, torch.empty(0)
-    words = embedded_texts(client, selector.words)
-    fused = {name: selector.fused(report, words, _only(selector, name, report)) for name, report in reports.items()}
+    if not new_words:
+        _refuse_new(selector, sentences)
+    words = embedded_texts(client, _words(selector, sentences))
+    fused = {
+        name: selector.fused(report, words, _only(selector, name, report, reports)) for name, report in reports.items()
+    }
     return reports, fused, words
 
 
@@ -95,13 +101,26 @@ def embedded_texts(client: Client, texts: Sequence[str]) -> Tensor:
     return client.model(client.here({"text": ids, "text_mask": mask})).text
 
 
-def _only(selector: Any, name: str, like: Tensor) -> Tensor | None:
+def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:
+    """The selector's words, and then those of ``classes`` that are none of them.
+
+    A class's token is made of the embedding of its name (spec 7.1), so there is one for any name.
+    """
+    return (*selector.words, *(name for name in classes if name not in selector.words))
+
+
+def _refuse_new(selector: Any, classes: Iterable[str]) -> None:
+    for name in classes if selector.uses("token") else ():
+        if name not in selector.words:
+            raise ValueError(f"zero-shot: the selector was not trained with class {name!r}, only {selector.words}")
+
+
+def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Tensor | None:
     """``present`` [N, W] of the selector for N studies (``like`` [N, d]) that have the finding ``name`` only."""
     if not selector.uses("token"):
         return None
-    if name not in selector.words:
-        raise ValueError(f"zero-shot: the selector was not trained with class {name!r}, only {selector.words}")
-    return torch.tensor([word == name for word in selector.words]).to(like.device).expand(len(like), -1)
+    marks = torch.tensor([word == name for word in _words(selector, classes)])
+    return marks.to(like.device).expand(len(like), -1)
 
 
 def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Tensor:
@@ -116,10 +135,13 @@ def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Te
 
 @torch.no_grad()
 def site_probabilities(selector: Any, image: Tensor, reports: Embeddings, words: Tensor) -> Tensor:
-    """Probabilities [N, K] of the K sites for images [N, d]: the mean over all prompts [P, d] of all classes."""
+    """Probabilities [N, K] of the K sites for images [N, d]: the mean over all prompts [P, d] of all classes.
+
+    ``words`` [W, d] are those of ``class_texts`` for the classes of ``reports``.
+    """
     probabilities = []
     for name, texts in reports.items():
-        present = _only(selector, name, image)
+        present = _only(selector, name, image, reports)
         for text in texts:
             logits = selector(image, text.expand(len(image), -1), words, present)
             probabilities.append(logits.double().softmax(dim=1))
@@ -169,7 +191,7 @@ def zero_shot(
                 client.load(state)
             client.model.eval()
             if load is not None or not texts:
-                texts = [class_texts(client, one) for one in sentences]
+                texts = [class_texts(client, one, protocol.new_words) for one in sentences]
             image = _images(client, records, protocol.batch_size)
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()

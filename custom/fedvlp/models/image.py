@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedvlp.models.hub import NoWeightsError, what_is_here
 from fedvlp.models.tiny import Tower, as_channels, first_attention
 
 
@@ -98,7 +100,7 @@ def timm_tower(
 
     ``vit_base_patch16_224``: 85,798,656 parameters. Weights are loaded only when ``pretrained``; without it nothing is
     read from the network. ``args`` are timm's arguments of a saved model; ``name`` is then never a folder.
-    Raises ValueError for an unknown name or folder, RuntimeError where weights cannot be loaded.
+    Raises ValueError for an unknown name or folder, NoWeightsError where weights cannot be loaded.
     """
     import timm
 
@@ -116,18 +118,19 @@ def timm_tower(
     if default is not None and default.fixed_input_size and default.input_size[-1] != image_size:
         kwargs["img_size"] = image_size
     try:
-        model = timm.create_model(
-            architecture["name"],
-            pretrained=pretrained,
-            pretrained_cfg_overlay=overlay,
-            num_classes=0,
-            in_chans=in_channels,
-            **kwargs,
-        )
+        with what_is_here() if pretrained else nullcontext():
+            model = timm.create_model(
+                architecture["name"],
+                pretrained=pretrained,
+                pretrained_cfg_overlay=overlay,
+                num_classes=0,
+                in_chans=in_channels,
+                **kwargs,
+            )
     except Exception as error:
         if not pretrained:
             raise
-        raise RuntimeError(
+        raise NoWeightsError(
             f"image_tower {name!r}: pretrained weights could not be loaded ({type(error).__name__}). Give a local "
             "folder with config.json and model.safetensors as image_tower, or set pretrained to false"
         ) from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
+from fedvlp.models.hub import NoWeightsError, unreachable
 from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length, first_attention
 
 BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}
@@ -121,7 +122,7 @@ def transformers_tower(name: str, layers: int | None, max_tokens: int, pretraine
     The papers' "BERT-base" is six layers: 65,192,448 parameters without pooler and cross-attention (their cost tables
     count 79,375,872, with six cross-attention blocks that are never used). A BERT-base name with ``pretrained`` false
     is built from ``BERT_VOCABULARY``: no network, the same at every site, with a HashTokenizer.
-    Raises ValueError for ``layers`` or ``max_tokens`` that the model has not, RuntimeError where files are missing.
+    Raises ValueError for ``layers`` or ``max_tokens`` that the model has not, NoWeightsError where files are missing.
     """
     from transformers import AutoModel
 
@@ -135,10 +136,15 @@ def transformers_tower(name: str, layers: int | None, max_tokens: int, pretraine
         return _build(settings, tokenizer)
     try:
         model = AutoModel.from_pretrained(
-            name, config=settings, use_safetensors=True, dtype=torch.float32, **_no_pooler(settings)
+            name,
+            config=settings,
+            use_safetensors=True,
+            dtype=torch.float32,
+            local_files_only=_local(name),
+            **_no_pooler(settings),
         )
     except Exception as error:
-        raise RuntimeError(f"text_tower {name!r}: weights not loaded ({type(error).__name__}). {_REMEDY}") from error
+        raise NoWeightsError(f"text_tower {name!r}: weights not loaded ({type(error).__name__}). {_REMEDY}") from error
     return TransformersTower(model, tokenizer)
 
 
@@ -184,9 +190,9 @@ def _settings(name: str, pretrained: bool) -> Any:
     if not pretrained and family in BERT_VOCABULARY and not Path(name).is_dir():
         return BertConfig(vocab_size=BERT_VOCABULARY[family])
     try:
-        settings = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=_local(name))
     except Exception as error:
-        raise RuntimeError(
+        raise NoWeightsError(
             f"text_tower {name!r}: no configuration found ({type(error).__name__}). {_REMEDY}; names that need no "
             f"download: tiny, {', '.join(BERT_VOCABULARY)}"
         ) from error
@@ -205,7 +211,7 @@ def _tokenizer(name: str, settings: Any, max_tokens: int, pretrained: bool) -> T
             return _auto_tokenizer(name, max_tokens)
         except Exception as error:
             if pretrained:
-                raise RuntimeError(
+                raise NoWeightsError(
                     f"text_tower {name!r}: no tokenizer found ({type(error).__name__}). {_REMEDY}"
                 ) from error
     warnings.warn(
@@ -219,7 +225,14 @@ def _tokenizer(name: str, settings: Any, max_tokens: int, pretrained: bool) -> T
 def _auto_tokenizer(name: str, max_tokens: int) -> TransformersTokenizer:
     from transformers import AutoTokenizer
 
-    return TransformersTokenizer(AutoTokenizer.from_pretrained(name, trust_remote_code=False), max_tokens)
+    return TransformersTokenizer(
+        AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=_local(name)), max_tokens
+    )
+
+
+def _local(name: str) -> bool:
+    """Whether files are looked for on this machine alone."""
+    return Path(name).is_dir() or unreachable()
 
 
 def _no_pooler(settings: Any) -> dict[str, bool]:

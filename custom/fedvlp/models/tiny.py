@@ -92,7 +92,7 @@ class HashTokenizer:
 class Tower(nn.Module):
     """Base class of encoders to tokens of ``width`` W; the token at position 0 is the summary token.
 
-    An image tower maps images [B, 1, H, W] to tokens [B, M, W]; a text tower maps ids [B, T] and mask [B, T] to
+    An image tower maps images [B, 1 or C, H, W] to tokens [B, M, W]; a text tower maps ids [B, T] and mask [B, T] to
     tokens [B, T, W] and has its ``tokenizer``.
     """
 
@@ -217,7 +217,7 @@ def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
     if images.ndim != 4 or images.shape[1] not in (1, channels) or images.shape[2:] != (size, size):
         raise ValueError(
             f"image tower: images {list(images.shape)}, expected [B, 1 or {channels}, {size}, {size}]; set image_size "
-            "of the model to what the data gives"
+            "of the model to what the data gives, and in_channels to 3 for images in colour"
         )
     return images.expand(-1, channels, -1, -1)
 

@@ -20,7 +20,7 @@ class Preparation(Protocol):
     """Prepares films and phrases as the records of the model's run were (data/preprocessing.py)."""
 
     def films(self, films: Sequence[Any]) -> Tensor:
-        """float32 [N, 1, S, S] of N films."""
+        """float32 [N, C, S, S] of N films."""
         ...
 
     def text(self, phrase: str) -> str:
@@ -46,6 +46,8 @@ class Usable:
 
     def preprocess(self, film: Any) -> Tensor:
         """float32 [1, S, S] of a film, or [N, 1, S, S] of a list of N films, as ``encode_image`` takes it.
+
+        Three channels in place of one, where the model was trained on images in colour.
 
         Raises ValueError for a film that cannot be read, and where the model's folder says nothing of preparation.
         """
@@ -155,9 +157,11 @@ def _joined(model: DualEncoder, vectors: list[Tensor], many: bool) -> Tensor:
 
 
 def _of_prepared(model: DualEncoder, films: Tensor, batch_size: int) -> Tensor:
-    """[N, d] of prepared films [N, 1, S, S], [d] of one [1, S, S]. Raises ValueError for another shape or kind."""
+    """[N, d] of prepared films [N, C, S, S], [d] of one [C, S, S]. Raises ValueError for another shape or kind."""
     size = model.config.image_size
-    if films.ndim not in (3, 4) or films.shape[-3:] != (1, size, size) or not films.is_floating_point():
+    channels = {1, int(getattr(model.image_encoder, "in_channels", 1))}
+    fits = films.ndim in (3, 4) and films.shape[-3] in channels and films.shape[-2:] == (size, size)
+    if not fits or not films.is_floating_point():
         raise ValueError(
             f"encode_image: a tensor {films.dtype} {list(films.shape)}; expected films that preprocess has prepared, "
             f"float32 [N, 1, {size}, {size}] or [1, {size}, {size}]"

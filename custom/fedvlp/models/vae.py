@@ -59,7 +59,15 @@ class Distiller(nn.Module):
         )
 
     def forward(self, images: Tensor, sample: bool = False) -> tuple[Tensor, Tensor]:
-        """Reconstruction and KL of ``images``. ``sample`` draws the latent map, as in training; else it is its mean."""
+        """Reconstruction and KL of ``images``. ``sample`` draws the latent map, as in training; else it is its mean.
+
+        Raises ValueError for images in colour.
+        """
+        if images.shape[1] != 1:
+            raise ValueError(
+                f"distiller: images have {images.shape[1]} channels, expected 1 (grey); set colour of the data set to "
+                "false"
+            )
         mean, log_variance = self.encode(images).chunk(2, dim=1)  # [B, latent, S/8, S/8]
         latent = mean
         if sample:

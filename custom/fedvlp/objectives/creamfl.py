@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.types import MODALITIES, Batch, VLOutput
 
-LABEL_SPACES = ("disjoint", "shared")
+LABEL_SPACES = ("disjoint", "shared", "own")
 PAIRED = ("scale", "shift")  # what pairs alone train
 
 
@@ -42,7 +42,8 @@ class CreamFLTask(nn.Module):
     Images and reports that stand alone are classified in label spaces of their own, as the papers' are (CIFAR-100,
     AG_NEWS): images by the first, third, ... label, reports by the second, fourth, ..., with class weights
     ``image_weight`` and ``text_weight`` [C, d], in which the other's rows are not used. ``label_spaces="shared"``: both
-    by all labels, with one ``weight``.
+    by all labels, with one ``weight``. ``label_spaces="own"``: by the labels that are not blank (nan) in every record
+    of the batch, which are those of its own data set where several are joined; there is no "none of them" then.
     """
 
     needs = ("image", "text", "labels")
@@ -81,18 +82,19 @@ class CreamFLTask(nn.Module):
         """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the separation of the classes.
 
         Both in the label space of ``modality``. Raises ValueError where d or L does not fit the weights [C, d], or the
-        space has a single class.
+        space has a single class. Own labels may be fewer than C: those of a data set that was not joined with others.
         """
         weight: Tensor = self.get_parameter(self.weight_of(modality))  # [C, d]
-        count = labels.shape[1]
+        count, own = labels.shape[1], self.label_spaces == "own"
+        if own:
+            weight = weight[:count]
         if features.shape[1] != weight.shape[1] or len(weight) - count not in (0, 1):
             raise ValueError(
                 f"CreamFLTask: weights {list(weight.shape)} (classes, dim), features {list(features.shape)}, "
                 f"labels {list(labels.shape)}; set objective.dim to model.embedding_dim and objective.classes to the "
                 "number of labels, or one more"
             )
-        shared = self.label_spaces == "shared"
-        space = slice(None) if shared else slice(MODALITIES.index(modality), None, 2)  # labels of this modality's space
+        space = self._space(labels, modality)
         positive = (labels[:, space] == 1).to(features.dtype)  # [B, L of this space]
         if len(weight) > count:
             positive = torch.cat([positive, (positive.sum(1, keepdim=True) == 0).to(features.dtype)], dim=1)
@@ -110,6 +112,12 @@ class CreamFLTask(nn.Module):
         centre = F.cross_entropy(weight @ weight.T, torch.arange(len(weight), device=weight.device))
         return {"classification": losses.sum() / known.sum().clamp_min(1), "centre": self.centre * centre}
 
+    def _space(self, labels: Tensor, modality: str) -> slice | Tensor:
+        """Which of the ``labels`` [B, L] are the classes of records of this modality alone."""
+        if self.label_spaces == "own":
+            return ~labels.isnan().all(dim=0)  # [L]
+        return slice(None) if self.label_spaces == "shared" else slice(MODALITIES.index(modality), None, 2)
+
 
 @dataclass(frozen=True)
 class CreamFLTaskConfig:
@@ -124,7 +132,7 @@ class CreamFLTaskConfig:
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
     reduction: str = "sum"  # of the loss of pairs over the batch: "sum" (released code) or "mean" (as the other terms)
-    label_spaces: str = field(default="disjoint", metadata={"before": "shared"})  # or "shared": of single modalities
+    label_spaces: str = field(default="disjoint", metadata={"before": "shared"})  # of one modality: or "shared", "own"
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.dim < 1:

@@ -125,7 +125,9 @@ def override(value: Any, key: str, text: str) -> Any:
     head, _, rest = key.partition(".")
     names = fields_of(value)
     if head not in names:
-        raise ValueError(f"unknown setting {head!r}{nearest(head, names)}; there are: {', '.join(sorted(names))}")
+        inside = [f"{name}.{head}" for name in names if head in _inside(getattr(value, name))]
+        meant = f"; did you mean {' or '.join(inside)}?" if inside else nearest(head, names)
+        raise ValueError(f"unknown setting {head!r}{meant}; there are: {', '.join(sorted(names))}")
     old = getattr(value, head)
     if rest:
         if not dataclasses.is_dataclass(old):
@@ -205,6 +207,11 @@ def refuse_misfit(kind: type, name: str, value: Any) -> None:
 def fields_of(value: Any) -> list[str]:
     """Names of the settings of a dataclass."""
     return [f.name for f in dataclasses.fields(value)]
+
+
+def _inside(group: Any) -> list[str]:
+    """Names of the settings of a group; none of a plain value."""
+    return fields_of(group) if dataclasses.is_dataclass(group) else []
 
 
 def nearest(name: str, known: list[str]) -> str:

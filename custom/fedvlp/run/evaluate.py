@@ -18,7 +18,7 @@ from fedvlp.evaluation import segmentation as masks
 from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
-from fedvlp.evaluation.prompts import PROMPTS
+from fedvlp.evaluation.prompts import NAMED, PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
@@ -185,7 +185,8 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     cohort = assembly.cohort if choices.data is None else choices.data.build()
     classes = _prompted(cohort.label_names, choices.classes)
-    protocol = zero.ZeroShot(classes, getattr(experiment.method, "threshold", 2.0))
+    threshold = getattr(experiment.method, "threshold", 2.0)
+    protocol = zero.ZeroShot(classes, threshold, new_words=bool(choices.classes))
     state = experiment.method.finish(server)
     states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
     data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
@@ -201,14 +202,17 @@ ELSEWHERE = "other records"
 
 
 def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes of zero-shot: those wanted, or all labels with prompts. Raises ValueError for others than those."""
-    with_prompts = tuple(name for name in labels if name in PROMPTS)
+    """The classes of zero-shot: those wanted, or all labels that are findings with prompts.
+
+    Raises ValueError for others than labels with prompts.
+    """
+    with_prompts = tuple(name for name in labels if name in PROMPTS or name in NAMED)
     if strange := [name for name in wanted if name not in with_prompts]:
         raise ValueError(
             f"zero-shot: classes {', '.join(strange)} are no labels of these records with prompts; there are: "
             f"{', '.join(with_prompts) or 'none'}"
         )
-    return wanted or with_prompts
+    return wanted or tuple(name for name in with_prompts if name in PROMPTS)
 
 
 def _imaged_sites(assembly: Assembly) -> dict[str, Any]:

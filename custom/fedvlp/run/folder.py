@@ -7,7 +7,9 @@ import io
 import json
 import logging
 import platform
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
@@ -19,6 +21,7 @@ from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tens
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
+from fedvlp.federation.loop import QuorumLostError
 from fedvlp.models.serialization import CARD
 from fedvlp.run import plugins
 from fedvlp.run.config import completed, described, fingerprint, from_config
@@ -72,6 +75,24 @@ class RunFolder:
         save_json(folder.path / "environment.json", environment(experiment))
         save_json(folder.config, described(experiment))
         return folder
+
+    @contextmanager
+    def removed_unless_begun(self) -> Iterator[None]:
+        """Around a new run: its folder goes where an error comes before the first phase is complete.
+
+        A run that lost its quorum stays, since it can be resumed, and so does one that was stopped.
+        """
+        try:
+            yield
+        except QuorumLostError:
+            raise
+        except Exception:
+            if not self.checkpoint.exists():
+                shutil.rmtree(self.path, ignore_errors=True)
+                for parent in (self.path.parent, self.path.parent.parent):
+                    with suppress(OSError):  # it holds other runs
+                        parent.rmdir()
+            raise
 
     @staticmethod
     def latest(root: Path, experiment: Experiment) -> RunFolder | None:

@@ -27,7 +27,8 @@ def preprocessing(experiment: Experiment) -> Preprocessing | None:
     if len(sizes) != 1 or not 8 <= size <= min(sizes):
         return None
     cleaned = any(_each(experiment.data, "cleans_reports"))
-    return Preprocessing(sizes.pop(), size, CLEANED if cleaned else AS_WRITTEN)
+    colour = any(_each(experiment.data, "colour"))
+    return Preprocessing(sizes.pop(), size, CLEANED if cleaned else AS_WRITTEN, colour=colour)
 
 
 def _each(source: Any, name: str) -> Iterator[Any]:

@@ -78,8 +78,8 @@ def simulate(
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
     ``caution`` is told, before anything is trained, what to know of this run (run/cautions.py). Same bytes for any
-    number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, OtherDataError for a run
-    that began with other records, and FolderInUseError when another process writes ``folder``.
+    number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
+    OtherDataError for a run that began with other records, and FolderInUseError when another process writes ``folder``.
     """
     with only_writer(folder.path):
         return _simulate(experiment, folder, workers, accept_phi_risk, report, caution)
@@ -95,6 +95,7 @@ def _simulate(
 ) -> list[Record]:
     import torch
 
+    experiment.training.torch_device()  # a device that is not here, said once and not by every site
     assembly = Assembly(experiment, folder.path, accept_phi_risk)
     assembly.gate()
     sites = assembly.sites()

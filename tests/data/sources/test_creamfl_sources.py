@@ -1,20 +1,18 @@
-"""COCO captions, Flickr30k, CIFAR-100 and AG News from six-row fixtures in their published layouts, and all of them as
-
-one federation.
-"""
+"""COCO captions, Flickr30k, CIFAR-100 and AG News from fixtures in their published layouts, and as one federation."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.published import ag_news, cifar100, karpathy
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.partition import class_codes
 from fedvlp.data.sources.ag_news import TOPICS, AGNewsSource
-from fedvlp.data.sources.cifar100 import RECORD, Cifar100Source
+from fedvlp.data.sources.cifar100 import Cifar100Source
 from fedvlp.data.sources.coco_captions import Captions, CocoCaptionsSource
 from fedvlp.data.sources.flickr30k import Flickr30kSource
 from fedvlp.data.sources.joined import JoinedSource
@@ -26,59 +24,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.config import Training
 
-SPLITS = ("train", "restval", "train", "val", "test", "test")
 SIZE = 36
-
-
-def photograph(file: Path, seed: int) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 255, (40, 48, 3), dtype=np.uint8)
-    from PIL import Image
-
-    Image.fromarray(pixels).save(file)
-
-
-def karpathy(folder: Path, name: str, count: int = 6, captions: int = 5, root: str = "") -> Path:
-    """Karpathy's JSON of ``count`` images with five captions each, and the images."""
-    images = []
-    for index in range(count):
-        split = SPLITS[index % 6]
-        filepath = "train2014" if split == "train" else "val2014"
-        sentences = [
-            {
-                "raw": f"A photo of thing {index}.\n It is number {c}",
-                "sentid": 100 * index + c,
-                "imgid": index,
-                "tokens": [],
-            }
-            for c in range(captions)
-        ]
-        images.append({"filename": f"{name}_{index:03d}.jpg", "split": split, "imgid": index, "sentences": sentences,
-                       "sentids": [s["sentid"] for s in sentences], "filepath": filepath, "cocoid": index})  # fmt: skip
-        photograph(folder / (root or filepath) / f"{name}_{index:03d}.jpg", index)
-    file = folder / f"dataset_{name}.json"
-    file.write_text(json.dumps({"images": images, "dataset": name}))
-    return file
-
-
-def cifar(folder: Path, train: int = 6, test: int = 6, classes: int = 100) -> Path:
-    """cifar-100-binary: record i of train.bin is of class i % classes and filled with i, red alone."""
-    folder.mkdir(parents=True)
-    for name, count in (("train", train), ("test", test)):
-        records = np.zeros((count, RECORD), dtype=np.uint8)
-        records[:, 1] = np.arange(count) % classes
-        records[:, 2 : 2 + 1024] = 10 * (np.arange(count)[:, None] % 25)
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
-    (folder / "fine_label_names.txt").write_text("".join(f"class_{index}\n" for index in range(classes)))
-    return folder
-
-
-def news(folder: Path, train: int = 6, test: int = 6) -> Path:
-    folder.mkdir(parents=True)
-    for name, count in (("train", train), ("test", test)):
-        rows = [f'"{1 + i % 4}","Title {i}, said","He said ""{i}"" again"' for i in range(count)]
-        (folder / f"{name}.csv").write_text("\n".join(rows) + "\n")
-    return folder
 
 
 def test_coco_captions(tmp_path: Path) -> None:
@@ -134,7 +80,7 @@ def test_a_name_in_the_json_cannot_leave_the_folder(tmp_path: Path) -> None:
 
 def test_cifar100(tmp_path: Path) -> None:
     """Red 50 is grey 0.299 * 50 = 15."""
-    cohort = Cifar100Source(str(cifar(tmp_path / "c")), image_size=64, val_fraction=0.34).build()
+    cohort = Cifar100Source(str(cifar100(tmp_path / "c")), image_size=64, val_fraction=0.34).build()
     assert len(cohort) == 12
     assert cohort.labels.shape == (12, 100)
     assert cohort.labels.argmax(1).tolist() == [*range(6), *range(6)]
@@ -147,18 +93,47 @@ def test_cifar100(tmp_path: Path) -> None:
     assert cohort.has_image().all()
 
 
+def test_photographs_in_colour(tmp_path: Path) -> None:
+    """CIFAR's record 5 is 50 of red; grey, which stays the default, is the luminance of the colours."""
+    cohort = Cifar100Source(str(cifar100(tmp_path / "c")), image_size=64, colour=True).build()
+    assert cohort.channels == 3
+    assert cohort.images(np.array([5, 0])).shape == (2, 64, 64, 3)
+    assert cohort.images(np.array([5]))[0, 0, 0].tolist() == [50, 0, 0]
+    coco = CocoCaptionsSource(str(karpathy(tmp_path, "coco")), str(tmp_path), image_size=SIZE)
+    grey, coloured = coco.build(), replace(coco, colour=True).build()
+    assert (grey.channels, coloured.channels) == (1, 3)
+    assert grey.fingerprint != coloured.fingerprint
+    rows = np.array([0, 7])
+    luminance = coloured.images(rows) @ np.array([0.299, 0.587, 0.114])
+    assert np.abs(luminance - grey.images(rows)).mean() < 3, "a JPEG of noise is clipped in places"
+
+
+def test_the_captions_of_an_image_are_decoded_and_kept_once(tmp_path: Path) -> None:
+    """Six images of 30 captions; one that cannot be read takes its five rows along."""
+    file = karpathy(tmp_path, "coco")
+    source = CocoCaptionsSource(str(file), str(tmp_path), image_size=SIZE, cache=str(tmp_path / "kept"), colour=True)
+    whole = source.build()
+    (kept,) = (tmp_path / "kept").glob("*/images-*.npy")
+    assert np.load(kept).shape == (6, SIZE, SIZE, 3)
+    assert (whole.images(np.array([29, 5])) == np.load(kept)[[5, 1]]).all()
+    (tmp_path / "val2014" / "coco_001.jpg").write_bytes(b"no image")
+    cohort, summary = source.prepare()
+    assert (len(cohort), summary["skipped: unsupported image format"]) == (25, 5)
+    assert (cohort.images(np.array([5])) == whole.images(np.array([10]))).all()
+
+
 def test_a_damaged_or_pickled_cifar_is_refused(tmp_path: Path) -> None:
-    folder = cifar(tmp_path / "c")
+    folder = cifar100(tmp_path / "c")
     (folder / "train.bin").write_bytes(b"\x80\x02}q\x00" * 500)
     with pytest.raises(ValueError, match=r"train.bin is not made of records of 3074 bytes"):
         Cifar100Source(str(folder)).build()
     (folder / "test.bin").unlink()
-    with pytest.raises(ValueError, match=r"root lacks test.bin"):
+    with pytest.raises(ValueError, match=r"cifar100 source: the root lacks 1 of 3 published items: test.bin"):
         Cifar100Source(str(folder)).build()
 
 
 def test_ag_news(tmp_path: Path) -> None:
-    cohort = AGNewsSource(str(news(tmp_path / "n")), val_fraction=0.34).build()
+    cohort = AGNewsSource(str(ag_news(tmp_path / "n")), val_fraction=0.34).build()
     assert cohort.label_names == TOPICS
     assert cohort.labels.argmax(1).tolist() == [0, 1, 2, 3, 0, 1] * 2, "classes 1 to 4 are 0 to 3"
     assert cohort.reports[1] == 'Title 1, said He said "1" again'
@@ -167,7 +142,7 @@ def test_ag_news(tmp_path: Path) -> None:
 
 
 def test_a_strange_news_table_is_refused(tmp_path: Path) -> None:
-    folder = news(tmp_path / "n")
+    folder = ag_news(tmp_path / "n")
     (folder / "test.csv").write_text('"5","a","b"\n"1","a"\n')
     with pytest.raises(ValueError, match=r"2 rows of test.csv are not class \(1 to 4\)"):
         AGNewsSource(str(folder)).build()
@@ -184,8 +159,8 @@ def joined(tmp_path: Path) -> JoinedSource:
     return JoinedSource(
         CocoCaptionsSource(str(karpathy(tmp_path / "c", "coco")), str(tmp_path / "c"), image_size=SIZE),
         Flickr30kSource(str(karpathy(tmp_path, "f", 24, root="i")), str(tmp_path / "i"), image_size=SIZE),
-        Cifar100Source(str(cifar(tmp_path / "cifar", 60, 20, classes=100)), image_size=SIZE),
-        AGNewsSource(str(news(tmp_path / "news", 60, 20)), image_size=SIZE),
+        Cifar100Source(str(cifar100(tmp_path / "cifar", 60, 20, classes=100)), image_size=SIZE),
+        AGNewsSource(str(ag_news(tmp_path / "news", 60, 20)), image_size=SIZE),
         sites=(2, 2, 1), beta=100.0, shards=4,
     )  # fmt: skip
 

@@ -127,6 +127,34 @@ def test_rsna_has_one_row_per_patient(tmp_path: Path) -> None:
     assert np.isnan(plain.labels[:, 0]).all()
 
 
+def test_a_patients_boxes_are_the_mask_of_pneumonia(tmp_path: Path) -> None:
+    """Two boxes on 32 x 32 pixels of 1024: whole pixels, half of one (inside) and less than half (outside)."""
+    source = rsna(tmp_path / "r")
+    rows: list[tuple[object, ...]] = [
+        ("p1", "", "", "", "", 0), ("p2", 320, 0, 64, 48, 1), ("p2", 0, 992, 15, 32, 1), ("p3", "", "", "", "", 0),
+        ("p4", 0, 0, 1024, 1024, 1),
+    ]  # fmt: skip
+    table(tmp_path / "r" / "stage_2_train_labels.csv", BOX, rows)
+    cohort = source.build()
+    assert cohort.masks is not None
+    masks = cohort.masks(np.arange(4))["Pneumonia"]
+    assert masks.shape == (4, 32, 32)
+    assert masks.dtype == bool
+    expected = np.zeros((32, 32), dtype=bool)
+    expected[:2, 10:12] = True  # 48 rows of 1024 are a pixel and a half; 15 columns less than half of one
+    assert (masks[1] == expected).all()
+    assert masks[3].all()
+    assert not masks[[0, 2]].any()
+
+
+@pytest.mark.parametrize("box", [("", 1, 1, 1), (1000, 0, 25, 9), (-1, 0, 9, 9), (0, 0, 0, 9), ("a", 0, 9, 9)])
+def test_a_box_that_is_not_on_the_film_is_refused(box: tuple[object, ...], tmp_path: Path) -> None:
+    source = rsna(tmp_path / "r")
+    table(tmp_path / "r" / "stage_2_train_labels.csv", BOX, [("p1", *box, 1)])
+    with pytest.raises(ValueError, match="1 boxes are not x, y, width and height within 1024 pixels"):
+        source.build()
+
+
 def test_rsna_refuses_rows_that_disagree(tmp_path: Path) -> None:
     source = rsna(tmp_path / "r")
     table(Path(source.path), BOX, [("p1", "", "", "", "", 0), ("p1", 1, 2, 3, 4, 1), ("p2", "", "", "", "", 2)])

@@ -12,9 +12,11 @@ from fedvlp.claims.reproduce import measures as m
 from fedvlp.claims.reproduce import studies as s
 from fedvlp.claims.reproduce.measures import at_site, by_round, head, own
 from fedvlp.claims.reproduce.table import Column, Entry, Row, Study
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.labels import CHEXPERT
 from fedvlp.run.config import choose
 
-NO_LISTS = "the authors' lists of records are not published"
+OWN_PATIENTS = "the counts are of MIMIC's patients"
 BY_EYE = "a picture to be judged by eye: no figure is printed"
 
 R1, R5, W1, W5 = (
@@ -252,12 +254,13 @@ CREAMFL = (
     ), (SUM,), note=FOUR_SUMS + " In the demo 40 % of the patients are public, and 25 % in table 1."),
     Entry("creamfl", ("f4",), "communication and recall", s.REPRESENTATIONS, tuple(
         Row(title, cell) for title, cell in (
-            ("FedAvg", "fedavg"), ("FedIoT", "fediot"), ("reamFL+IoT, 15 % public", "reamfl-iot-small"),
-            ("reamFL+IoT, 25 %", "reamfl-iot"), ("reamFL+IoT, 40 %", "reamfl-iot-large"),
-            ("CreamFL, 15 % public", "creamfl-small"), ("CreamFL, 25 %", "creamfl"), ("CreamFL, 40 %", "creamfl-large"),
+            ("FedAvg", "fedavg"), ("FedIoT", "fediot"), ("reamFL+IoT, few public", "reamfl-iot-small"),
+            ("reamFL+IoT", "reamfl-iot"), ("reamFL+IoT, many public", "reamfl-iot-large"),
+            ("CreamFL, few public", "creamfl-small"), ("CreamFL", "creamfl"), ("CreamFL, many public", "creamfl-large"),
         )
     ), (Column("MB a round", m.MEGABYTES), SUM),
-          note="The number of public pairs is swept; its other sweep (width of the representations) is not here."),
+          note="The number of public pairs is swept: 25,000, 50,000, 100,000; in the demo 15, 25, 40 % of patients. "
+          "Its other sweep (width of the representations) is not here."),
 )  # fmt: skip
 
 # PMS-FM
@@ -316,14 +319,14 @@ HETERO = Column("hetero 8:0:2", ledger.MACRO, "-hetero")
 def _public_sizes(end: str) -> tuple[Column, ...]:
     """The public set of the base, then smaller ones."""
     return (
-        Column("15 % public", ledger.MACRO, end), Column("8 %", ledger.MACRO, f"{end}-public-8"),
-        Column("4 %", ledger.MACRO, f"{end}-public-4"),
+        Column("15 % public or 1,000 patients", ledger.MACRO, end),
+        Column("8 % or 500", ledger.MACRO, f"{end}-public-8"), Column("4 % or 250", ledger.MACRO, f"{end}-public-4"),
     )  # fmt: skip
 
 
 PUBLIC_PAIR = (Row("mFedAvgP", "mfedavg-p"), Row("CAR-MFL", "car-mfl"))
 CAR_MFL = (
-    Entry("car-mfl", ("1",), "macro AUC by mix of sites (image:text:both)", s.MISSING, (
+    Entry("car-mfl", ("1",), "macro AUC by mix of sites (image:text:both)", s.MISSING_UNLIKE, (
         Row("mFedAvg", "mfedavg", printed="86.64 87.95 87.4 82.99 87.01 84.48 79.69 86.32 80.47 72.76"),
         Row("mFedAvgP", "mfedavg-p", printed="87.77 88.81 88.69 85.49 87.64 85.78 81.95 87.13 83.46 82.52"),
         Row("CAR-MFL", "car-mfl", printed="89.78 90.06 89.94 88.22 90.12 89.62 87.31 89.22 88.93 86.14"),
@@ -334,22 +337,31 @@ CAR_MFL = (
         Row("mFedAvgP", "mfedavg-p", printed="81.95"), Row("CAR-MFL", "car-mfl", printed="87.31"),
     ), (Column("macro AUC", ledger.MACRO),), note="The paper's upper bound (91.67), which trains on everything pooled, "
           "is not run here."),
-    Entry("car-mfl", ("3",), "public samples by number of patients",
-          why_not=f"{NO_LISTS}; the printed counts are in docs/methods.md, 12.2"),
-    Entry("car-mfl", ("4",), "client sizes", why_not=f"{NO_LISTS}; docs/methods.md, 12.2 has the sizes"),
+    Entry("car-mfl", ("3",), "public samples by number of patients", s.DEALT, tuple(
+        Row(f"{number} patients", "cohort", s.public_of(number), printed)
+        for number, printed in zip(s.PUBLIC_SIZES, ("2701", "1888", "1210", "602"), strict=True)
+    ), (Column("training records", ""),), no_demo=OWN_PATIENTS, digits=0),
+    Entry("car-mfl", ("4",), "client sizes", s.DEALT,
+          tuple(Row(site, "cohort", s.dealt(site)) for site in s.TEN), (Column("training records", ""),),
+          no_demo=OWN_PATIENTS, digits=0, note="The paper's sites have 2,086 to 2,528 (docs/methods.md, 12.2)."),
     Entry("car-mfl", ("5",), "alpha, validation, 4:0:6", s.MISSING, (
         Row("alpha 1", "car-mfl-alpha-10", printed="92.16"), Row("alpha 0.5", "car-mfl-alpha-5", printed="91.98"),
         Row("alpha 0.4", "car-mfl-alpha-4", printed="92.19"), Row("alpha 0.3", "car-mfl-4-0-6", printed="92.21"),
         Row("alpha 0.2", "car-mfl-alpha-2", printed="91.43"), Row("alpha 0", "car-mfl-alpha-0", printed="91.95"),
     ), (Column("validation macro AUC", m.VAL_MACRO),)),
-    Entry("car-mfl", ("f2",), "rare classes by mix",
-          why_not="the demo's five findings are all common; fourteen with rare ones are in `fedvlp claims car-mfl`"),
+    Entry("car-mfl", ("f2",), "rare classes by mix", s.MISSING, PUBLIC_PAIR, tuple(
+        Column(f"{finding}, {column.title}", m.area(finding), column.cell)
+        for finding in ("Fracture", "Lung Lesion") for column in MIXED
+    ), no_demo="its five findings are all common; fourteen with rare ones are in `fedvlp claims car-mfl`"),
     Entry("car-mfl", ("f3a",), "size of the public set", s.MISSING, PUBLIC_PAIR, _public_sizes("")),
     Entry("car-mfl", ("f3b",), "share of the classifier's weight on the image", s.MISSING, PUBLIC_PAIR,
           (Column("image's share", m.BIAS),), digits=3),
-    Entry("car-mfl", ("f5",), "label distributions",
-          why_not="the papers' label counts are not in our sources; `fedvlp reproduce fedrgb:7-8` counts the demo's"),
-    Entry("car-mfl", ("f6",), "size of the public set, heterogeneous", s.MISSING, PUBLIC_PAIR,
+    Entry("car-mfl", ("f5",), "label distributions", s.DEALT, tuple(
+        Row(finding, "cohort", f"{finding} ") for finding in CHEXPERT
+    ), tuple(Column(site, f"at {site}") for site in (*s.TEN, PUBLIC)), digits=0,
+          no_demo="it has no fourteen labels; `fedvlp reproduce fedrgb:7-8` counts its five",
+          note="Training records in which a finding is present; the paper's counts are not in our sources."),
+    Entry("car-mfl", ("f6",), "size of the public set, heterogeneous", s.MISSING_UNLIKE, PUBLIC_PAIR,
           _public_sizes("-hetero")),
 )  # fmt: skip
 

@@ -19,7 +19,7 @@ from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.linear_probe import LinearProbe, linear_probe
+from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
 from fedvlp.evaluation.segmentation import Segmentation, segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.evaluation.vqa import VQA, vqa
@@ -77,6 +77,7 @@ class Downstream:
     structure: str = ""
     seeds: tuple[int, ...] = (42,)
     steps: int | None = None
+    solver: str = ADAMW  # of a probe; the papers' AdamW hardly moves a head whose epoch is one step
 
     def __call__(self, model: Any) -> Figures:
         """The figures of the image tower of ``model``."""
@@ -85,7 +86,7 @@ class Downstream:
             decoder = Segmentation(self.structure, self.fractions, self.seeds, resamples=0)
             drawn = segmentation(decoder, model, cohort, self.steps)
             return {head(self.name, one.subset): one.dice.value for one in drawn.results}
-        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, resamples=0)
+        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, solver=self.solver, resamples=0)
         probed = linear_probe(probe, model, cohort, self.steps)
         return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
 
@@ -304,12 +305,13 @@ class ZeroShot:
     """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
 
     selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+    classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
 
     def __call__(self, folder: RunFolder) -> Figures:
         """The figures of a finished run."""
         experiment = folder.experiment()
         torch.set_num_threads(experiment.training.threads)
-        table = EVALUATIONS["zero-shot"](folder, Choices())[0]
+        table = EVALUATIONS["zero-shot"](folder, Choices(classes=self.classes))[0]
         figures = selection.of_table(table) | _accuracies(table)
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
@@ -341,7 +343,7 @@ def _accuracies(table: Path) -> Figures:
     figures: Figures = {}
     held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
     one = "selected" if any(model == "selected" for model, _ in held) else "global"
-    sites = [site for model, site in held if model == one and site != "mean"]
+    sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
     personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
     for (model, site), value in held.items():
         if model == one:
@@ -366,14 +368,24 @@ def client(number: int) -> str:
 VAL_MACRO, RARE, BIAS = "validation macro AUC, %", "macro AUC of rare findings, %", "share of weight on the image"
 
 
+def area(finding: str) -> str:
+    """Name of the AUC of one finding on the public set's test records."""
+    return f"AUC of {finding}, %"
+
+
 def classified(folder: RunFolder) -> Figures:
-    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias."""
+    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias.
+
+    Beside it the AUC of each finding on the public set's test records, where both of its classes are there.
+    """
     torch.set_num_threads(folder.experiment().training.threads)
     figures = ledger.classified(folder)
     last: dict[str, float] = {}
     for record in folder.history():
         last |= record.get("server", {})
-    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE))):
+    model: Any = folder.experiment().model
+    one = ((area(finding), names.auc("test", finding)) for finding in model.labels)
+    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE)), *one):
         if figure in last:
             figures[name] = 100 * last[figure]
     if names.IMAGE_WEIGHT in last:

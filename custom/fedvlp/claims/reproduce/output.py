@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedvlp.claims.page import CLAIMS, claim_rows_of, origin
 from fedvlp.claims.reproduce.run import Reproduced
-from fedvlp.claims.reproduce.table import PAPER, UNPRINTED, Entry
+from fedvlp.claims.reproduce.table import UNPRINTED, Entry
 from fedvlp.core.checkpoint import save_text
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures, html
@@ -23,6 +23,9 @@ NO_SCENARIO = (
 OTHER_DATA = (
     "These are not the paper's data: methods compare within the column of ours, and not with the paper's value."
 )
+
+
+NO_SIZE = "Tiny towers and a step or two a cell: that these data are read and every cell runs, and nothing more."
 
 
 def number(measured: Interval | None, digits: int) -> str:
@@ -66,9 +69,12 @@ def remarks(done: Reproduced) -> list[str]:
     """What to know of the table, a sentence or two each."""
     entry, study = done.entry, done.entry.study
     said = [f"Seeds {', '.join(map(str, done.table.seeds))}. {READING}; {html.ABSENT}: {UNPRINTED}."]
-    if done.size.name != PAPER:
+    if done.size.demo:
         said += [OTHER_DATA, f"Size: {done.size.name}."]
         said += [study.stands_in] if study and study.stands_in else []
+    else:
+        said += [NO_SIZE] if done.size.quick else []
+        said += [study.differs] if study and study.differs else []
     said += [entry.note] if entry.note else []
     return [*said, origin(done.table)]
 

@@ -13,7 +13,7 @@ from fedvlp.claims import results
 from fedvlp.claims.cells import Said, cells_of, measured
 from fedvlp.claims.ledger import SCENARIOS
 from fedvlp.claims.page import Outcome, judge
-from fedvlp.claims.reproduce.table import DEMO, SMALLEST, Entry, Size
+from fedvlp.claims.reproduce.table import DEMO, Entry, Size
 from fedvlp.claims.scenario import Claim, Scenario, Table
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.evaluation.intervals import Interval, over_seeds
@@ -42,14 +42,14 @@ def scenario(entry: Entry, size: Size) -> Scenario:
     study = entry.study
     assert study is not None
     return Scenario(
-        f"{study.name}-{size.name}",
+        f"{study.name}-{size.label}",
         entry.title,
         lambda seed: study.experiments(size, seed),
         study.figures(size),
         (),
         claims_of(entry),
         (),
-        runs=f"{study.runs}-{size.name}",
+        runs=f"{study.runs}-{size.label}",
     )
 
 
@@ -106,9 +106,9 @@ def reproduce(
     """Runs or resumes the cells of an entry that runs; ``runs`` and ``files``: as in :func:`claims.cells.measured`."""
     study = entry.study
     assert study is not None
-    study.refuse_absent(size)
+    entry.refuse(size)
     if study.drawn:
-        return Reproduced(entry, size, Table({("cohort", seed): study.drawn(seed) for seed in seeds}), ())
+        return Reproduced(entry, size, Table({("cohort", seed): study.drawn(size, seed) for seed in seeds}), ())
     one = scenario(entry, size)
     table = measured(one, cells_of(one, entry.cells(), seeds), runs, files, jobs, said)
     told = tuple(claim for claim in one.claims if not table.cells or table.has(claim.method, claim.figure))
@@ -131,16 +131,16 @@ def estimate(entry: Entry, size: Size, seeds: Sequence[int], files: Path) -> Est
     """From finished cells where there are some, else from what was measured before. Runs nothing."""
     study = entry.study
     assert study is not None
-    study.refuse_absent(size)
+    entry.refuse(size)
     if study.drawn:
         return Estimate(0, 0, 0.0, "nothing is trained", 0, 0)
-    name = f"{study.name}-{size.name}"
+    name = f"{study.name}-{size.label}"
     one = scenario(entry, size)
     cells = cells_of(one, entry.cells(), seeds)
     wanted = {cell: of for cell, of in cells.items() if not results.load(results.path(files, name, *cell), of)}
     filed = _filed(files / name)
     known = {cell: fmean(spent) for cell, spent in filed.items()}
-    default = SECONDS.get((study.name, size.name))
+    default = SECONDS.get((study.name, size.name)) if size.demo else None
     if known:
         mean = fmean(known.values())
         seconds: float | None = sum(known.get(cell, mean) for cell, _ in wanted)
@@ -148,8 +148,9 @@ def estimate(entry: Entry, size: Size, seeds: Sequence[int], files: Path) -> Est
     elif default is not None:
         seconds, what = default * len(wanted), ROUGHLY
     else:
-        quick = size.name == SMALLEST
-        seconds, what = (5.0 * len(wanted), "a guess of 5 s a cell") if quick else (None, "no cell has finished yet")
+        seconds, what = None, "no cell has finished yet"
+        if size.quick:
+            seconds, what = 5.0 * len(wanted), "a guess of 5 s a cell"
     of_method = {cell: traffic(of) for (cell, _), of in wanted.items()}  # the seed makes no difference
     sent = [count for cell, _ in wanted if (count := of_method[cell]) is not None]
     return Estimate(len(cells), len(cells) - len(wanted), seconds, what, sum(sent), len(sent))

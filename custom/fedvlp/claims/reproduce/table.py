@@ -14,20 +14,30 @@ UNPRINTED = "not in our sources"
 """In place of a value that docs/methods.md does not state."""
 
 DEMO, SMALLEST, PAPER = "demo", "smallest", "paper"
-"""Sizes: minutes a cell, seconds a cell, and the paper's own on its own data."""
+"""Sizes: minutes a cell, seconds a cell (on either's records), and the paper's own on its own data."""
 
 
 @dataclass(frozen=True)
 class Size:
     """At what size a table is run, and on which records."""
 
-    name: str  # DEMO, SMALLEST or PAPER
-    root: Path | None = None  # of PAPER: folder with a folder for each data set, named as its source
+    name: str  # DEMO; PAPER, with a root; or SMALLEST, with or without
+    root: Path | None = None  # folder with a folder for each data set of the paper, named as its source
 
     @property
     def demo(self) -> bool:
         """Whether the records are the built-in cohort's."""
-        return self.name != PAPER
+        return self.root is None
+
+    @property
+    def quick(self) -> bool:
+        """Whether a cell takes only a step or two, on tiny towers."""
+        return self.name == SMALLEST
+
+    @property
+    def label(self) -> str:
+        """In the names of folders and files: other records are another size."""
+        return self.name if self.demo or not self.quick else f"{PAPER}-{SMALLEST}"
 
 
 @dataclass(frozen=True)
@@ -57,12 +67,13 @@ class Study:
     runs: str  # of the folder of its runs; studies that measure the same runs share it
     experiments: Callable[[Size, int], Mapping[str, Experiment]]  # size, seed -> cell -> experiment
     figures: Callable[[Size], Callable[[RunFolder], Figures]]
-    drawn: Callable[[int], Figures] | None = None  # seed -> figures that need no run; then there is no experiment
-    sources: tuple[str, ...] = ()  # the data sets of PAPER, each a folder below its root; none: no such size
+    drawn: Callable[[Size, int], Figures] | None = None  # seed -> figures that need no run; there is no experiment then
+    sources: tuple[str, ...] = ()  # the paper's data sets, each a folder below the root; none: they are not read
     stands_in: str = ""  # what the demo takes in place of the paper's data, beside the built-in cohort
+    differs: str = ""  # what is known to be unlike the paper on its own data
 
     def refuse_absent(self, size: Size) -> None:
-        """Raises ValueError where ``size`` is the paper's, and nothing here reads the paper's data or they are absent.
+        """Raises ValueError where ``size`` has a root, and nothing here reads the paper's data or they are absent.
 
         Paths are left out of what it says.
         """
@@ -93,6 +104,7 @@ class Entry:
     columns: tuple[Column, ...] = ()
     shows: tuple[str, ...] = ()  # ids of the tables of the paper that a figure draws
     why_not: str = ""  # why it does not run; "": it does
+    no_demo: str = field(default="", kw_only=True)  # why it runs on the paper's data alone; "": there is a demo
     note: str = field(default="", kw_only=True)  # what to know when comparing
     digits: int = field(default=2, kw_only=True)  # decimals of its values
     judged: tuple[str, ...] = field(default=(), kw_only=True)  # figures of claims that it is about beside its columns
@@ -111,6 +123,18 @@ class Entry:
     def runs(self) -> bool:
         """Whether anything here measures it."""
         return not self.why_not
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The data sets that it takes below a root; none: it takes no root."""
+        return self.study.sources if self.study else ()
+
+    def refuse(self, size: Size) -> None:
+        """Raises ValueError where there is no such size of it, or its data are absent."""
+        if size.demo and self.no_demo:
+            raise ValueError(f"reproduce: {self.key} has no demo: {self.no_demo}; give --root with the paper's data")
+        if self.study:
+            self.study.refuse_absent(size)
 
     def cells(self) -> list[str]:
         """Names of its cells, each once."""

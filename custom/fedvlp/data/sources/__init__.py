@@ -1,12 +1,17 @@
 """Data sets as published, each read by one file, and the registry of those that a site can offer."""
 
+from fedvlp.data.sources.ag_news import AGNewsSource
 from fedvlp.data.sources.brset import BRSETSource
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
 from fedvlp.data.sources.chexpert import CheXpertSource
+from fedvlp.data.sources.cifar100 import Cifar100Source
+from fedvlp.data.sources.coco_captions import CocoCaptionsSource
 from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
 from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.creamfl import CreamFLSource
 from fedvlp.data.sources.ehrxqa import EHRXQASource
+from fedvlp.data.sources.flickr30k import Flickr30kSource
 from fedvlp.data.sources.mbrset import MBRSETSource
 from fedvlp.data.sources.messidor import MessidorSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
@@ -37,5 +42,12 @@ SOURCES: dict[str, type[FileSource]] = {
     "chest_imagenome": ChestImaGenomeSource,
     "ehrxqa": EHRXQASource,
     "vqa_v2": VQAv2Source,
+    "coco_captions": CocoCaptionsSource,
+    "flickr30k": Flickr30kSource,
+    "cifar100": Cifar100Source,
+    "ag_news": AGNewsSource,
 }
 """Sources of files by name, as in ``fedvlp prepare chexpert`` and in a site's ``local/fedvlp.json``."""
+
+FEDERATIONS: dict[str, type[CreamFLSource]] = {"creamfl": CreamFLSource}
+"""Several collections with their sites, by name, as in ``--data creamfl:FOLDER``: for simulations alone."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from fedvlp.data.sources.published import Listing, Published
+from fedvlp.data.sources.published import Listing, Published, require_items
+from fedvlp.data.sources.table import BELOW_ROOT
+
+FILES = ("train.csv", "test.csv")
+UNPACKED = "ag_news_csv"
+"""The folder in the published archive."""
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -20,8 +26,23 @@ class AGNewsSource(Published):
     Validation texts are drawn from the training file (``val_fraction``, ``seed``); ``test_fraction`` is not used.
     """
 
+    table: ClassVar[str] = FILES[0]
+    modalities: ClassVar[tuple[str, ...]] = ("text",)
+
     root: str  # the folder of both files
+    path: str = field(default="", metadata=BELOW_ROOT)  # the same; "" is root
     image_size: int = field(default=72, kw_only=True)  # of the absent (black) images: joined sources must agree on it
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """Both files, in the folder or in the one that the archive has."""
+        folder = root / UNPACKED if (root / UNPACKED).is_dir() else root
+        require_items("ag_news", folder, FILES)
+        return {"path": str(folder), "root": str(folder)}
+
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, of which each text has one."""
+        return TOPICS
 
     def listing(self) -> Listing:
         """One row per text: title + " " + description. Raises ValueError for a file that is not as published."""
@@ -45,7 +66,7 @@ class AGNewsSource(Published):
 
     def _read(self, name: str) -> list[tuple[int, str]]:
         """(index into ``TOPICS``, text) of every row of one file."""
-        file = Path(self.root) / f"{name}.csv"
+        file = Path(self.path or self.root) / f"{name}.csv"
         if not file.is_file():
             raise ValueError(f"ag_news source: root lacks {file.name}")
         with file.open(encoding="utf-8", newline="") as lines:

@@ -2,83 +2,124 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedvlp.data.cohort import Cohort, digest
+from fedvlp.data.cache_format import Building
+from fedvlp.data.sources.photographs import Photographs
+from fedvlp.data.sources.published import Images, Listing, require_items
+from fedvlp.data.sources.table import BELOW_ROOT
 
 SIDE = 32
 RECORD = 2 + 3 * SIDE * SIDE  # bytes: coarse label, fine label, red, green and blue planes
+NAMES = "fine_label_names.txt"
+FILES = ("train.bin", "test.bin", NAMES)
+UNPACKED = "cifar-100-binary"
+"""The folder in the published archive."""
 
 
 @dataclass(frozen=True, eq=False)
 class Enlarged:
-    """Reader of grey images, ``pixels`` [N, 32, 32] uint8, enlarged to ``size`` x ``size`` (bilinear)."""
+    """Reader of ``pixels`` [N, C, 32, 32] uint8, C = 1 or 3, enlarged to ``size`` x ``size`` (bilinear)."""
 
     pixels: np.ndarray
     size: int
 
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Every image is readable."""
+        return {}
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """CRC-32 of each image before it is enlarged, [N] uint32."""
+        return np.array([zlib.crc32(image.data) for image in self.pixels], dtype=np.uint32)
+
     def __call__(self, rows: np.ndarray) -> np.ndarray:
-        """uint8 [n, size, size] of ``rows`` [n]."""
-        small = torch.from_numpy(self.pixels[np.asarray(rows, dtype=np.int64)])[:, None].float()
+        """uint8 [n, size, size], of three channels [n, size, size, 3], of ``rows`` [n]."""
+        small = torch.from_numpy(self.pixels[np.asarray(rows, dtype=np.int64)]).float()
         large = F.interpolate(small, size=(self.size, self.size), mode="bilinear", align_corners=False)
-        return large[:, 0].round().clamp(0, 255).to(torch.uint8).numpy()
+        whole = large.round().clamp(0, 255).to(torch.uint8)  # [n, C, size, size]
+        if whole.shape[1] == 1:
+            return whole[:, 0].numpy()
+        return whole.permute(0, 2, 3, 1).contiguous().numpy()
 
 
 @dataclass(frozen=True)
-class Cifar100Source:
-    """The binary version (``cifar-100-binary``): train.bin, test.bin, fine_label_names.txt. Images become grey.
+class Cifar100Source(Photographs):
+    """The binary version (``cifar-100-binary``): train.bin, test.bin, fine_label_names.txt. One row an image, no text.
 
-    The Python version of the collection is a pickle, which can run any code when it is loaded. It is not read.
+    Images become grey unless ``colour`` is asked for. test.bin is the test split; validation images are drawn from
+    train.bin (``val_fraction``, ``seed``). ``test_fraction``, ``cache`` and ``burned_in`` are not used: the files are
+    small and decoded already. The Python version of the collection is a pickle, which can run any code when it is
+    loaded. It is not read.
     """
 
+    table: ClassVar[str] = FILES[0]
+    modalities: ClassVar[tuple[str, ...]] = ("image",)
+
     root: str  # the folder cifar-100-binary
-    image_size: int = 72  # side the 32 pixels are enlarged to
-    val_fraction: float = 0.1  # of the training images, drawn
-    seed: int = 0  # of that draw
+    path: str = field(default="", metadata=BELOW_ROOT)  # the same; "" is root
+    image_size: int = field(default=72, kw_only=True)  # side the 32 pixels are enlarged to
 
-    def build(self) -> Cohort:
-        """Images without reports, the 100 fine classes as labels; test.bin is the test split.
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """The three files, in the folder or in the one that the archive has."""
+        folder = root / UNPACKED if (root / UNPACKED).is_dir() else root
+        require_items("cifar100", folder, FILES)
+        return {"path": str(folder), "root": str(folder)}
 
-        Raises ValueError if a file is missing or its length or labels do not fit.
-        """
-        folder = Path(self.root)
-        if missing := [n for n in ("train.bin", "test.bin", "fine_label_names.txt") if not (folder / n).is_file()]:
-            raise ValueError(f"cifar100 source: root lacks {', '.join(missing)}; unpack cifar-100-binary.tar.gz")
-        names = tuple((folder / "fine_label_names.txt").read_text(encoding="utf-8").split())
-        train_labels, train_pixels = self._read(folder / "train.bin", len(names))
-        test_labels, test_pixels = self._read(folder / "test.bin", len(names))
-        train, test = len(train_labels), len(test_labels)
-        fine = np.concatenate([train_labels, test_labels])  # [N]
-        pixels = np.concatenate([train_pixels, test_pixels])  # [N, 32, 32]
-        keys = [f"train-{row}" for row in range(train)] + [f"test-{row}" for row in range(test)]
-        splits = np.array(["train"] * train + ["test"] * test, dtype="<U5")
-        splits[np.random.default_rng(self.seed).permutation(train)[: round(self.val_fraction * train)]] = "val"
-        ids = tuple(digest("cifar100", key)[:16] for key in keys)
-        return Cohort(
-            ids=ids,
-            patients=ids,
-            studies=ids,
-            reports=("",) * len(ids),
-            labels=np.eye(len(names), dtype=np.float32)[fine],
-            label_names=names,
-            splits=splits,
-            sites=None,
-            images=Enlarged(pixels, self.image_size),
-            fingerprint=digest("cifar100", str(self.image_size), *splits.tolist(), fine.tobytes(), pixels.tobytes()),
+    def classes(self) -> tuple[str, ...]:
+        """The names of the fine classes, of which each image has one. Raises ValueError where their file is missing."""
+        require_items("cifar100", self._folder, [NAMES])
+        return tuple((self._folder / NAMES).read_text(encoding="utf-8").split())
+
+    def listing(self) -> Listing:
+        """The images, train.bin's first. Raises ValueError if a file is missing or its length or labels do not fit."""
+        require_items("cifar100", self._folder, FILES)
+        names = self.classes()
+        train, test = (self._records(name, len(names))[:, 1] for name in FILES[:2])
+        keys = [f"{name}-{row}" for name, of in (("train", train), ("test", test)) for row in range(len(of))]
+        splits = np.array(["train"] * len(train) + ["test"] * len(test), dtype="<U5")
+        drawn = np.random.default_rng(self.seed).permutation(len(train))[: round(self.val_fraction * len(train))]
+        splits[drawn] = "val"
+        return Listing(
+            source="cifar100",
+            keys=keys,
+            patients=keys,
+            studies=keys,
+            reports=[""] * len(keys),
+            labels=np.eye(len(names), dtype=np.float32)[np.concatenate([train, test])],
+            names=names,
+            splits=splits.tolist(),
         )
 
-    @staticmethod
-    def _read(file: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Fine labels [n] int64 and grey images [n, 32, 32] uint8 (ITU-R 601)."""
-        raw = np.fromfile(file, dtype=np.uint8)
+    @property
+    def _folder(self) -> Path:
+        return Path(self.path or self.root)
+
+    def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images:
+        """The first ``most`` images, as they lie in the files."""
+        records = np.concatenate([self._records(name, len(listing.names)) for name in FILES[:2]])[:most]
+        planes = records[:, 2:].reshape(-1, 3, SIDE, SIDE)
+        return Enlarged(planes if self.colour else _grey(planes), self.image_size)
+
+    def _records(self, name: str, classes: int) -> np.ndarray:
+        """The records [n, RECORD] uint8 of one file: coarse label, fine label, planes."""
+        raw = np.fromfile(self._folder / name, dtype=np.uint8)
         if not len(raw) or len(raw) % RECORD or raw.reshape(-1, RECORD)[:, 1].max() >= classes:
-            raise ValueError(f"cifar100 source: {file.name} is not made of records of {RECORD} bytes with known labels")
-        records = raw.reshape(-1, RECORD)
-        colours = records[:, 2:].reshape(-1, 3, SIDE, SIDE).astype(np.float32)
-        grey = np.tensordot(colours, np.array([0.299, 0.587, 0.114], dtype=np.float32), axes=(1, 0))
-        return records[:, 1].astype(np.int64), grey.round().astype(np.uint8)
+            raise ValueError(f"cifar100 source: {name} is not made of records of {RECORD} bytes with known labels")
+        return raw.reshape(-1, RECORD)
+
+
+def _grey(planes: np.ndarray) -> np.ndarray:
+    """Grey values [n, 1, 32, 32] uint8 (ITU-R 601) of red, green and blue ``planes`` [n, 3, 32, 32]."""
+    grey = np.tensordot(planes.astype(np.float32), np.array([0.299, 0.587, 0.114], dtype=np.float32), axes=(1, 0))
+    return grey.round().astype(np.uint8)[:, None]

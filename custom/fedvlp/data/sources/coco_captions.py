@@ -1,29 +1,31 @@
 """COCO 2014 captions (Chen et al., 2015, https://arxiv.org/abs/1504.00325), and what Flickr30k shares with them.
 
 The split is that of Karpathy & Fei-Fei (2015, https://arxiv.org/abs/1412.2306). One row per caption; the captions of an
-image share its pixels and its study. Images become grey, as everything here is.
+image share its pixels and its study. Images become grey unless ``colour`` is asked for.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from fedvlp.data.sources.published import Listing, Published
+from fedvlp.data.sources.photographs import Photographs
+from fedvlp.data.sources.published import Listing, require_items
+from fedvlp.data.sources.table import BELOW_ROOT
 
 SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Captions(Published):
+class Captions(Photographs):
     """Images with captions in Karpathy's JSON: what COCO and Flickr30k share."""
 
-    path: str  # Karpathy's dataset_coco.json or dataset_flickr30k.json
+    path: str = field(metadata=BELOW_ROOT)  # Karpathy's dataset_coco.json or dataset_flickr30k.json
     root: str  # the folder of the images
     limit: int = 0  # training captions to draw by ``seed``; 0 is all of them (CreamFL: 50,000 of COCO)
 
@@ -72,7 +74,14 @@ class Captions(Published):
 class CocoCaptionsSource(Captions):
     """COCO 2014: ``train2014/`` and ``val2014/`` under root, or one folder ``allimages/``."""
 
+    table: ClassVar[str] = "dataset_coco.json"
     source = "coco_captions"
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """Karpathy's JSON beside the folders of the images."""
+        require_items(cls.source, root, [cls.table, "train2014 or allimages", "val2014 or allimages"])
+        return {"path": str(root / cls.table), "root": str(root)}
 
     def file_of(self, image: dict[str, Any]) -> Path:
         """The image's file, relative to ``root``, in one of the folders above."""

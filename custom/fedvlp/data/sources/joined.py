@@ -51,10 +51,10 @@ class JoinedSource:
             self._by_class(images, self.sites[1]),
             self._by_class(texts, self.sites[2]),
         ]
-        names = [PUBLIC] * len(public)
-        first = 1  # number of the collection's first site
+        names, known = [PUBLIC] * len(public), site_names(self.sites)
+        first = 0  # index of the collection's first site
         for owner, count in zip(owners, self.sites, strict=True):
-            names += [f"site-{first + index:02d}" for index in owner.tolist()]
+            names += [known[first + index] for index in owner.tolist()]
             first += count
         return Cohort.concat((public, pairs, images, texts)).with_sites(names)
 
@@ -75,3 +75,8 @@ class JoinedSource:
             shard = position * self.shards // (position.max() + 1)
             owner[rows] = (rng.permutation(self.shards) % count)[shard]
         return owner
+
+
+def site_names(counts: tuple[int, int, int]) -> list[str]:
+    """ "site-01", ...: of the sites with pairs, then those with images, then those with texts."""
+    return [f"site-{number:02d}" for number in range(1, sum(counts) + 1)]

@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from fedvlp.core.types import MODALITIES
 from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.masks import Box, BoxMasks
 from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.sources.table import draw_splits
 
@@ -74,6 +75,12 @@ def require_items(source: str, root: Path, items: Collection[str]) -> None:
         )
 
 
+def refuse_absent(source: str, files: Collection[Path]) -> None:
+    """Raises ValueError that counts those of the image ``files`` that are not there."""
+    if missing := sum(not file.is_file() for file in files):
+        raise ValueError(f"{source} source: {missing} of {len(files)} images are not under root")
+
+
 def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str], int]:
     """``splits`` with every patient in one of them, and how many rows that moved.
 
@@ -115,6 +122,7 @@ class Listing:
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
+    boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
     people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -122,11 +130,30 @@ class Listing:
         return tuple(digest(self.people or self.source, kind, value)[:16] for value in values)
 
 
+class Images(Protocol):
+    """Reader of the N images of a listing."""
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Row -> reason, for the rows that have no readable image."""
+        ...
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """A checksum of each row's pixels, [N] uint32."""
+        ...
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, S, S], in colour [n, S, S, 3], of ``rows`` [n]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """Base class of the sources of published collections: a source implements ``listing``."""
 
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
+    modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records, where these are known before they are read
 
     image_size: int = 256  # side of the decoded square, pixels
     val_fraction: float = 0.1  # of the patients, 0..1, where the collection has no validation split
@@ -184,7 +211,8 @@ class Published:
         ids = listing.hashed("record", listing.keys)
         images = self._images(listing, ids, len(rows), building)
         if images is not None:
-            rows = np.array([row for row in rows.tolist() if row not in images.skipped], dtype=np.int64)
+            skipped = images.skipped
+            rows = np.array([row for row in rows.tolist() if row not in skipped], dtype=np.int64)
         if not len(rows):
             raise ValueError(f"{listing.source} source: none of {len(ids)} images can be read")
         cohort = self._cohort(listing, ids, rows, images)
@@ -201,16 +229,15 @@ class Published:
         log.info("%s source: %s", listing.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
 
-    def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> ImageCache | None:
+    def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images | None:
         """The reader of the first ``most`` images; None for a collection without."""
         if listing.files is None:
             return None
-        if missing := sum(not file.is_file() for file in listing.files):
-            raise ValueError(f"{listing.source} source: {missing} of {len(listing.files)} images are not under root")
+        refuse_absent(listing.source, listing.files)
         given = (ids[:most], listing.files[:most], self.image_size, self.cache, building, self.burned_in)
         return films(listing.source, *given)
 
-    def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: ImageCache | None) -> Cohort:
+    def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: Images | None) -> Cohort:
         """The cohort of the chosen rows [n] of a listing."""
 
         def pick(column: Sequence[T]) -> tuple[T, ...]:
@@ -225,6 +252,7 @@ class Published:
         splits = np.array([published or draw for published, draw in zip(given, drawn, strict=True)])
         content = [digest(*column) for column in (ids, patients, reports, listing.names, splits.tolist())]
         asked = None if listing.questions is None else pick(listing.questions)
+        boxes = None if listing.boxes is None else {name: pick(of_rows) for name, of_rows in listing.boxes.items()}
         content += [] if asked is None else [digest(*map(_contents, chain.from_iterable(asked)))]
         checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
         return Cohort(
@@ -240,8 +268,15 @@ class Published:
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
             phi=listing.phi,
+            masks=None if boxes is None else BoxMasks(boxes, self.image_size),
             questions=None if asked is None else HeldQuestions(asked),
+            channels=3 if images is not None and self._in_colour else 1,
         )
+
+    @property
+    def _in_colour(self) -> bool:
+        """Whether images have three channels."""
+        return False
 
 
 def _contents(question: Question) -> str:

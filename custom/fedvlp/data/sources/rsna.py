@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedvlp.data.labels import by_name, names_of
+from fedvlp.data.masks import Box
 from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
@@ -18,13 +19,16 @@ CLASSES = {  # class of stage_2_detailed_class_info.csv -> labels (No Finding, L
     "Lung Opacity": (0.0, 1.0),
 }
 NAMES = ("Pneumonia", "No Finding", "Lung Opacity")
+SIDE = 1024
+"""Pixels of every film, which is a square; boxes are in these."""
 
 
 @dataclass(frozen=True)
 class RSNASource(Published):
     """``stage_2_train_labels.csv`` (one row per box), the folder of its films, and the detailed class info.
 
-    The cohort has one row per patient, who has one film. Pneumonia is the column Target: 1 where there is a box.
+    The cohort has one row per patient, who has one film. Pneumonia is the column Target: 1 where there is a box. The
+    mask of Pneumonia is the union of a film's boxes (spec 10.3).
     """
 
     table: ClassVar[str] = "stage_2_train_labels.csv"
@@ -46,9 +50,10 @@ class RSNASource(Published):
         return given | ({"classes": str(classes)} if classes else {})
 
     def listing(self) -> Listing:
-        """The patients. Raises ValueError if columns are missing or a patient's rows disagree."""
+        """The patients. Raises ValueError if columns are missing, a patient's rows disagree, or a box is none."""
         columns = ("patientId", "x", "y", "width", "height", "Target")
         target = self._agreed(self.path, columns, "Target", ("0", "1"))
+        boxes = self._boxes(columns)
         detail = self._agreed(self.classes, ("patientId", "class"), "class", CLASSES) if self.classes else {}
         unknown = (np.nan, np.nan)
         values = [(float(box), *CLASSES.get(detail.get(key, ""), unknown)) for key, box in target.items()]
@@ -63,7 +68,25 @@ class RSNASource(Published):
             names=wanted,
             splits=[""] * len(keys),
             files=self._files(keys),
+            boxes=None if self.root is None else {NAMES[0]: [boxes[key] for key in keys]},
         )
+
+    def _boxes(self, columns: tuple[str, ...]) -> dict[str, tuple[Box, ...]]:
+        """Patient -> boxes, as shares of the film's side. Raises ValueError for one that is none of such a film."""
+        boxes: dict[str, tuple[Box, ...]] = {}
+        strange = 0
+        for row in read_rows("rsna", self.path, columns):
+            drawn = boxes.setdefault(row["patientId"], ())
+            if row["Target"].strip() == "1":
+                box = _box([row[name] for name in columns[1:5]])
+                strange += box is None
+                boxes[row["patientId"]] = drawn if box is None else (*drawn, box)
+        if strange:
+            raise ValueError(
+                f"rsna source: {strange} boxes are not x, y, width and height within {SIDE} pixels; give the table as "
+                "it was published"
+            )
+        return boxes
 
     def _files(self, keys: list[str]) -> list[Path] | None:
         if self.root is None:
@@ -81,3 +104,13 @@ class RSNASource(Published):
         if strange:
             raise ValueError(f"rsna source: in {strange} rows {column} is unknown, or not that of the patient's others")
         return values
+
+
+def _box(cells: list[str]) -> Box | None:
+    """The box of the cells x, y, width and height, as shares of the film's side; None where it is not on the film."""
+    try:
+        left, top, width, height = (float(cell) / SIDE for cell in cells)
+    except ValueError:
+        return None
+    inside = min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1
+    return (left, top, width, height) if inside else None

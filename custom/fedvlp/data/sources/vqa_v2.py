@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedvlp.data.questions import Question
-from fedvlp.data.sources.published import Listing, Published, require_items
+from fedvlp.data.sources.photographs import Photographs
+from fedvlp.data.sources.published import Listing, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SPLITS = {"train2014": "train", "val2014": "test"}
@@ -22,8 +23,8 @@ PEOPLE = 10  # answers to each question
 
 
 @dataclass(frozen=True)
-class VQAv2Source(Published):
-    """One row an image, with the questions about it and no text. Images become grey, as everything here is.
+class VQAv2Source(Photographs):
+    """One row an image, with the questions about it and no text. Images become grey unless ``colour`` is asked for.
 
     train2014 is trained on. val2014 is the test split, since nobody has the answers of test2015; a validation split is
     not published. COCO's images are the people, so an image has one id here and in ``coco_captions``.

@@ -1,0 +1,126 @@
+"""Mistakes at the command line: each is one sentence and exit code 2, no traceback, and leaves nothing behind.
+
+The sentence says what was seen and what to do; mistakes.txt has as much of it as does not depend on versions.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedvlp.cli import app, main
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+
+SMALL = [
+    "--sites", "2", "--workers", "1", "--set", "data.size=200", "--set", "method.local_steps=1",
+    "--set", "training.batch_size=8", "--set", "rounds.rounds=1",
+]  # fmt: skip
+
+LINES = (Path(__file__).parent / "mistakes.txt").read_text(encoding="utf-8").split("\n\n")
+MISTAKES = {one.split("\n")[0].removeprefix("$ fedvlp").strip(): one.strip().split("\n")[1] for one in LINES}
+"""Arguments of `fedvlp` in the folder that ``here`` makes: words of the sentence that is printed."""
+
+USAGE = {
+    "simulate feddra extra": "unexpected extra argument(s) (extra)",
+    "simulate feddra --nonsense": "No such option: --nonsense",
+    "predict runs/fedavg/001": "Missing argument 'films'",
+    "jobs nonsense": "No such command 'nonsense'",
+}
+"""What the command-line library itself refuses, in a frame."""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a person who has begun: a table, films, a finished run, and things that are not what they seem."""
+    folder = tmp_path_factory.mktemp("person")
+    write(SyntheticCohort(sites=2, size=80, image_size=72), folder)
+    header = (folder / "pairs.csv").read_text(encoding="utf-8").splitlines()[0]
+    texts = {
+        "empty.csv": "", "header.csv": f"{header}\n", "nocolumn.csv": "a,b\n1,2\n", "notes.txt": "hello",
+        "bad.toml": "preset = \n", "odd.toml": 'preset="fedavg"\n[method]\nrhoo=1\n',
+    }  # fmt: skip
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "broken.csv").write_bytes(b"\xff\xfe\x00\x01\x02" * 9)
+    (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    from PIL import Image
+
+    Image.new("L", (64, 64), 7).save(folder / "constant.png")
+    arguments = ["simulate", "fedavg", *SMALL, "--runs", str(folder / "runs")]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    run = folder / "runs" / "fedavg" / "001"
+    for name in ("emptyrun", "damaged"):
+        (folder / name / "fedavg").mkdir(parents=True)
+    empty = folder / "emptyrun" / "fedavg" / "001"
+    empty.mkdir()
+    shutil.copy(run / "config.json", empty)
+    for number, file in (("001", "model/model.safetensors"), ("002", "config.json")):
+        copied = folder / "damaged" / "fedavg" / number
+        shutil.copytree(run, copied)
+        (copied / file).write_bytes((copied / file).read_bytes()[:100])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In that folder, on a machine without a GPU; the mistake leaves it as it was."""
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("fedvlp.models.hub.unreachable", lambda: True)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    before = every_file(here)
+    yield
+    assert every_file(here) == before
+
+
+def every_file(folder: Path) -> dict[str, int]:
+    """Path -> time of change of every file below a folder."""
+    return {str(path): os.stat(path).st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refused(arguments: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setattr(sys, "argv", ["fedvlp", *shlex.split(arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(arguments, monkeypatch) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("fedvlp: ")
+    assert MISTAKES[arguments] in said[0]
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_a_wrong_word_is_shown_with_the_usage(
+    arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(arguments, monkeypatch) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert said.startswith("Usage: ")
+    assert USAGE[arguments] in said
+
+
+def test_a_run_without_a_complete_phase_has_no_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused("report emptyrun/fedavg/001", monkeypatch) == 1
+    assert "has no complete phase yet, so there is nothing to report" in capsys.readouterr().out
+
+
+def test_there_are_sixty_and_more() -> None:
+    assert len(MISTAKES) >= 60
