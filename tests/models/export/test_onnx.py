@@ -18,6 +18,7 @@ from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
 from fedvlp.models.export import ExportError, export_onnx
 from fedvlp.models.export import written as module
+from fedvlp.models.export.prepared import write_preparation
 
 needs_onnx = pytest.mark.skipif(
     find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="pip install 'fedvlp[onnx]'"
@@ -117,6 +118,13 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     seen = prepare["tokens"](PHRASES)
     assert np.array_equal(seen["ids"], ids.numpy())
     assert np.array_equal(seen["mask"], mask.numpy())
+
+
+def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:
+    write_preparation(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
+    prepare = runpy.run_path(str(tmp_path / "prepare.py"))
+    with pytest.raises(ValueError, match="the model that was exported did not say how films are prepared"):
+        prepare["films"](["film.png"])
 
 
 @needs_onnx
