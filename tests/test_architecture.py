@@ -23,9 +23,11 @@ ONLY = {  # a third-party package, and the parts that may import it
     "tesserocr": {"data"},
     "PIL": {"data"},
     "cv2": {"data"},
-    "monai": {"data", "evaluation"},
+    "monai": {"data", "evaluation", "models"},
     "timm": {"models"},
     "transformers": {"models"},
+    "onnxruntime": {"models"},
+    "open_clip": {"models"},
     "opacus": {"flare"},
     "tenseal": {"flare"},
     "private_set_intersection": {"flare"},
@@ -149,6 +151,8 @@ HEAVY = {
     "rich",
     "opacus",
     "tenseal",
+    "onnxruntime",
+    "open_clip",
 }
 
 

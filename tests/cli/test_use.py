@@ -140,6 +140,16 @@ def test_embed_takes_a_classifier_and_records_without_reports(home: Path, monkey
         assert not np.isnan(arrays["image"]).any()
 
 
+def test_export_writes_for_another_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="pip install 'fedvlp[onnx]'")
+    output = said("export run --to onnx --out onnx", home, monkeypatch)
+    assert output == (
+        'wrote onnx, with the features that it has here: onnxruntime.InferenceSession("onnx/image.onnx")\n'
+    )
+    names = ("README.md", "image.onnx", "prepare.py", "preprocessing.json", "text.onnx", "tokenization.json")
+    assert sorted(path.name for path in (home / "onnx").iterdir()) == sorted(names)
+
+
 MISTAKES = {
     "predict run nowhere.png": "the film cannot be used: missing image (there is no such file)",
     "predict run images/000001.png nowhere.png": "film 2 of 2 cannot be used: missing image (there is no such file)",
@@ -167,7 +177,8 @@ MISTAKES = {
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
     "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
     "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
-    "export run --to tim --out x": "--to is 'tim'; did you mean 'timm'?; there are: timm, huggingface",
+    "export run --to tim --out x": "did you mean 'timm'?; there are: timm, huggingface, onnx, open_clip, monai-bundle",
+    "export run --to open_clip --out x": "it has alignment blocks (model.alignment=false has none); its",
     "export run --to timm --out x": "the image tower is fedvlp's own (tiny), which timm does not have",
     "export run --to huggingface --out x": "the text tower is fedvlp's own, which transformers does not have",
     "export nowhere --to timm --out x": "nowhere holds no trained model",

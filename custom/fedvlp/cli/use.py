@@ -154,19 +154,21 @@ def explain(
 @app.command()
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(help="timm (the image tower) or huggingface (the text tower).")],
+    to: Annotated[
+        str,
+        typer.Option(help="timm (image tower), huggingface (text tower), onnx, open_clip or monai-bundle."),
+    ],
     out: Annotated[Path, typer.Option(help="New folder.")],
     plugins: Plugins = None,
 ) -> None:
-    """Writes a tower for another library, which loads it without fedvlp, and compares its features there."""
+    """Writes the model, or a tower, for another library, which loads it without fedvlp, and compares it there."""
     from fedvlp.models.export import EXPORTS
-    from fedvlp.models.load import load_model
     from fedvlp.run.config import nearest
 
     use_plugins(plugins)
     if to not in EXPORTS:
         raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
-    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](load_model(model), out)}")
+    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](_loaded(model, None, 'cpu'), out)}")
 
 
 def printable(text: str) -> str:

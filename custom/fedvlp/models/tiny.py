@@ -23,6 +23,7 @@ PAD, CLS = 0, 1
 """Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
 
 _WORD = re.compile(r"[^\W_]+")
+_FIRST_WORD = 2
 _HASH_START = 6  # CRC-32 start value for which the common words of chest reports do not collide at 4096 (tested)
 
 
@@ -72,7 +73,20 @@ class HashTokenizer:
 
     def word_id(self, word: str) -> int:
         """Id of one lower-cased word, in [2, vocabulary)."""
-        return 2 + zlib.crc32(word.encode(), _HASH_START) % (self.vocabulary - 2)
+        return _FIRST_WORD + zlib.crc32(word.encode(), _HASH_START) % (self.vocabulary - _FIRST_WORD)
+
+    def described(self) -> dict[str, Any]:
+        """All that another program needs to give the same ids; JSON values."""
+        return {
+            "kind": "hash",
+            "word": _WORD.pattern,
+            "pad": PAD,
+            "cls": CLS,
+            "first_word": _FIRST_WORD,
+            "crc32_start": _HASH_START,
+            "vocabulary": self.vocabulary,
+            "max_tokens": self.max_tokens,
+        }
 
 
 class Tower(nn.Module):
@@ -250,7 +264,7 @@ class TinyImage(Tower):
     def _embed(self, images: Tensor) -> Tensor:
         grid = self.stem(as_channels(images, self.in_channels, self.image_size))  # [B, W, H/8, W/8]
         patches = grid.flatten(2).transpose(1, 2)  # [B, M-1, W]
-        return torch.cat([self.summary.expand(len(patches), -1, -1), patches], dim=1) + self.position  # [B, M, W]
+        return torch.cat([self.summary.expand(patches.shape[0], -1, -1), patches], dim=1) + self.position  # [B, M, W]
 
 
 class TinyText(TextTower):

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from support.exports import SMALL, WORDS, alone, trained
 from support.towers import local_bert
-from torch import nn
 
 from fedvlp.models import DualEncoder, ModelConfig
-from fedvlp.models import export as module
 from fedvlp.models.export import ExportError, export_huggingface, export_timm
-
-SMALL = {"max_tokens": 6, "head_hidden": 16, "head_norm": "layer", "embedding_dim": 8}
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "no", "left", "basal", "effusion", "edema"]
-
-
-def alone(code: str, folder: Path) -> None:
-    """Runs ``code`` where fedvlp cannot be imported."""
-    hidden = f"import sys\nsys.modules['fedvlp'] = None\n{code}"
-    done = subprocess.run([sys.executable, "-c", hidden], cwd=folder, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def trained(config: ModelConfig) -> DualEncoder:
-    """With weights and statistics that are nobody's initial ones."""
-    model = config.build(3).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for tensor in model.state_dict().values():
-            if tensor.is_floating_point():
-                tensor.add_(0.02 * torch.rand(tensor.shape, generator=generator))
-    return model
+from fedvlp.models.export import towers as module
 
 
 def exported(model: DualEncoder, folder: Path) -> tuple[str, torch.Tensor, torch.Tensor]:
@@ -156,15 +133,12 @@ def test_an_export_that_differs_is_not_written(
     tmp_path: Path, reader: DualEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here one weight is written wrongly: nothing remains, and the model's mode is as it was."""
-    save = module._save_weights
+    save = module.save_weights
 
-    def wrongly(tower: nn.Module, folder: Path) -> None:
-        save(tower, folder)
-        tensors = load_file(folder / "model.safetensors")
-        tensors["conv1.0.weight"] += 0.1
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    def wrongly(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        save(tensors | {"conv1.0.weight": tensors["conv1.0.weight"] + 0.1}, folder)
 
-    monkeypatch.setattr(module, "_save_weights", wrongly)
+    monkeypatch.setattr(module, "save_weights", wrongly)
     with pytest.raises(ExportError, match=r"export to timm: its features differ by .*, and was not written|may be"):
         export_timm(reader, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,33 @@
+"""What prepares films and phrases for an exported model, in files beside it: JSON, and Python without fedvlp."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.tiny import HashTokenizer
+
+NEEDS = "numpy pillow opencv-python-headless"
+"""Packages that ``prepare.py`` imports for films, as pip calls them."""
+
+
+def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
+    """Writes preprocessing.json and prepare.py, and with ``texts`` tokenization.json and tokenizer/."""
+    _write(folder / "preprocessing.json", model.preprocessing)
+    code = files(__package__).joinpath("prepare.py.txt").read_text(encoding="utf-8")
+    (folder / "prepare.py").write_text(code, encoding="utf-8")
+    if not texts:
+        return
+    tokenizer: Any = model.tokenizer
+    if isinstance(tokenizer, HashTokenizer):
+        _write(folder / "tokenization.json", tokenizer.described())
+        return
+    _write(folder / "tokenization.json", {"kind": "transformers", "max_tokens": tokenizer.max_tokens})
+    tokenizer.tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def _write(file: Path, said: dict[str, Any]) -> None:
+    file.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""Writing an export: beside its folder, compared with the model in the other library, and only then renamed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedvlp.models.dual_encoder import WEIGHTS, DualEncoder
+from fedvlp.models.use import evaluating
+
+TOLERANCE = 1e-5
+"""Greatest difference in the other library: of a feature as a share of the greatest, of a unit vector as it is."""
+
+TRIALS = 3
+"""Random films that are compared."""
+
+TEXTS = ("No pleural effusion or pneumothorax.", "left basal opacity", "")
+"""Reports that are compared."""
+
+
+class ImageEncoder(nn.Module):
+    """Prepared films [N, 1, S, S] -> unit vectors [N, d], as ``encode_image``: what a program that traces is given."""
+
+    def __init__(self, model: DualEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Vectors [N, d]."""
+        return self.model.project(self.model.towers({"image": image})).image  # type: ignore[return-value]
+
+
+class TextEncoder(nn.Module):
+    """ids and mask [N, T] -> unit vectors [N, d], as ``encode_text``."""
+
+    def __init__(self, model: DualEncoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Vectors [N, d]."""
+        return self.model.project(self.model.towers({"text": ids, "text_mask": mask})).text  # type: ignore[return-value]
+
+
+class ExportError(ValueError):
+    """The model cannot be exported to this library, or the library's features of it differ."""
+
+
+@torch.no_grad()
+def written(
+    model: DualEncoder, library: str, out: Path, write: Callable[[Path], None], difference: Callable[[Path], float]
+) -> None:
+    """Writes beside ``out``, compares, and renames: the folder is there only if it is right.
+
+    ``write`` fills the folder that it is given, and ``difference`` is that of the other library's features, loaded from
+    there, as ``greatest`` or ``apart`` measures it. Both see the model in evaluation mode. Raises ExportError.
+    """
+    if out.exists():
+        raise ExportError(f"export to {library}: {out.name} exists already; name a new folder")
+    if not out.absolute().parent.is_dir():
+        raise ExportError(f"export to {library}: the folder above {out.name} does not exist; make it first")
+    draft = Path(tempfile.mkdtemp(prefix=".exporting-", dir=out.absolute().parent))
+    try:
+        with evaluating(model):
+            write(draft)
+            seen = difference(draft)
+        if not seen <= TOLERANCE:
+            raise ExportError(
+                f"export to {library}: its features differ by {seen:.2g}, at most {TOLERANCE:g} may be; this "
+                "architecture is pooled or tokenised there in another way, and was not written"
+            )
+        draft.chmod(0o755)
+        draft.rename(out)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def save_weights(tensors: Mapping[str, Tensor], folder: Path, name: str = WEIGHTS) -> None:
+    """Writes tensors into a safetensors file of ``folder``, as PyTorch's libraries expect it."""
+    from safetensors.torch import save_file
+
+    own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    save_file(own, folder / name, metadata={"format": "pt"})
+
+
+def greatest(one: Tensor, other: Tensor) -> float:
+    """The greatest difference, as a share of the greatest of ``other``; infinite where their shapes differ."""
+    if one.shape != other.shape:
+        return float("inf")
+    return float((one.double() - other.double()).abs().max() / other.double().abs().max())
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """The greatest difference of unit vectors in any component; infinite where their shapes differ."""
+    return float((one - other).abs().max()) if one.shape == other.shape else float("inf")
+
+
+def films_of(size: int, channels: int = 1) -> Tensor:
+    """Random films [TRIALS, C, S, S], the same every time, to compare two models with."""
+    return torch.randn(TRIALS, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def require(library: str, *packages: str) -> None:
+    """Raises ExportError where a package of the extra ``fedvlp[library]`` is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ExportError(
+            f"export to {library}: {' and '.join(missing)} is not installed here; pip install 'fedvlp[{library}]'"
+        )

@@ -1,0 +1,169 @@
+"""ONNX files of both encoders: in ONNX Runtime they give the vectors of ``encode_image`` and ``encode_text``."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.exports import SMALL, WORDS, alone, trained
+from support.towers import local_bert
+
+from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
+from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
+from fedvlp.models.export import ExportError, export_onnx
+from fedvlp.models.export import written as module
+from fedvlp.models.export.prepared import write_preparation
+
+needs_onnx = pytest.mark.skipif(
+    find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="pip install 'fedvlp[onnx]'"
+)
+PHRASES = ["No left effusion.", "", "edema", "No. Basal edema 2. left effusion, no left basal effusion", "édema"]
+
+
+def model_of(image: str, text: str, reports: str = AS_WRITTEN, **changes: Any) -> DualEncoder:
+    model = trained(ModelConfig(image, text, image_size=32, **{**SMALL, **changes}))
+    model.prepare = Preprocessing(40, 32, reports)
+    model.preprocessing = model.prepare.described()
+    return model
+
+
+def differs(one: np.ndarray, other: torch.Tensor) -> float:
+    assert one.shape == tuple(other.shape)
+    return float(np.abs(one - other.numpy()).max())
+
+
+TOWERS = {
+    "tiny": ("tiny", "tiny"),
+    "GRU, batch statistics": ("tiny", "gru"),
+    "ResNet and BERT": ("resnet10t", "bert"),
+    "ViT, mean of the tokens": ("vit_tiny_patch16_224", "tiny"),
+}
+
+
+@needs_onnx
+@pytest.mark.parametrize("case", TOWERS)
+def test_onnx_runtime_gives_the_vectors(case: str, tmp_path: Path) -> None:
+    """In batches of other sizes than that which was traced."""
+    from onnxruntime import InferenceSession
+
+    image, text = TOWERS[case]
+    changes: dict[str, Any] = {"head_norm": "batch"} if "statistics" in case else {}
+    changes |= {"text_pooling": "mean"} if "mean" in case else {}
+    if text == "bert":
+        text, changes = str(local_bert(tmp_path / "bert", WORDS)), {"text_layers": 1, "alignment": False}
+    model = model_of(image, text, **changes)
+    line = export_onnx(model, tmp_path / "out")
+    shown = eval(line, {"onnxruntime": __import__("onnxruntime")})
+    said = InferenceSession(str(tmp_path / "out" / "text.onnx"))
+    ids, mask = model.tokenizer(PHRASES)
+    films = torch.randn(5, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    for count in (1, 5):
+        vectors = shown.run(None, {"image": films[:count].numpy()})[0]
+        assert differs(vectors, model.encode_image(films[:count])) <= 1e-5
+        vectors = said.run(None, {"ids": ids[:count].numpy(), "mask": mask[:count].numpy()})[0]
+        assert differs(vectors, model.encode_text(PHRASES[:count])) <= 1e-5
+    for path in (tmp_path / "out").rglob("*.json"):
+        assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
+
+
+@needs_onnx
+def test_of_a_classifier_the_vectors_are_written(tmp_path: Path) -> None:
+    from onnxruntime import InferenceSession
+
+    model = trained(MultimodalConfig(image_size=32, max_tokens=6, labels=("a", "b")))
+    export_onnx(model, tmp_path / "out")
+    films = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    (seen,) = InferenceSession(str(tmp_path / "out" / "image.onnx")).run(None, {"image": films.numpy()})
+    assert differs(seen, model.encode_image(films)) <= 1e-5
+    assert "The classifier of findings" in (tmp_path / "out" / "README.md").read_text()
+
+
+def pictures(folder: Path) -> list[Path]:
+    """Films of every kind that ``prepare.py`` reads."""
+    from PIL import Image
+
+    rows = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
+    grey = rows[..., 0]
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.fromarray(grey).save(folder / "wide.png")
+    Image.fromarray(grey.T[:, :20]).save(folder / "high.tiff")
+    Image.fromarray(rows).save(folder / "colour.png")
+    Image.fromarray(grey).save(folder / "turned.jpg", exif=turned)
+    Image.fromarray(grey.astype(np.uint16) * 16).save(folder / "deep.png")
+    Image.fromarray(grey.astype(np.uint16) // 4 + 500).save(folder / "flat.png")
+    Image.fromarray(grey[:20, :30]).save(folder / "small.png")
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+@needs_onnx
+@pytest.mark.parametrize("reports", [AS_WRITTEN, CLEANED])
+@pytest.mark.parametrize("text", ["tiny", "bert"])
+def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_path: Path) -> None:
+    (tmp_path / "films").mkdir()
+    paths = pictures(tmp_path / "films")
+    tower = str(local_bert(tmp_path / "bert", WORDS)) if text == "bert" else text
+    model = model_of("tiny", tower, reports)
+    export_onnx(model, tmp_path / "out")
+    prepare = runpy.run_path(str(tmp_path / "out" / "prepare.py"))
+    assert len(paths) == 7
+    assert np.array_equal(prepare["films"](paths), model.preprocess(paths).numpy())
+    ids, mask = model.tokenizer([model.prepare.text(phrase) for phrase in PHRASES])  # type: ignore[union-attr]
+    seen = prepare["tokens"](PHRASES)
+    assert np.array_equal(seen["ids"], ids.numpy())
+    assert np.array_equal(seen["mask"], mask.numpy())
+
+
+def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:
+    write_preparation(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
+    prepare = runpy.run_path(str(tmp_path / "prepare.py"))
+    with pytest.raises(ValueError, match="the model that was exported did not say how films are prepared"):
+        prepare["films"](["film.png"])
+
+
+@needs_onnx
+@pytest.mark.parametrize("text", ["tiny", pytest.param("bert", marks=pytest.mark.slow(seconds=10))])
+def test_the_lines_of_the_readme_need_neither_fedvlp_nor_torch(text: str, tmp_path: Path) -> None:
+    tower = str(local_bert(tmp_path / "bert", WORDS)) if text == "bert" else text
+    model = model_of("tiny", tower, CLEANED)
+    export_onnx(model, tmp_path / "out")
+    (tmp_path / "films").mkdir()
+    (film,) = (path for path in pictures(tmp_path / "films") if path.name == "wide.png")
+    film.rename(tmp_path / "out" / "film.png")
+    readme = (tmp_path / "out" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert ("transformers" in readme) == (text == "bert")
+    alone(code + "import numpy\nnumpy.savez('seen.npz', shown, said)\n", tmp_path / "out", "torch")
+    seen = np.load(tmp_path / "out" / "seen.npz")
+    assert differs(seen["arr_0"][0], model.encode_image(tmp_path / "out" / "film.png")) <= 1e-5
+    assert differs(seen["arr_1"], model.encode_text(["left basal effusion", "no effusion"])) <= 1e-5
+
+
+@needs_onnx
+def test_what_onnx_runtime_gives_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the vector of the text without words, which is not in the batch that is traced, has another sign."""
+    from fedvlp.models.export import onnx
+
+    run = onnx._run
+
+    def wrongly(file: Path, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        vectors = run(file, inputs)
+        return torch.cat([vectors[:-1], -vectors[-1:]]) if file.name == "text.onnx" else vectors
+
+    monkeypatch.setattr(onnx, "_run", wrongly)
+    with pytest.raises(ExportError, match="export to onnx: its features differ by"):
+        export_onnx(model_of("tiny", "tiny"), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ExportError, match=r"onnx and onnxruntime is not installed here; pip install 'fedvlp\[onnx\]'"):
+        export_onnx(model_of("tiny", "tiny"), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
