@@ -294,7 +294,7 @@ def test_every_committed_preset_runs_with_the_shipped_policy(here: Hospitals) ->
 @pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
 def test_under_noise_presets_without_exact_figures_run_and_others_are_refused(here: Hospitals) -> None:
     here.adopt("privacy-dp.json")
-    layered = {name: committed(name, model__head_norm="layer") for name in ("fedprox", "local", "car-mfl", "feddra")}
+    layered = {name: committed(name, model__head_norm="layer") for name in ("fedprox", "local", "feddra")}
     exact = write_job(layered.pop("feddra"), here.folder / "exact", custom=False)
     with_noise = ended_well(here, layered)
     for name, folder in with_noise.items():
