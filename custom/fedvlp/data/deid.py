@@ -8,7 +8,9 @@ title. Only a person can decide that reports are safe.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec)[a-z]*\.?"
 _NAME = r"(?!X+\b)[A-Z][A-Za-z'\u2019-]+"  # a run of X is a removed name
@@ -51,28 +53,99 @@ KINDS: dict[str, re.Pattern[str]] = {
 }
 
 
+Accepted = bool | Collection[str]
+"""What a person accepts of that which ``scan`` finds: True is every kind, False none, else these kinds of ``KINDS``."""
+
+SHOWN = 1000
+"""Findings of each kind that are remembered for ``fedvlp prepare --show-findings``; all reports are counted."""
+
+CONTEXT = 30
+"""Characters of a report before and after the words of a finding, at most."""
+
+
 class PHIError(ValueError):
     """The reports seem to identify people. The message holds counts only."""
 
 
-def scan(reports: Iterable[str]) -> dict[str, int]:
-    """Kind of identifier (of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out."""
-    counts = dict.fromkeys(KINDS, 0)
-    for report in reports:
-        for kind, pattern in KINDS.items():
-            counts[kind] += pattern.search(report) is not None
-    return {kind: count for kind, count in counts.items() if count}
+@dataclass(frozen=True, repr=False)
+class Finding:
+    """Words of a report that seem to identify somebody, for the eyes of who owns it: they belong on no log and no file.
 
-
-def refuse_phi(phi: Mapping[str, int], records: int) -> None:
-    """Raises PHIError if ``phi``, the result of ``scan`` over ``records`` records, counts anything.
-
-    Whoever accepts the risk does not call this.
+    So it has no representation that shows them.
     """
-    if phi:
-        counts = ", ".join(f"{kind} in {count}" for kind, count in sorted(phi.items()))
+
+    where: str  # the report: its row in the table (row 1 is below the header), or its name in the collection
+    kind: str  # of KINDS
+    before: str  # what stands before the words, at most CONTEXT characters
+    words: str
+    after: str
+
+
+class Findings(dict[str, int]):
+    """Kind of identifier (of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out.
+
+    ``shown`` remembers the words themselves; a copy, as ``dict`` or by pickle, holds counts alone.
+    """
+
+    def __init__(self, counts: Mapping[str, int], shown: Iterable[Finding] = ()) -> None:
+        super().__init__(counts)
+        self.shown = tuple(shown)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, int]]]:
+        return dict, (dict(self),)
+
+
+def scan(reports: Iterable[str], where: Iterable[object] | None = None) -> Findings:
+    """What is found in the ``reports``. ``where`` says of each what ``Finding.where`` is; None: 1, 2, ..."""
+    counts = dict.fromkeys(KINDS, 0)
+    shown: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
+    for name, report in zip(count(1) if where is None else where, reports, strict=False):
+        for kind, pattern in KINDS.items():
+            if pattern.search(report) is None:
+                continue
+            counts[kind] += 1
+            if len(shown[kind]) < SHOWN:
+                shown[kind] += (_finding(str(name), kind, report, match) for match in pattern.finditer(report))
+    return Findings(
+        {kind: number for kind, number in counts.items() if number},
+        (finding for kind in KINDS for finding in shown[kind][:SHOWN]),
+    )
+
+
+def _finding(where: str, kind: str, report: str, match: re.Match[str]) -> Finding:
+    start, end = match.span()
+    return Finding(where, kind, report[max(0, start - CONTEXT) : start], match[0], report[end : end + CONTEXT])
+
+
+def kinds_of(names: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of identifiers that are called so; "name-with-title" is "name with title".
+
+    Raises ValueError that lists them all for a name that is none of them.
+    """
+    known = {_plain(kind): kind for kind in KINDS}
+    wanted = list(map(str, names))
+    for name in wanted:
+        if _plain(name) not in known:
+            listed = ", ".join(kind.replace(" ", "-") for kind in KINDS)
+            raise ValueError(f"unknown kind of identifier {name!r}; there are: {listed}")
+    return tuple(dict.fromkeys(known[_plain(name)] for name in wanted))
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", " ").replace("_", " ")
+
+
+def refuse_phi(phi: Mapping[str, int], records: int, accepted: Accepted = False) -> None:
+    """Raises PHIError if ``phi``, the result of ``scan`` over ``records`` records, counts what is not ``accepted``."""
+    if accepted is True:
+        return
+    left = set(phi) - set(accepted or ())
+    if left:
+        counts = ", ".join(f"{kind} in {phi[kind]}" for kind in sorted(left))
         raise PHIError(
             f"the reports seem to identify people, so nothing is trained on them ({records} records: {counts}). "
-            "De-identify them; or, if a person has looked at them, accept the risk at this site: "
-            '"accept_phi_risk": true in local/fedvlp.json, --accept-phi-risk on the command line'
+            "De-identify them: fedvlp prepare --show-findings shows on your terminal which words are meant. Or, if a "
+            "person has looked at them, accept the risk at this site, all of it or that of a kind: "
+            '"accept_phi_risk": true or ["date"] in local/fedvlp.json, --accept-phi-risk or --accept-phi-kind date on '
+            "the command line"
         )
