@@ -2,7 +2,7 @@
 
 The patterns follow the identifiers of the HIPAA Safe Harbor list (45 CFR 164.514(b)(2)) that occur in radiology
 reports. This is a gate and no de-identification: it misses identifiers without a typical form, e.g. a surname without a
-title. Only a person can decide that reports are safe.
+title (benchmarks/identifiers.py measures what it misses). Only a person can decide that reports are safe.
 """
 
 from __future__ import annotations
@@ -12,18 +12,31 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|sept|oct|nov|dec)[a-z]*\.?"
-_NAME = r"(?!X+\b)[A-Z][A-Za-z'\u2019-]+"  # a run of X is a removed name
-_STREET = r"(?:street|st\.|avenue|ave\.?|road|rd\.?|lane|drive|boulevard|blvd\.?|square|straße|strasse|rue|via)"
+_UPPER = "A-Z\u00c0-\u00d6\u00d8-\u00de"  # with the letters of western Europe, as in all names below
+_LETTER = _UPPER + "a-z\u00df-\u00f6\u00f8-\u00ff\u0100-\u017f'\u2019-"
+_REMOVED = r"[Xx]+\b"  # a run of X is a removed name
+_NAME = rf"(?!{_REMOVED})[{_UPPER}][{_LETTER}]+"
+_BEFORE_NAME = rf"(?:[{_UPPER}]\.\s*)*(?:(?i:van|von|de|der|den|da|di|la|le|el|al)\s+)*"  # initials, particles
+
+_MONTHS = "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
+_MONTH = rf"(?:{_MONTHS}|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+_WHOLE_MONTH = "(?:January|February|March|April|June|July|August|September|October|November|December)"  # not "may"
+_DAY = r"\d{1,2}(?:st|nd|rd|th)?"
+_YEAR = r"(?:19|20)\d{2}"
+
+_STREET = r"(?:street|st\.?|avenue|ave\.?|road|rd\.?|lane|drive|boulevard|blvd\.?|square|stra\u00dfe|strasse)"
+_OVER_89 = r"(?:9\d|1[01]\d)"
 
 KINDS: dict[str, re.Pattern[str]] = {
     "name with title": re.compile(
-        rf"\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|DR|MR|MRS|MS|PROF)\b\.?\s+{_NAME}"
-        r"|\bdr\.?\s+(?!x+\b)[a-z]{2,}"
+        r"\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|DR|MR|MRS|MS|PROF|DOCTOR)\b\.?"
+        rf"\s+{_BEFORE_NAME}{_NAME}"
+        # in small letters where nothing else is so written: "DR artefact", "MR imaging" and "Ms" without a dot are
+        rf"|\b(?:[Dd]r\.?|DR\.|Mr\.|Mrs\.?|Ms\.|Prof\.)\s+(?!{_REMOVED})[{_LETTER}]{{2,}}"
     ),
     "labelled name": re.compile(
-        rf"(?:(?i:patient(?:'s)? name|patient|name|signed by|dictated by|read by|referr(?:ed|ing) (?:by|physician)))"
-        rf"\s*:\s*{_NAME}"
+        r"\b(?i:patient(?:'s)? name|patient|pt|name|signed by|dictated by|read by|referr(?:ed|ing) (?:by|physician))"
+        rf"\s*:\s*{_BEFORE_NAME}{_NAME}"
     ),
     "record number": re.compile(
         r"\b(?:MRN|medical record|record|patient id|hospital|nhs|ssn|social security|insurance)\b"
@@ -32,24 +45,34 @@ KINDS: dict[str, re.Pattern[str]] = {
     ),
     "accession-like id": re.compile(
         r"\b(?:acc(?:ession)?|exam|order|study|case)\s*(?:number|num|no\.?|#|id)?\s*[:#]\s*[A-Z]{0,5}-?\d{4,}"
-        r"|\b[A-Z]{1,5}-?\d{6,}\b|(?<![\d.])\d{7,}(?![\d.])",
+        r"|\bref(?:erence)?\.?\s*(?:number|num|no\.?|#|id)?\s*:?\s*[A-Z]{0,5}-?\d{5,}"
+        r"|\b[A-Z]{1,5}-?\d{6,}\b|(?<![\d.])\d{7,}(?!\.?\d)",
         re.IGNORECASE,
     ),
     "date": re.compile(
-        r"(?<![\d.])(?:\d{1,2}([/.-])\d{1,2}\1(?:19|20)?\d{2}|(?:19|20)\d{2}([/.-])\d{1,2}\2\d{1,2})(?![\d.]\d)\b"
-        rf"|\b\d{{1,2}}(?:st|nd|rd|th)?\s+{_MONTH},?\s+(?:19|20)\d{{2}}\b"
-        rf"|\b{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?,?\s+(?:19|20)\d{{2}}\b",
-        re.IGNORECASE,
+        rf"(?<![\d.])(?:\d{{1,2}}([/.-])\d{{1,2}}\1(?:19|20)?\d{{2}}|{_YEAR}([/.-])\d{{1,2}}\2\d{{1,2}})"
+        r"(?![\d.]\d)\b"
+        rf"|\b(?:{_DAY}[\s-]+)?(?i:{_MONTH}),?[\s-]+{_YEAR}\b"
+        rf"|\b(?i:{_MONTH})\s+{_DAY},?\s+{_YEAR}\b"
+        rf"|\b(?:{_WHOLE_MONTH}\s+{_DAY}|{_DAY}\s+(?:{_WHOLE_MONTH}|May))(?!\s*[cm]m)\b",
     ),
     "phone": re.compile(
         r"(?<![\d.])(?:\+\d{1,3}[ .-]?)?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}(?!\d)"
-        r"|\b(?:tel|phone|fax|pager|ext)\b\.?\s*(?:no\.?)?\s*:?\s*\+?[\d(][\d ()./-]{4,}",
+        r"|(?<!\d)\+(?=(?:[ ().-]{0,2}\d){8,15}(?!\d))\d[\d ().-]+\d"
+        r"|\b(?:tel|phone|fax|pager|ext)\b\.?\s*(?:no\.?)?\s*:?\s*\+?[\d(][\d ()./-]{3,}"
+        r"|\b(?:at|call|called|calling|number|phone)\s+\d{3}-\d{4}\b",
         re.IGNORECASE,
     ),
     "address": re.compile(
-        rf"\b\d{{1,5}}\s+(?:{_NAME}\s+){{1,3}}(?i:{_STREET})(?![a-z])|\b{_NAME}(?:straße|strasse)\s+\d"
+        rf"\b\d{{1,5}}\s+(?:[NSEW]\.?\s+)?(?:St\.\s+)?(?:{_NAME}\s+){{1,3}}(?i:{_STREET})(?![a-z])"
+        rf"|\b{_NAME}(?:stra\u00dfe|strasse)\s+\d"
+        rf"|\b(?:\d{{1,5}},?\s+)(?:rue|avenue|via|calle|rua)\s+{_NAME}|\b(?i:p\.?\s?o\.?\s+box)\s+\d"
     ),
-    "email or link": re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.]+|\bhttps?://\S+", re.IGNORECASE),
+    "email or link": re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.]+|\bhttps?://\S+|\bwww\.\S+", re.IGNORECASE),
+    "age above 89": re.compile(
+        rf"\b{_OVER_89}(?:\s*-?\s*(?:years?|yrs?)\s*-?\s*old|\s*-?\s*y\.?/?o\b|[MF])\b|\b(?i:aged?)\s+{_OVER_89}\b"
+        r"(?!\s*(?:days|weeks|months))"
+    ),
 }
 
 
