@@ -62,13 +62,14 @@ def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Pat
 def named(root: Path) -> list[str]:
     """``fedvlp prepare`` of a table of six, whose second report names a doctor and whose fourth film is the first."""
     table = hospital(root) / "export.csv"
-    rows = table.read_text(encoding="utf-8").splitlines()
-    rows[2] = rows[2].replace("canary edema", "Seen by Dr. Ferreira on 03/11/2019, canary edema")
-    rows[4] = rows[4].replace("canary-3", "canary-0")
-    rows = [row.replace("Seen by", '"Seen by').replace("lungs,", 'lungs",') if "Seen" in row else row for row in rows]
-    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    command = ["prepare", "table", "--root", str(root), "--path", "export.csv", "--out", str(root.parent / "out")]
-    return command + "--image-size 32 --workers 1 --set label_columns=Edema --set max_skipped=0.9".split()
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    rows[2][1] = f"Seen by Dr. Ferreira on 03/11/2019, {rows[2][1]}"
+    rows[4][0] = rows[1][0]
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    command = f"prepare table --root {root} --path export.csv --out {root.parent / 'out'} --image-size 32 --workers 1"
+    return f"{command} --set label_columns=Edema --set max_skipped=0.9".split()
 
 
 def test_nothing_is_decoded_until_the_findings_are_accepted_kind_by_kind(tmp_path: Path) -> None:
