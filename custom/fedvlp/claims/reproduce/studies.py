@@ -54,7 +54,8 @@ def source(size: Size, name: str, **settings: Any) -> Any:
     """The data set in the folder ``name`` of the root of ``size``, with ``settings`` of its source."""
     assert size.root is not None
     kind: Any = SOURCES[name]
-    return kind.at((size.root / name).absolute(), image_size=36 if size.quick else 256, **settings)
+    made = kind.at((size.root / name).absolute(), image_size=36 if size.quick else 256, **settings)
+    return replace(made, cache=str(size.cache.absolute())) if size.cache and hasattr(made, "cache") else made
 
 
 def mimic_texts(size: Size, labels: tuple[str, ...]) -> Cohort:
@@ -429,7 +430,8 @@ def _on_collections(size: Size, name: str, seed: int) -> Experiment:
         paper = replace(paper, site_models=())
     few: dict[str, Any] = {"pairs": 2, "images": 1, "texts": 1, "shards": 2} if size.quick else {}
     pixels = 36 if size.quick else 256
-    data = CreamFLSource.at(size.root.absolute(), image_size=pixels, colour=True, seed=seed, **few)
+    cache = size.cache and str(size.cache.absolute())
+    data = CreamFLSource.at(size.root.absolute(), image_size=pixels, colour=True, seed=seed, cache=cache, **few)
     if size.quick:
         shared |= {one: 1 for one in ("local_steps", "local_epochs", "server_rounds") if shared.get(one)}
         paper = replace(paper, site_models=(), model=MODEL, objective=CreamFLTaskConfig())
@@ -454,7 +456,8 @@ def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
 
 NO_PIE = (
     "AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors. FedAvg and FedIoT average models, so "
-    "their sites have the server's; they take as many steps as five epochs of a mean site with pairs."
+    "their sites have the server's; they take as many steps as five epochs of a mean site with pairs. They train all "
+    "sites in every round, also where the others train ten of 35, as in the paper."
 )
 REPRESENTATIONS = Study(
     "representations",
