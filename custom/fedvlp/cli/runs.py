@@ -56,6 +56,10 @@ def simulate(
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
+    mlflow: Annotated[
+        str,
+        typer.Option("--mlflow", help="URI of an MLflow server that gets the curves too, e.g. http://127.0.0.1:5000."),
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing behind.")
     ] = False,
@@ -67,6 +71,7 @@ def simulate(
     from rich.console import Console
 
     from fedvlp.cli.config_file import ConfigFile, read
+    from fedvlp.cli.progress_bar import RunBar
     from fedvlp.cli.tables import progress_line, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
@@ -113,14 +118,22 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
+    bar = RunBar(console, experiment.rounds.rounds)
+
+    def report(record: dict[str, Any]) -> None:
+        bar.note(record)
+        console.print(progress_line(record), markup=False, highlight=False, soft_wrap=True)
+
     with folder.removed_unless_begun() if resume is None else nullcontext():
         history = run(
             experiment,
             folder,
             workers=workers or default_workers(experiment),
             accept_phi_risk=accept,
-            report=lambda record: print(progress_line(record), flush=True),
+            report=report,
             caution=collected,
+            watch=bar.showing,
+            mlflow=mlflow,
         )
     for sentence in cautions:
         caution(sentence)  # once more, beside the figures
