@@ -18,8 +18,10 @@ from fedvlp.report.html import text
 CSS = """
 .fx{color:var(--body-text-color);font-size:.92rem}
 .fx p{margin:.3rem 0}
-.fx .note{color:var(--body-text-color-subdued);max-width:52rem}
-.fx .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(210px,1fr));gap:.9rem}
+.fx .note{opacity:.78;max-width:52rem}
+.fx h1{font-size:1.5rem;margin:0}
+.fx h3{font-size:1.05rem;margin:.4rem 0 0}
+.fx .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(185px,1fr));gap:.9rem}
 .fx .card{border:1px solid var(--border-color-primary);border-radius:8px;overflow:hidden;min-width:0;
 background:var(--background-fill-primary)}
 .fx .card img,.fx .none{width:100%;aspect-ratio:1;object-fit:contain;background:#000;display:block}
@@ -31,7 +33,8 @@ background:var(--background-fill-primary)}
 background:var(--border-color-primary)}
 .fx .report{white-space:pre-wrap;overflow-wrap:anywhere;max-height:9.5rem;overflow:auto;font-size:.86rem}
 .fx table{border-collapse:collapse;width:100%;max-width:46rem;font-variant-numeric:tabular-nums}
-.fx th,.fx td{padding:.25rem .6rem;text-align:left;border-bottom:1px solid var(--border-color-primary)}
+.fx table th,.fx table td{padding:.25rem .6rem;text-align:left;border:0;
+border-bottom:1px solid var(--border-color-primary)}
 .fx td.number,.fx th.number{text-align:right;white-space:nowrap}
 .fx .bar{height:.7rem;min-width:7rem;border-radius:3px;background:var(--border-color-primary)}
 .fx .bar>div{height:100%;border-radius:3px;background:#0072B2}
@@ -42,6 +45,7 @@ background:var(--border-color-primary)}
 .fx svg .frame{fill:none;stroke:var(--border-color-primary)}
 .fx .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 .fx .legend svg{width:14px;height:14px;display:inline-block;vertical-align:-2px;margin-right:.3rem}
+.fx-beside{align-self:end}
 """
 
 MARKERS = ("M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z", "M-3.5-3.5h7v7h-7z", "M0-4.6L4.4 3.4H-4.4z", "M0-5L5 0L0 5L-5 0z")
