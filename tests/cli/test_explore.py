@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import socket
@@ -64,8 +65,9 @@ def served(home: Path, monkeypatch: pytest.MonkeyPatch) -> Served:
 def test_it_serves_this_machine_alone(served: Served) -> None:
     done = CliRunner().invoke(app, shlex.split("explore runs/run/001 --data table:pairs.csv --port 0"))
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("http://127.0.0.1:")
-    assert "24 records; Ctrl-C ends the page" in done.stdout
+    first, last = done.stdout.splitlines()
+    assert first == "the vectors of 24 records are computed; then the page is there"
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+  24 records; Ctrl-C ends the page", last)
     assert done.stderr == ""
     assert served.loopback
     assert served.explorer is not None

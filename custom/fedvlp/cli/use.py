@@ -170,17 +170,20 @@ def explore(
     """Serves a web page to this machine: films for a phrase; findings, similar films and reports for a film."""
     from fedvlp.report.explore import serve
     from fedvlp.report.explore.content import Explorer
+    from fedvlp.report.explore.page import page
+    from fedvlp.run.search import rows_of
 
     use_plugins(plugins)
     serve.refuse_without_gradio()
     with serve.listening(address, port) as opened, serve.own_folder():
         trained = _loaded(model, statistics, device)
-        explorer = Explorer.of(trained, _records(trained, data, cache), split)
-        from fedvlp.report.explore.page import page
-
+        cohort = _records(trained, data, cache)
+        count = len(rows_of(cohort, split))
+        print(f"the vectors of {count:,} records are computed; then the page is there", flush=True)
+        explorer = Explorer.of(trained, cohort, split)
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
-        print(f"{serve.address(opened)}  {len(explorer):,} records; Ctrl-C ends the page", flush=True)
+        print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
         serve.serve(page(explorer), opened)
 
 

@@ -32,6 +32,8 @@ pytestmark = [
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its chromedriver here"),
 ]
 
+HOSTILE = "<img src=x onerror=\"document.title='a'\">${document.title='b'}{{value}}<script>document.title='c'</script>"
+
 WATCHED = """
 import sys
 
@@ -110,6 +112,12 @@ class Person:
 
         return WebDriverWait(self.browser, 40, ignored_exceptions=()).until(there, f"{count} x {selector}: {words!r}")
 
+    def disappears(self, selector: str) -> None:
+        """Returns once no element is there any more."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 40).until_not(lambda browser: browser.find_elements("css selector", selector))
+
     def types(self, label: str, words: str) -> None:
         field = self.sees("label", label).find_element("css selector", "input,textarea")
         field.clear()
@@ -139,9 +147,9 @@ def stored(home: Path) -> list[Path]:
 
 def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], browser: Any, tmp_path: Path) -> None:
     assert program.stdout is not None
-    line = program.stdout.readline()
-    address = line.split()[0]
-    assert address.startswith("http://127.0.0.1:"), line + program.communicate()[1] if program.poll() else line
+    said = [program.stdout.readline() for _ in range(2)]  # the second when the page is there
+    address = said[-1].partition(" ")[0]
+    assert address.startswith("http://127.0.0.1:"), "".join(said)
     browser.get(address)
     person = Person(browser, tmp_path)
 
@@ -153,8 +161,15 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
     person.sees(".fx img.map")
     person.shows("phrase")
 
+    person.types("What to look for", HOSTILE)
+    person.clicks("Search")
+    person.disappears(".fx img.map")
+    person.clicks("Where did the model look?")
+    person.sees(".fx b", HOSTILE)
+    assert browser.title == "fedvlp explore", "what a person or a record says is shown, and not run"
+
     person.clicks("A film")
-    person.sees("button", "Ask again")
+    person.sees("button", "Ask")
     drop = browser.find_element("css selector", "input[type=file]")
     drop.send_keys(str(home / "images" / "000005.png"))
     person.sees(".fx td", "Pleural Effusion")
@@ -176,6 +191,9 @@ def test_a_person_uses_every_tab(home: Path, program: subprocess.Popen[str], bro
     person.sees(".fx p", "Films by site")
     assert len(browser.find_elements("css selector", ".fx svg title")) == 40
     person.sees(".fx text", "of the variance", count=2)
+    point = person.sees(".fx [data-index='5']")
+    browser.execute_script("arguments[0].dispatchEvent(new MouseEvent('click', {bubbles: true}))", point)
+    person.sees(".fx .card .report")
     person.shows("space")
 
     elsewhere = {url for url in asked(browser) if not url.startswith((address, "data:", "blob:"))}

@@ -100,6 +100,15 @@ def test_a_film_of_the_data_set_is_nearest_to_itself(explorer: Explorer) -> None
         explorer.film_of(1)
 
 
+def test_one_record(explorer: Explorer) -> None:
+    record = explorer.record(7)
+    assert (record.index, record.key, record.report) == (7, explorer.keys[7], explorer.cohort.reports[7])
+    assert np.isnan(record.cosine)
+    for index in (-1, 24):
+        with pytest.raises(ValueError, match=f"there is no record {index}; expected 0 to 23"):
+            explorer.record(index)
+
+
 def test_findings_say_how_many_films_are_less_like_a_class(explorer: Explorer, model: DualEncoder) -> None:
     film = explorer.film_of(7)
     findings = explorer.findings(film)

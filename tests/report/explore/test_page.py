@@ -111,10 +111,11 @@ def test_records_without_reports_say_so(explorer: Explorer) -> None:
     assert "no record there has a report" in reports
 
 
-def test_the_space(answers: Answers) -> None:
+def test_the_space_and_a_point_of_it(answers: Answers, explorer: Explorer) -> None:
     drawing = answers.space(FILMS, "site")
     assert drawing.count("<title>") == 24
     assert "Films by site" in drawing
+    assert explorer.keys[7] in answers.point(SimpleNamespace(index=7))
 
 
 class RefusedError(Exception):

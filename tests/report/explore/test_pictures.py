@@ -51,6 +51,9 @@ def test_a_card_says_all_of_a_record() -> None:
     assert "no film" in page
     assert "no report" in page
     assert "cosine -0.500" in page
+    alone = pictures.card(record(cosine=float("nan")))
+    assert "k1" in alone
+    assert "cosine" not in alone
     assert pictures.cards([], "nothing <here>").count("nothing &lt;here&gt;") == 1
 
 
@@ -94,6 +97,7 @@ def test_each_group_has_a_look_and_the_last_is_on_top() -> None:
     page = pictures.projection(Projection(points, (0, 1, 2, 3, 4), groups, (0.75, 0.125), 50), "abcde", FILMS, "Edema")
     told = re.findall(r"<title>(.): ([a-z ]+)</title>", page)
     assert told == [("d", "not mentioned"), ("b", "absent"), ("e", "uncertain"), ("a", "present"), ("c", "present")]
+    assert re.findall(r'data-index="(.)"', page) == ["3", "1", "4", "0", "2"]
     assert "present (2)" in page
     assert "5 of 50, drawn by lot" in page
     assert "first component, 75 % of the variance" in page

@@ -67,8 +67,9 @@ def answer(path: str, host: str | None, body: bytes = b"", kind: str = "text/htm
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asked = [] if host is None else [(b"host", host.encode())]
-    scope = {"type": options.pop("type", "http"), "path": path, "headers": asked}
+    asked = {b"host": host, b"origin": options.pop("origin", None)}
+    headers = [(name, value.encode()) for name, value in asked.items() if value is not None]
+    scope = {"type": options.pop("type", "http"), "path": path, "headers": headers}
     asyncio.run(serve.Guarded(app, **options)(scope, None, send))
     content = b"".join(message.get("body", b"") for message in sent[1:])
     return sent[0]["status"], dict(sent[0]["headers"]), content
@@ -117,6 +118,17 @@ def test_another_name_that_leads_here_is_refused(host: str | None) -> None:
 @pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1", "[::1]:7860", "LOCALHOST"])
 def test_this_machines_own_names_are_answered(host: str) -> None:
     assert answer("/", host, PAGE)[0] == 200
+
+
+@pytest.mark.parametrize("names", [serve.OWN_NAMES, None], ids=["loopback", "everywhere"])
+def test_another_sites_page_may_not_ask(names: tuple[str, ...] | None) -> None:
+    """The browser tells whose page asks."""
+    own = answer("/", "127.0.0.1:7860", PAGE, origin="http://127.0.0.1:7860", names=names)
+    assert own[0] == 200
+    for origin in ("https://evil.example", "null", "http://127.0.0.1:8000"):
+        status, _, content = answer("/", "127.0.0.1:7860", PAGE, origin=origin, names=names)
+        assert status == 421
+        assert b"films" not in content
 
 
 def test_every_name_is_answered_where_others_were_let_in() -> None:

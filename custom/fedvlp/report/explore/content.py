@@ -5,6 +5,7 @@ Nothing here knows how a page is drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,7 @@ class Record:
     labels: tuple[str, ...]  # those that are present, and with a question mark those that are uncertain
     report: str  # "" where there is none
     pixels: np.ndarray | None  # uint8 [L, L], or [L, L, 3] in colour; None where there is no film
-    cosine: float  # with what was asked, -1..1
+    cosine: float  # with what was asked, -1..1; nan where nothing was
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,12 @@ class Explorer:
     def near_phrase(self, phrase: str, top: int) -> list[Record]:
         """The ``top`` records whose films are nearest to a phrase. Raises ValueError for an empty one."""
         return self.near(self.model.encode_text(_said(phrase)), top)
+
+    def record(self, index: int) -> Record:
+        """One record, of which nothing was asked: its cosine is nan. Raises ValueError for an index that is none."""
+        if not 0 <= index < len(self):
+            raise ValueError(f"there is no record {index}; expected 0 to {len(self) - 1}")
+        return self._records([(index, math.nan)])[0]
 
     def film(self, film: Any) -> Film:
         """A film of a person's own, as ``preprocess`` takes it. Raises ValueError as that does; no path is in it."""

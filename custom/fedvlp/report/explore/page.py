@@ -20,6 +20,16 @@ TITLE = "fedvlp explore"
 MOST = 48
 """Records that can be shown at once."""
 
+HINT = "Drop a film: its findings, where the model looked, similar films and the nearest reports are shown here."
+
+CLICKS = """
+element.addEventListener("click", event => {
+    const point = event.target.closest("[data-index]");
+    if (point) trigger("click", {index: Number(point.dataset.index)});
+});
+"""
+"""In the browser: a click on a point of the projection tells the index of its record."""
+
 Asked = tuple[str, tuple[int, ...]]
 """A phrase, and the indices of the records that were shown for it."""
 
@@ -96,6 +106,10 @@ class Answers:
         """The vectors in the plane."""
         plane = self.explorer.projection(among, colour)
         return pictures.projection(plane, self.explorer.keys, among, colour)
+
+    def point(self, clicked: Any) -> str:
+        """The record of a point that was clicked."""
+        return pictures.card(self.explorer.record(int(clicked.index)))
 
 
 def remove(file: Path) -> None:
@@ -174,19 +188,22 @@ def _film_tab(gr: Any, answers: Answers) -> None:
             phrase = gr.Textbox(label="Where to look for (empty: the first class)", placeholder="left basal effusion")
             classes = gr.Textbox(label="Classes (empty: the model's own)", placeholder="edema, rib fracture")
             top = gr.Slider(1, MOST, value=4, step=1, label="How many films and reports")
-            again = gr.Button("Ask again", variant="primary")
-        with gr.Column(scale=5, visible=False) as right:
-            findings, seen = _section(gr, "Findings"), _section(gr, "Where the model looked")
-            similar, reports = _section(gr, "Similar films"), _section(gr, "Nearest reports")
+            ask = gr.Button("Ask", variant="primary")
+        with gr.Column(scale=5):
+            hint = _shown(gr, f'<div class="fx"><p class="note">{text(HINT)}</p></div>')
+            with gr.Column(visible=False) as results:
+                findings, seen = _section(gr, "Findings"), _section(gr, "Where the model looked")
+                similar, reports = _section(gr, "Similar films"), _section(gr, "Nearest reports")
     answered = [dropped, shown, findings, similar, reports]
     read = file.upload(_told(gr, answers.drop), file, film, api_visibility="private")
     for after in (read.success, read.failure):
         after(lambda: None, None, file, api_visibility="private")  # its file is gone, whether it could be read or not
-    for event in (read.success, again.click, classes.submit):
+    for event in (read.success, ask.click, classes.submit):
         told = event(_told(gr, answers.film), [film, classes, top], answered, api_visibility="private")
-        told.success(lambda: gr.Column(visible=True), None, right, api_visibility="private").success(
-            _told(gr, answers.looked), [dropped, phrase], seen, api_visibility="private"
+        opened = told.success(
+            lambda: (gr.HTML(visible=False), gr.Column(visible=True)), None, [hint, results], api_visibility="private"
         )
+        opened.success(_told(gr, answers.looked), [dropped, phrase], seen, api_visibility="private")
     phrase.submit(_told(gr, answers.looked), [dropped, phrase], seen, api_visibility="private")
 
 
@@ -195,9 +212,19 @@ def _space_tab(gr: Any, answers: Answers, tab: Any) -> None:
     with gr.Row():
         among = gr.Radio([FILMS, REPORTS], value=FILMS, label="Vectors of")
         colour = gr.Dropdown(colours, value=colours[0], label="Coloured by")
-    plane = _shown(gr)
+    with gr.Row():
+        with gr.Column(scale=4):
+            plane = gr.HTML(js_on_load=CLICKS)
+        with gr.Column(scale=1, min_width=240):
+            record = _shown(gr)
     for event in (tab.select, among.change, colour.change):
         event(_told(gr, answers.space), [among, colour], plane, api_visibility="private")
+
+    def point(clicked: Any) -> Any:
+        return _told(gr, answers.point)(clicked)
+
+    point.__annotations__["clicked"] = gr.EventData  # by which Gradio knows what to give
+    plane.click(point, None, record, api_visibility="private")
 
 
 def _told(gr: Any, answer: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,8 +31,10 @@ background:var(--background-fill-primary)}
 .fx .key{font-family:var(--font-mono,monospace);font-size:.75rem;overflow-wrap:anywhere}
 .fx .tag{display:inline-block;border-radius:1rem;padding:0 .5rem;margin:.15rem .2rem .05rem 0;font-size:.78rem;
 background:var(--border-color-primary)}
-.fx .report{white-space:pre-wrap;overflow-wrap:anywhere;max-height:9.5rem;overflow:auto;font-size:.86rem}
+.fx .report{white-space:pre-wrap;overflow-wrap:anywhere;max-height:9.5rem;overflow:auto;font-size:.86rem;
+scrollbar-width:thin;scrollbar-color:var(--border-color-primary) transparent}
 .fx table{border-collapse:collapse;width:100%;max-width:46rem;font-variant-numeric:tabular-nums}
+.fx table,.fx thead,.fx table tr{border:0}
 .fx table th,.fx table td{padding:.25rem .6rem;text-align:left;border:0;
 border-bottom:1px solid var(--border-color-primary)}
 .fx td.number,.fx th.number{text-align:right;white-space:nowrap}
@@ -42,6 +44,8 @@ border-bottom:1px solid var(--border-color-primary)}
 .fx .map{width:100%;max-width:860px;display:block;background:#fff;border-radius:8px}
 .fx svg{width:100%;max-width:900px;height:auto;display:block}
 .fx svg text{fill:var(--body-text-color);font-size:13px}
+.fx svg [data-index]{cursor:pointer}
+.fx svg [data-index]:hover{stroke:var(--body-text-color);fill-opacity:1}
 .fx svg .frame{fill:none;stroke:var(--border-color-primary)}
 .fx .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem}
 .fx .legend svg{width:14px;height:14px;display:inline-block;vertical-align:-2px;margin-right:.3rem}
@@ -83,15 +87,21 @@ def cards(records: Sequence[Record], otherwise: str) -> str:
     return f'<div class="fx"><div class="cards">{shown}</div></div>'
 
 
-def _card(rank: int, record: Record) -> str:
+def card(record: Record) -> str:
+    """One record, which nothing was asked of."""
+    return f'<div class="fx"><div class="cards">{_card(None, record)}</div></div>'
+
+
+def _card(rank: int | None, record: Record) -> str:
     picture = '<div class="none">no film</div>'
     if record.pixels is not None:
-        picture = f'<img alt="film {rank}" src="{film(record.pixels)}">'
+        picture = f'<img alt="film {rank or ""}" src="{film(record.pixels)}">'
+    first = f"<b>{rank}</b><span>cosine {record.cosine:+.3f}</span>" if rank else ""
     where = ", ".join(filter(None, (record.site, record.split)))
     tags = "".join(f'<span class="tag">{text(label)}</span>' for label in record.labels)
     return (
         f'<div class="card">{picture}<div class="said">'
-        f'<div class="first"><b>{rank}</b><span>cosine {record.cosine:+.3f}</span></div>'
+        f'<div class="first">{first}</div>'
         f'<div>{text(where)}</div><div class="key">{text(record.key)}</div><div>{tags}</div>'
         f'<p class="report">{text(record.report or "no report")}</p></div></div>'
     )
@@ -127,14 +137,18 @@ def looked(result: Occlusion, phrase: str) -> str:
 
 
 def projection(plane: Projection, keys: Sequence[str], among: str, colour: str) -> str:
-    """The points with a legend; a point says its record when it is pointed at. ``keys``: by index, of the records."""
+    """The points with a legend; a point says its record when it is pointed at. ``keys``: by index, of the records.
+
+    The index of a point's record is in its attribute ``data-index``.
+    """
     groups = sorted(set(plane.groups), key=lambda name: (ORDER.index(name) if name in ORDER else -1, name))
     looks = {name: _look(index, name) for index, name in enumerate(groups)}
     first, second = (f"{100 * share:.0f} % of the variance" for share in plane.shares)
     count = len(plane.indices)
     drawn_of = f"{count:,} of {plane.total:,}, drawn by lot" if count < plane.total else f"{count:,}"
     what = "Reports" if among == REPORTS else "Films"
-    note = "The first two principal components of the vectors: what is near in the plane need not be near in the space."
+    note = "Click a point to see its record. These are the first two principal components of the vectors: what is near "
+    note += "in the plane need not be near in the space."
     note += " Where the sites lie apart, the model tells them apart." if colour == SITE else ""
     return (
         f'<div class="fx"><p><b>{what} by {text(colour)}</b> ({drawn_of})</p>{_legend(plane, looks)}'
@@ -167,7 +181,8 @@ def _points(plane: Projection, looks: Looks, keys: Sequence[str]) -> str:
     for name, (colour, outline) in looks.items():
         for i in (i for i, group in enumerate(plane.groups) if group == name):
             drawing.append(
-                f'<path d="{outline}" fill="{colour}" fill-opacity=".75" transform="translate({x[i]:.1f} {y[i]:.1f})">'
+                f'<path data-index="{plane.indices[i]}" d="{outline}" fill="{colour}" fill-opacity=".75" '
+                f'transform="translate({x[i]:.1f} {y[i]:.1f})">'
                 f"<title>{text(keys[plane.indices[i]])}: {text(name)}</title></path>"
             )
     return "".join(drawing)

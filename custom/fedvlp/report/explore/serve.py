@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 LOOPBACK = "127.0.0.1"
 PORT = 7860
@@ -131,7 +132,7 @@ def own_folder() -> Iterator[Path]:
 class Guarded:
     """ASGI: an application that answers only who asks by a name of this machine, and whose pages load nothing else.
 
-    ``names`` None answers whatever name it is asked by.
+    No page of another site is answered. ``names`` None answers whatever name it is asked by.
     """
 
     def __init__(self, app: Any, names: tuple[str, ...] | None = OWN_NAMES) -> None:
@@ -149,7 +150,11 @@ class Guarded:
     def _allowed(self, scope: Any) -> bool:
         if scope["type"] != "http":  # Gradio has no web sockets
             return False
-        asked = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+        headers = dict(scope["headers"])
+        asked = headers.get(b"host", b"").decode("latin-1").lower()
+        origin = headers.get(b"origin")
+        if origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != asked:
+            return False  # another site's page asks
         return self.names is None or re.sub(r":\d+$", "", asked) in self.names
 
 
