@@ -175,7 +175,7 @@ def explore(
 
     use_plugins(plugins)
     serve.refuse_without_gradio()
-    with serve.listening(address, port) as opened, serve.own_folder():
+    with serve.listening(address, port) as opened:
         trained = _loaded(model, statistics, device)
         cohort = _records(trained, data, cache)
         count = len(rows_of(cohort, split))
@@ -183,8 +183,10 @@ def explore(
         explorer = Explorer.of(trained, cohort, split)
         if not serve.is_loopback(opened):
             print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
-        print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
-        serve.serve(page(explorer), opened)
+        with serve.own_folder():
+            served = page(explorer)
+            print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
+            serve.serve(served, opened)
 
 
 @app.command()

@@ -28,7 +28,7 @@ pytest.importorskip("gradio", reason="pip install 'fedvlp[app]'")
 pytest.importorskip("selenium", reason="pip install selenium")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
-    pytest.mark.slow(seconds=60),
+    pytest.mark.slow(seconds=25),
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its chromedriver here"),
 ]
 
