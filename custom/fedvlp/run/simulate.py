@@ -10,6 +10,7 @@ from contextlib import closing
 import numpy as np
 
 from fedvlp.core.checkpoint import save_json, save_text
+from fedvlp.data.deid import Accepted
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import as_written
 from fedvlp.data.report_imputation import provenance
@@ -71,7 +72,7 @@ def simulate(
     folder: RunFolder,
     *,
     workers: int = 1,
-    accept_phi_risk: bool = False,
+    accept_phi_risk: Accepted = False,
     report: Callable[[Record], None] = lambda record: None,
     caution: Callable[[str], None] = log.warning,
 ) -> list[Record]:
@@ -89,7 +90,7 @@ def _simulate(
     experiment: Experiment,
     folder: RunFolder,
     workers: int,
-    accept_phi_risk: bool,
+    accept_phi_risk: Accepted,
     report: Callable[[Record], None],
     caution: Callable[[str], None],
 ) -> list[Record]:

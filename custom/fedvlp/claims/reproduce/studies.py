@@ -276,10 +276,16 @@ DISTORTION = Study("distortion", "alignment", alignment, _distortion, sources=("
 SHALLOW = Study("shallow", "alignment", alignment, _shallow, sources=("mimic_cxr",))
 
 
+STAND_INS = ("Edema", "Pleural Effusion")
+"""Findings on drawn films, in the demo, for the two of the retina."""
+
+
 def retina(size: Size, seed: int) -> Mapping[str, Experiment]:
     """FedDRA's table 4: two sites."""
     if size.demo:
         base, local, of_feddra = alignment_base(size, seed, 2), LOCAL[size.name], CHEST
+        assert isinstance(base.data, SyntheticCohort)
+        base = replace(base, data=replace(base.data, captions=STAND_INS))
     else:
         base, local, of_feddra = _eyes(size, seed), 1 if size.quick else 20, EYES
     cells = compared(size, base, local, of_feddra)
@@ -306,7 +312,7 @@ def retina_heads(size: Size) -> measures.Alignment:
     solved: dict[str, Any] = {"solver": LBFGS} if size.demo else {"steps": _most(size)}
     findings = EYE_FINDINGS
     if size.demo:
-        (records, _), findings = _others(size), ("Edema", "Pleural Effusion")
+        (records, _), findings = _others(size), STAND_INS
     return measures.Alignment(
         tuple(
             Downstream(name, records, (0.1, 0.2, 1.0), (finding,), **solved)
@@ -323,8 +329,8 @@ RETINA = Study(
     sources=("messidor", "brset", "mbrset"),
     differs="Photographs are read in grey.",
     stands_in=(
-        "Drawn chest films of two sites stand in for MESSIDOR and BRSET, and two of their findings for diabetic "
-        "retinopathy and macular edema of mBRSET: the procedure, and nothing about eyes."
+        "Drawn chest films of two sites stand in for MESSIDOR and BRSET, captions that grade two of their findings for "
+        "those of diabetic retinopathy and macular edema: the procedure, and nothing about eyes."
     ),
 )
 
