@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from support.presets import MODEL
 
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.report.explore import serve
 from fedvlp.report.explore.content import FILMS, Explorer
-from fedvlp.report.explore.page import Answers, _told
+from fedvlp.report.explore.page import Answers, _told, page
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,24 @@ def test_the_space_and_a_point_of_it(answers: Answers, explorer: Explorer) -> No
     assert drawing.count("<title>") == 24
     assert "Films by site" in drawing
     assert explorer.keys[7] in answers.point(SimpleNamespace(index=7))
+
+
+def test_no_name_of_a_data_set_becomes_a_script_of_the_page(explorer: Explorer) -> None:
+    """The names of labels stand in Gradio's settings, in a script of the page, all of whose scripts may run."""
+    pytest.importorskip("gradio", reason="pip install 'fedvlp[app]'")
+    from fastapi.testclient import TestClient
+
+    names = ("</script><script>alert(1)</script>", *explorer.cohort.label_names[1:])
+    hostile = replace(explorer, cohort=replace(explorer.cohort, label_names=names))
+    with serve.own_folder():
+        policies = []
+        for shown in (explorer, hostile):
+            answer = TestClient(serve.Guarded(page(shown)), base_url="http://127.0.0.1").get("/")
+            assert answer.status_code == 200
+            assert "<script>alert(1)" not in answer.text
+            assert not re.search(r'(?:src|href)="(?:https?:)?//', answer.text)
+            policies.append(answer.headers["content-security-policy"].count("sha256-"))
+    assert policies[0] == policies[1] > 0
 
 
 class RefusedError(Exception):
