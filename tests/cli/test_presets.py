@@ -33,7 +33,8 @@ def test_settings_are_shown_as_set_takes_them_and_changes_are_seen() -> None:
     assert rows.keys() >= {"method", "method.mu", "method.rho", "method.align_steps"}
     assert all(key.startswith("method") for key in rows)
     assert rows["method.rho"][:2] == ["0.7", "0.1"]
-    assert rows["method.mu"][:2] == ["1.0", "5.0"]
+    assert rows["method.local_steps"][:2] == ["40", "50"]
+    assert rows["method.mu"][:2] == ["5.0", ""]
     assert "weight of the global constraint" in rows["method.mu"][2]
     assert "│ training.make_up_warmup" in printed("settings", "feddra", "training")
     assert "one of convirt, gloria" in printed("settings", "feddra", "objective")

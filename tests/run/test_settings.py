@@ -31,8 +31,8 @@ def test_every_setting_that_is_listed_can_be_set_to_what_it_is(name: str) -> Non
 
 def test_a_setting_has_its_value_its_default_and_its_meaning() -> None:
     feddra = by_key("feddra")
-    assert feddra["method.mu"].value == 1.0
-    assert feddra["method.mu"].default == 5.0
+    assert feddra["method.align_steps"].value == 10
+    assert feddra["method.align_steps"].default == 20
     assert feddra["method.mu"].meaning.startswith("weight of the global constraint L_C (eq. 1), >= 0")
     assert feddra["method"].value == "FedDRA"
     assert {"convirt", "gloria", "mgca", "medclip"} <= set(feddra["objective"].choices)
