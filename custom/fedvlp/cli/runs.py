@@ -137,10 +137,15 @@ def tell_dry_run(experiment: Any, workers: int, accept_phi_risk: bool) -> None:
         console.print(line, highlight=False)
 
 
-def write_report(folder: Any) -> Path:
-    """Writes the run's report page and returns its path."""
+def write_report(folder: Any, intervals: bool = False) -> Path:
+    """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
     from fedvlp.report.page import write
+    from fedvlp.run import recalls
 
+    if intervals:
+        recalls.measure(folder)
+    else:
+        recalls.measure_built_in(folder)
     return write(folder)
 
 
@@ -168,7 +173,13 @@ def _percent(value: float) -> str:
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugins: Plugins = None) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Measures the test records again, with intervals over patients.")
+    ] = False,
+    plugins: Plugins = None,
+) -> None:
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
@@ -183,7 +194,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
     Console().print(*summary_tables(experiment.name, summary(history)))
-    print(f"report {write_report(folder)}")
+    print(f"report {write_report(folder, intervals)}")
 
 
 @app.command()

@@ -27,6 +27,7 @@ td:first-child,th:first-child{text-align:left;white-space:nowrap}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
+.lead{font-size:1.1rem;margin:.6rem 0 1rem}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
 """
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from fedvlp.core.metric_names import BYTES_UP
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.report import figures
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
-from fedvlp.report.run import Run
+from fedvlp.report.run import SCOPES, Run
+from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.metrics import Record, by_site
 
-BATCH = Retrieval().batch_size
 KS, ARROW = (1, 5), " \N{RIGHTWARDS ARROW} "
 KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population std)"}
-SCOPES = {names.IN_BATCH: f"in batches of {BATCH}", names.WHOLE_SET: "whole set"}
 
 
 def section(run: Run) -> str:

@@ -1,0 +1,135 @@
+"""Recall of a finished run on its test records again, with intervals over patients: by site, over sites, and gained.
+
+The server of a run knows the figures that sites sent and no patients, so an interval can only be measured where the
+records are: for a run on this machine. The file holds figures alone, no record.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
+from fedvlp.evaluation.output import write_csv
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, hits_of
+from fedvlp.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
+"""Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
+
+KS = (1, 5)
+COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance")
+SITE = "site"
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Recall@k on the test split in percent, or a difference of two: mean of both directions."""
+
+    figure: str  # INITIAL, TRAINED, GAIN or FROM_AVERAGE
+    over: str  # SITE: of one site; else ``metric_names.AVERAGE`` or ``WORST``
+    site: str  # "" over sites
+    scope: str  # ``metric_names.IN_BATCH`` or ``WHOLE_SET``
+    k: int
+    queries: int  # test pairs; each asks once in either direction
+    recall: Interval
+    chance: float  # of a random order; nan for a difference
+
+
+def file_of(folder: RunFolder) -> Path:
+    """Where the recalls of a run are."""
+    return folder.path / "evaluation" / "recall.csv"
+
+
+def measure(folder: RunFolder) -> Path:
+    """Measures the initial and the trained model on the test records and writes ``evaluation/recall.csv``.
+
+    Raises ValueError as ``compare`` does: for a run that has not finished, that retrieves nothing, or whose models are
+    at sites elsewhere.
+    """
+    run = FinishedRun(folder, folder.experiment().name)
+    vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(*run.trained())}
+    scopes = [names.WHOLE_SET]
+    if min(map(len, run.patients.values())) >= BATCH:
+        scopes.insert(0, names.IN_BATCH)
+    lines: list[Recall] = []
+    for scope in scopes:
+        of_k = {
+            k: {model: hits_of(of_model, k, scope == names.IN_BATCH) for model, of_model in vectors.items()} for k in KS
+        }
+        queries = {site: len(hits) for site, hits in of_k[KS[0]][TRAINED].items()}
+        bootstrap = Bootstrap({site: run.patients[site][:count] for site, count in queries.items()})
+        for k, hits in of_k.items():
+            lines += _lines(bootstrap, hits, scope, k, queries)
+    rows = ((*astuple(line)[:6], *vars(line.recall).values(), line.chance) for line in lines)
+    return write_csv(file_of(folder), [COLUMNS, *rows])
+
+
+def measure_built_in(folder: RunFolder) -> None:
+    """``measure`` for a finished run on the built-in cohort that was not measured yet; nothing for any other run."""
+    if file_of(folder).exists() or not folder.model.exists():
+        return
+    experiment = folder.experiment()
+    if not isinstance(experiment.data, SyntheticCohort) or isinstance(experiment.model, MultimodalConfig):
+        return
+    try:
+        measure(folder)
+    except ValueError as error:  # as of models that stayed at sites elsewhere: the report does without
+        log.warning("%s: no intervals: %s", folder.path, error)
+
+
+def _lines(
+    bootstrap: Bootstrap, hits: Mapping[str, Hits], scope: str, k: int, queries: Mapping[str, int]
+) -> Iterator[Recall]:
+    """The recalls of one k in one scope: of both models (name -> hits), and of their differences."""
+    sites = list(queries)
+    of_sites = {model: bootstrap.by_site(of_model) for model, of_model in hits.items()}  # [sites, 1 + draws] each
+    average = {model: drawn.mean(axis=0) for model, drawn in of_sites.items()}
+    worst = {model: drawn.min(axis=0) for model, drawn in of_sites.items()}
+    of_sites |= {GAIN: of_sites[TRAINED] - of_sites[INITIAL], FROM_AVERAGE: of_sites[TRAINED] - average[TRAINED]}
+    average[GAIN], worst[GAIN] = average[TRAINED] - average[INITIAL], worst[TRAINED] - worst[INITIAL]
+    by_random = {site: 100 * k / BATCH if scope == names.IN_BATCH else 100 * k / queries[site] for site in sites}
+    for figure, drawn in of_sites.items():
+        known = figure in hits
+        for site, values in zip(sites, drawn, strict=True):
+            chance = min(100.0, by_random[site]) if known else float("nan")
+            yield Recall(figure, SITE, site, scope, k, queries[site], of_draws(values), chance)
+    mean_chance = float(np.mean([min(100.0, chance) for chance in by_random.values()]))
+    asked = sum(queries.values())
+    for over, of_figures in ((names.AVERAGE, average), (names.WORST, worst)):
+        for figure, values in of_figures.items():
+            chance = mean_chance if figure in hits and over == names.AVERAGE else float("nan")
+            yield Recall(figure, over, "", scope, k, asked, of_draws(values), chance)
+
+
+def read(folder: RunFolder) -> list[Recall]:
+    """The recalls that ``measure`` wrote; none where it did not. Raises ValueError for a damaged file."""
+    file = file_of(folder)
+    if not file.exists():
+        return []
+    try:
+        with open(file, encoding="utf-8", newline="") as lines:
+            return [_read(line) for line in csv.DictReader(lines)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{folder.path}: evaluation/recall.csv is not what fedvlp wrote there; remove it and measure again with "
+            "`fedvlp report RUN --intervals`"
+        ) from None
+
+
+def _read(line: Mapping[str, str]) -> Recall:
+    interval = Interval(*(float(line[name]) for name in ("recall", "low", "high")))
+    over, scope = line["over"], line["scope"]
+    return Recall(
+        line["figure"], over, line["site"], scope, int(line["k"]), int(line["queries"]), interval, float(line["chance"])
+    )
