@@ -9,6 +9,7 @@ import pytest
 from support.report_pages import SITES, page_of, recalls, record, robust, run_of
 
 from fedvlp.evaluation.intervals import Interval
+from fedvlp.report.html import ABSENT
 from fedvlp.report.opening import sentences
 from fedvlp.report.run import Run
 from fedvlp.run.compare import INITIAL
@@ -21,15 +22,20 @@ def said(folder: RunFolder) -> list[str]:
     return sentences(Run.read(folder))
 
 
-def note(folder: RunFolder, gain: Interval, distances: dict[str, Interval]) -> None:
-    """Writes a file of recalls with these differences, and made-up intervals of both models."""
+def note(folder: RunFolder, gain: Interval, distances: dict[str, Interval], together: Interval | None = None) -> None:
+    """Writes a file of recalls with these differences, and made-up intervals of both models.
+
+    ``together``: among the records of all sites, beside a source oracle of 2.
+    """
     over = {INITIAL: Interval(4, 3, 5), TRAINED: Interval(8, 7, 9), GAIN: gain}
     rows = [[figure, "average", "", *of] for figure, interval in over.items() for of in [(interval,)]]
     rows += [[FROM_AVERAGE, SITE, site, interval] for site, interval in distances.items()]
     lines = [",".join(COLUMNS)]
     for figure, kind, site, interval in rows:
         chance = math.nan if figure in (GAIN, FROM_AVERAGE) else 3.125
-        lines.append(f"{figure},{kind},{site},,1,64,{interval.value},{interval.low},{interval.high},{chance}")
+        lines.append(f"{figure},{kind},{site},,1,64,{interval.value},{interval.low},{interval.high},{chance},nan")
+    if together is not None:
+        lines.append(f"trained,together,,all/,1,192,{together.value},{together.low},{together.high},0.5,2.0")
     file_of(folder).parent.mkdir()
     file_of(folder).write_text("\n".join(lines) + "\n")
 
@@ -52,12 +58,47 @@ def test_a_site_is_left_behind_where_its_whole_interval_is_below_the_average(tmp
     below, around, above = Interval(-2, -3.5, -0.5), Interval(0, -1, 1), Interval(2, 1, 3)
     note(folder, Interval(4, 2.5, 5.5), {"site-1": below, "site-2": around, "site-10": above})
     assert said(folder) == [
+        "site-1 is left behind: 6.0 against 8.0 on average, a difference of -2.0 [-3.5, -0.5].",
         "R@1 rose from 4.0 [3.0, 5.0] to 8.0 [7.0, 9.0] on average over 3 sites after 2 rounds, by +4.0 [+2.5, +5.5] "
         "(test, in batches of 32; chance 3.1; in brackets the 95 % interval over test patients).",
-        "site-1 is left behind: 6.0 against 8.0 on average, a difference of -2.0 [-3.5, -0.5].",
     ]
     page = page_of(folder)
     assert "site-1 is left behind" in page.text[: page.text.index("in progress")], "the sentence comes first"
+
+
+def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
+    for name, together, expected in (
+        ("above", Interval(6, 2.5, 9), "is above what knowing the site alone would give: 6.0 [2.5, 9.0] against 2.0."),
+        ("not", Interval(6, 1.5, 9), "shows no more than knowing the site would: 6.0 [1.5, 9.0] against 2.0."),
+    ):
+        folder = run_of(tmp_path / name, robust())
+        note(folder, Interval(4, 2.5, 5.5), {}, together)
+        assert said(folder)[-1] == f"Among the records of all sites R@1 {expected}"
+        table = page_of(folder).tables["Test split with intervals"]
+        row = [
+            "R@1, whole set, records of all sites in one set",
+            "192",
+            ABSENT,
+            "6.0 [{:.1f}, 9.0]",
+            ABSENT,
+            "0.5",
+            "2.0",
+        ]
+        row[3] = row[3].format(together.low)
+        assert table[-1] == row
+
+
+def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, robust())
+    assert "`fedvlp report RUN --intervals`" in page_of(folder).text
+    note(folder, Interval(4, 2.5, 5.5), {})
+    page = page_of(folder)
+    assert page.tables["Test split with intervals"] == [
+        ["", "test pairs", "initial", "trained", "gained", "chance", "source oracle"],
+        ["R@1, in batches of 32, average over sites", "64", "4.0 [3.0, 5.0]", "8.0 [7.0, 9.0]", "+4.0 [+2.5, +5.5]",
+         "3.1", ABSENT],
+    ]  # fmt: skip
+    assert "--intervals" not in page.text
 
 
 def test_sites_that_are_not_told_apart_and_a_gain_that_is_none(tmp_path: Path) -> None:
@@ -96,7 +137,7 @@ def test_few_evaluations_and_one_site(tmp_path: Path) -> None:
 
 
 def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
-    assert said(run_of(tmp_path / "none", [record(0, "train", {})])) == []
+    assert said(run_of(tmp_path / "none", [record(0, "train", {})])) == ["No evaluation so far."]
     history = [record(r, "train", {}, server={"test/auc/macro": area}) for r, area in enumerate((0.5, 0.75))]
     assert said(run_of(tmp_path / "areas", history)) == [
         "The server's macro AUC on the public set (test; chance 0.5) rose from 0.500 to 0.750."

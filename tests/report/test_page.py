@@ -62,7 +62,6 @@ def test_costs_sites_and_settings(page: Page) -> None:
     assert seconds[3] == ["2", ABSENT, ABSENT, "1.5"]
     assert "Tensors: 15.0 MB to sites, 8.0 MB from sites. Phases: 7.5 s." in page.text
     assert page.tables["Sites"][2] == ["site-2", "1,200", "75.0 %", "5 of 5"]
-    assert "No update was dropped." in page.text
     for said in ("constraint_reduction = sum_dim", "ConVIRT", "versions", torch.__version__.partition("+")[0]):
         assert said in page.text
     assert "in progress or interrupted" in page.text
@@ -109,6 +108,17 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     assert str(tmp_path) not in page.source
 
 
+def headings(page: Page) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", page.source)
+
+
+def test_chapters_are_those_with_content(page: Page) -> None:
+    """No classifier, no public set, no change on record, no update dropped."""
+    assert headings(page) == [
+        "Retrieval", "Sites", "Loss", "Site weights", "Bytes and seconds", "All settings and versions",
+    ]  # fmt: skip
+
+
 def test_the_chance_line_is_drawn(tmp_path: Path) -> None:
     """The dashed stroke is there with a chance level and not without: a set smaller than a batch has none."""
 
@@ -143,12 +153,9 @@ def test_the_length_of_every_change_is_drawn_by_phase(tmp_path: Path) -> None:
 
 def test_a_run_without_records(tmp_path: Path) -> None:
     page = page_of(RunFolder.create(tmp_path, presets.get("fedavg")))
-    for said in (
-        "not trained yet", "No evaluation so far.", "No loss has been reported.", "No site has answered so far.",
-        "The records have no robust site weights.", "No phase is complete.", "No update was dropped.",
-        "No change of the model's weights is on record.",
-    ):  # fmt: skip
-        assert said in page.text
+    assert "not trained yet" in page.text
+    assert "No evaluation so far." in page.text
+    assert headings(page) == ["All settings and versions"]
     assert not page.alts()
     (tmp_path / "bare").mkdir()
     assert "no config.json" in page_of(RunFolder(tmp_path / "bare")).text

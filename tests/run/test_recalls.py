@@ -20,7 +20,7 @@ from fedvlp.run import recalls
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
-from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TRAINED, Recall
+from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 from fedvlp.run.simulate import simulate
 
 BASE = replace(
@@ -77,6 +77,16 @@ def test_differences_and_chance(rows: list[Recall]) -> None:
     assert [row.chance for row in of.values()] == pytest.approx(chance)
     assert average.chance == pytest.approx(sum(chance) / 2)
     assert average.queries == sum(row.queries for row in of.values())
+
+
+def test_all_records_together_beside_the_source_oracle(rows: list[Recall]) -> None:
+    """N pairs in all, n of them at a site: chance is 100 / N; who knows the site has 100 / n, in the mean 200 / N."""
+    together = one(rows, TRAINED, TOGETHER, "", names.WHOLE_SET, 1)
+    counts = [one(rows, TRAINED, SITE, site, names.WHOLE_SET, 1).queries for site in SITES]
+    assert together.queries == sum(counts)
+    assert together.chance == pytest.approx(100 / sum(counts))
+    assert together.oracle == pytest.approx(100 * len(SITES) / sum(counts))
+    assert together.recall.low <= together.recall.value <= together.recall.high
 
 
 def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(

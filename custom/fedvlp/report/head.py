@@ -21,8 +21,7 @@ def section(run: Run) -> str:
         status = "finished"
     elif status is None or older:
         status = "in progress or interrupted"
-    lead = " ".join(opening.sentences(run))
-    out = f'<p class="lead">{text(lead)}</p>' if lead else ""
+    out = "".join(f'<p class="lead">{text(sentence)}</p>' for sentence in opening.sentences(run))
     out += f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
     if run.status.get("reason"):
         out += f"<p>{'An earlier attempt ended with: ' if older else ''}{text(run.status['reason'])}</p>"

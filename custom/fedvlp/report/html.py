@@ -27,7 +27,7 @@ td:first-child,th:first-child{text-align:left;white-space:nowrap}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
-.lead{font-size:1.1rem;margin:.6rem 0 1rem}
+.lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
 """
 
@@ -61,8 +61,10 @@ def pairs(items: Mapping[str, object]) -> str:
 
 
 def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
-    """Figures (HTML) side by side where there is room; the sentence ``otherwise`` where there are none."""
-    return f'<div class="grid {kind}">{figures}</div>' if figures else f"<p>{text(otherwise)}</p>"
+    """Figures (HTML) side by side where there is room; where there are none, the sentence ``otherwise``, if any."""
+    if figures:
+        return f'<div class="grid {kind}">{figures}</div>'
+    return f"<p>{text(otherwise)}</p>" if otherwise else ""
 
 
 def kind(config: Any) -> str:

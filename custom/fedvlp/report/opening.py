@@ -11,7 +11,7 @@ from fedvlp.report.figures import Points
 from fedvlp.report.run import SCOPES, Run
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.metrics import Record, by_site, of_server, overall, summary
-from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TRAINED, Recall
+from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 
 MARGIN = 0.05
 """Share of the whole rise on val: a change of the last quarter of the rounds that is smaller is none."""
@@ -38,12 +38,17 @@ class Chosen:
 
 
 def sentences(run: Run) -> list[str]:
-    """What happened, the most important first; nothing where nothing was measured."""
+    """What happened, the most important first."""
     lines = _classifier(run)
+    if not run.measured and not lines:
+        never = run.setting("rounds.evaluate_every") == 0
+        return [f"No evaluation{': rounds.evaluate_every is 0' if never else ' so far'}."]
     chosen = chosen_of(run)
     if chosen is not None:
         recalls = [row for row in run.recalls if chosen.split == "test" and (row.k, row.scope) == (1, chosen.scope)]
-        lines += _gained(run, chosen, recalls) + _left_behind(run, chosen, recalls) + _course(run, chosen.scope)
+        behind, others = _left_behind(run, chosen, recalls)
+        lines = [*behind, *_gained(run, chosen, recalls), *others, *_course(run, chosen.scope), *lines]
+        lines += _beside_oracle(run.recalls)
     return lines
 
 
@@ -88,28 +93,30 @@ def _chance(chosen: Chosen, recalls: Sequence[Recall]) -> str:
     return f"; chance {known[0]:.1f}" if known else ""
 
 
-def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> list[str]:
-    """Which sites lie below the average by more than other patients would explain."""
+def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> tuple[list[str], list[str]]:
+    """Which sites lie below the average by more than other patients would explain; else what is known of the sites."""
     end, last = run.measured[-1]
     ranked = _ranked(end, chosen)
     if len(ranked) < 2:
-        return []
+        return [], []
     average = last[chosen.over_sites(names.AVERAGE)]
     if ranked[0][0] == ranked[-1][0]:
-        return [f"All sites have the same R@1, {average:.1f}."]
+        return [], [f"All sites have the same R@1, {average:.1f}."]
     distances = {row.site: row.recall for row in recalls if (row.figure, row.over) == (FROM_AVERAGE, SITE)}
     if not distances:
         lowest = f"{ranked[0][1]} is the lowest: {ranked[0][0]:.1f} against {average:.1f} on average."
-        return [f"{lowest} Without intervals nobody can say whether that is more than the chance of its test patients."]
+        return [], [
+            f"{lowest} Without intervals nobody can say whether that is more than the chance of its test patients."
+        ]
     behind = [(value, site) for value, site in ranked if site in distances and distances[site].side < 0]
     if not behind:
         value, site = ranked[0]
         shown = f"the lowest, {site}, has {value:.1f} against {average:.1f} on average"
-        return [f"No site is left behind: {shown}{_difference(distances.get(site))}."]
+        return [], [f"No site is left behind: {shown}{_difference(distances.get(site))}."]
     return [
         f"{site} is left behind: {value:.1f} against {average:.1f} on average{_difference(distances[site])}."
         for value, site in behind
-    ]
+    ], []
 
 
 def _ranked(record: Record, chosen: Chosen) -> list[tuple[float, str]]:
@@ -149,6 +156,17 @@ def _course(run: Run, scope: str) -> list[str]:
     if change > MARGIN * rise:
         return [f"On val the average still rises, by {change:.1f} since round {quarter}: more rounds may help."]
     return [f"On val the average no longer rises: {change:+.1f} since round {quarter}."]
+
+
+def _beside_oracle(recalls: Sequence[Recall]) -> list[str]:
+    """Whether the records of all sites are told apart by more than their sites."""
+    for row in recalls:
+        if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
+            shown = f"{row.recall.unsigned()} against {row.oracle:.1f}"
+            if row.recall.low > row.oracle:
+                return [f"Among the records of all sites R@1 is above what knowing the site alone would give: {shown}."]
+            return [f"Among the records of all sites R@1 shows no more than knowing the site would: {shown}."]
+    return []
 
 
 def _classifier(run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""The report of a run, in progress, stopped or finished: one HTML page, which names what the folder lacks."""
+"""The report of a run, in progress, stopped or finished: one HTML page, whose chapters are those with content."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Dropped updates": lambda run: updates.dropped(run.history),
     "All settings and versions": settings.section,
 }
-"""The page from top to bottom: heading, and what writes its HTML. Those of plugins in use come last."""
+"""The page from top to bottom: heading, and what writes its HTML, "" for no chapter. Those of plugins come last."""
 
 
 def write(folder: RunFolder) -> Path:
@@ -49,8 +49,9 @@ def write(folder: RunFolder) -> Path:
     body = ""
     with matplotlib.rc_context(figures.RC):
         for title, section in sections.items():
+            content = section(run)
             heading = f"<h2>{title}</h2>\n" if title else ""
-            body += f"{heading}{section(run)}\n"
+            body += f"{heading}{content}\n" if content else ""
     path = folder.path / "report.html"
     save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", body))
     return path

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
 from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
 from fedvlp.models.multimodal import MultimodalConfig
-from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, hits_of
+from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
 from fedvlp.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -28,8 +31,8 @@ TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
 """Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
 
 KS = (1, 5)
-COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance")
-SITE = "site"
+COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance", "oracle")
+SITE, TOGETHER = "site", "together"
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,14 @@ class Recall:
     """Recall@k on the test split in percent, or a difference of two: mean of both directions."""
 
     figure: str  # INITIAL, TRAINED, GAIN or FROM_AVERAGE
-    over: str  # SITE: of one site; else ``metric_names.AVERAGE`` or ``WORST``
-    site: str  # "" over sites
+    over: str  # SITE: of one site; ``metric_names.AVERAGE`` or ``WORST`` over sites; TOGETHER: all records are one set
+    site: str  # "" unless over is SITE
     scope: str  # ``metric_names.IN_BATCH`` or ``WHOLE_SET``
     k: int
     queries: int  # test pairs; each asks once in either direction
     recall: Interval
     chance: float  # of a random order; nan for a difference
+    oracle: float = math.nan  # of the source oracle, a record's source being its site; nan but for TOGETHER
 
 
 def file_of(folder: RunFolder) -> Path:
@@ -58,7 +62,9 @@ def measure(folder: RunFolder) -> Path:
     at sites elsewhere.
     """
     run = FinishedRun(folder, folder.experiment().name)
-    vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(*run.trained())}
+    own, state = run.trained()
+    shared = not own and not run.assembly.site_only() and len(run.data) > 1  # one model sees all records
+    vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(own, state)}
     scopes = [names.WHOLE_SET]
     if min(map(len, run.patients.values())) >= BATCH:
         scopes.insert(0, names.IN_BATCH)
@@ -71,8 +77,22 @@ def measure(folder: RunFolder) -> Path:
         bootstrap = Bootstrap({site: run.patients[site][:count] for site, count in queries.items()})
         for k, hits in of_k.items():
             lines += _lines(bootstrap, hits, scope, k, queries)
-    rows = ((*astuple(line)[:6], *vars(line.recall).values(), line.chance) for line in lines)
+    if shared:
+        lines += _together(run, vectors)
+    rows = ((*astuple(line)[:6], *vars(line.recall).values(), line.chance, line.oracle) for line in lines)
     return write_csv(file_of(folder), [COLUMNS, *rows])
+
+
+def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Recall]:
+    """Recall among the test records of all sites, with the source oracle; of models that all sites share."""
+    sources = [site for site, (image, _) in vectors[TRAINED].items() for _ in range(len(image))]
+    patients = [patient for site in vectors[TRAINED] for patient in run.patients[site]]
+    for model, of_model in vectors.items():
+        image, text = (torch.cat(halves) for halves in zip(*of_model.values(), strict=True))
+        for row in recall_rows(image, text, sources, patients, KS):
+            if row.scope == EVERYTHING:
+                shown = model, TOGETHER, "", names.WHOLE_SET, row.k, row.queries
+                yield Recall(*shown, row.recall, row.chance, row.oracle)
 
 
 def measure_built_in(folder: RunFolder) -> None:
@@ -102,13 +122,15 @@ def _lines(
     for figure, drawn in of_sites.items():
         known = figure in hits
         for site, values in zip(sites, drawn, strict=True):
-            chance = min(100.0, by_random[site]) if known else float("nan")
+            chance = min(100.0, by_random[site]) if known else math.nan
             yield Recall(figure, SITE, site, scope, k, queries[site], of_draws(values), chance)
     mean_chance = float(np.mean([min(100.0, chance) for chance in by_random.values()]))
+    same_chance = len(set(by_random.values())) == 1  # or that of the worst site is not known: it may change by draw
     asked = sum(queries.values())
     for over, of_figures in ((names.AVERAGE, average), (names.WORST, worst)):
         for figure, values in of_figures.items():
-            chance = mean_chance if figure in hits and over == names.AVERAGE else float("nan")
+            known = figure in hits and (over == names.AVERAGE or same_chance)
+            chance = mean_chance if known else math.nan
             yield Recall(figure, over, "", scope, k, asked, of_draws(values), chance)
 
 
@@ -129,7 +151,6 @@ def read(folder: RunFolder) -> list[Recall]:
 
 def _read(line: Mapping[str, str]) -> Recall:
     interval = Interval(*(float(line[name]) for name in ("recall", "low", "high")))
-    over, scope = line["over"], line["scope"]
-    return Recall(
-        line["figure"], over, line["site"], scope, int(line["k"]), int(line["queries"]), interval, float(line["chance"])
-    )
+    figure, over, site, scope = (line[name] for name in COLUMNS[:4])
+    k, queries = int(line["k"]), int(line["queries"])
+    return Recall(figure, over, site, scope, k, queries, interval, float(line["chance"]), float(line["oracle"]))
