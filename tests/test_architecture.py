@@ -34,6 +34,9 @@ ONLY = {  # a third-party package, and the parts that may import it
     "typer": {"cli"},
     "rich": {"cli"},
     "matplotlib": {"evaluation", "report"},
+    "gradio": {"report"},
+    "fastapi": {"report"},
+    "uvicorn": {"report"},
 }
 
 TORCH_ALONE = {
@@ -153,6 +156,9 @@ HEAVY = {
     "tenseal",
     "onnxruntime",
     "open_clip",
+    "gradio",
+    "fastapi",
+    "uvicorn",
 }
 
 

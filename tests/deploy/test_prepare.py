@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,67 @@ def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Pat
         assert "canary" not in run.stdout + run.stderr
         assert "edema in" not in run.stdout + run.stderr
     assert Image.open(out / "contact-sheet.png").size == (5 * 160, 190)
+
+
+def named(root: Path) -> list[str]:
+    """``fedvlp prepare`` of a table of six, whose second report names a doctor and whose fourth film is the first."""
+    table = hospital(root) / "export.csv"
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    rows[2][1] = f"Seen by Dr. Ferreira on 03/11/2019, {rows[2][1]}"
+    rows[4][0] = rows[1][0]
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    command = f"prepare table --root {root} --path export.csv --out {root.parent / 'out'} --image-size 32 --workers 1"
+    return f"{command} --set label_columns=Edema --set max_skipped=0.9".split()
+
+
+def test_nothing_is_decoded_until_the_findings_are_accepted_kind_by_kind(tmp_path: Path) -> None:
+    """The refusal counts; a kind that is not accepted refuses; a misspelt kind is answered with all that there are."""
+    command, out = named(tmp_path / "export"), tmp_path / "out"
+    for accepted, said in (
+        ([], "date in 1, name with title in 1"),
+        (["--accept-phi-kind", "date"], "name with title in 1)"),
+        (["--accept-phi-kind", "dates"], "there are: name-with-title, labelled-name, record-number"),
+        (["--show-findings"], "on a terminal alone"),
+    ):
+        refused = CliRunner().invoke(app, [*command, *accepted])
+        assert isinstance(refused.exception, ValueError)
+        assert said in str(refused.exception)
+        assert "Ferreira" not in str(refused.exception) + refused.output
+        assert not out.exists()
+    kinds = ["--accept-phi-kind", "date", "--accept-phi-kind", "name-with-title"]
+    done = CliRunner().invoke(app, [*command, *kinds], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "Ferreira" not in done.output
+    assert (out / "contact-sheet.png").exists()
+
+
+def test_findings_and_unused_rows_are_shown_on_the_owners_terminal(tmp_path: Path) -> None:
+    """With the numbers of their rows (row 1 is below the header), before the refusal; nothing of it is in a file."""
+    command = named(tmp_path / "export")
+    near, far = os.openpty()
+    with subprocess.Popen(
+        [FEDVLP, *command, "--show-findings"], stdout=far, stderr=far, env=os.environ | {"COLUMNS": "200"}
+    ) as process:
+        os.close(far)
+        shown = b""
+        while True:
+            try:
+                read = os.read(near, 65536)
+            except OSError:  # how the end of a terminal reads
+                break
+            if not read:
+                break
+            shown += read
+    os.close(near)
+    assert process.returncode == 2
+    words = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown.decode())
+    assert "2  name with title  ...Seen by Dr. Ferreira on 03/11/2019" in words
+    assert "2  date  ...Seen by Dr. Ferreira on 03/11/2019, canary edema" in words
+    assert "duplicate image: row 4" in words
+    assert words.index("Seen by") < words.index("seem to identify people, so nothing")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:

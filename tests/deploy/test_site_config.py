@@ -154,6 +154,10 @@ def test_reports_with_identifiers_are_trained_on_only_where_the_engineer_says_so
     assert accepts_phi_risk(tmp_path / "local") is False, "no file, no consent"
     assert accepts_phi_risk(configure(tmp_path, {"processes": 1})) is False
     assert accepts_phi_risk(configure(tmp_path, {"accept_phi_risk": True})) is True
+    some = configure(tmp_path, {"accept_phi_risk": ["date", "name-with-title"]})
+    assert accepts_phi_risk(some) == ("date", "name with title")
+    with pytest.raises(SiteConfigError, match="unknown kind of identifier 'dates'; there are: name-with-title"):
+        accepts_phi_risk(configure(tmp_path, {"accept_phi_risk": ["dates"]}))
 
 
 def test_an_experiment_is_accepted_once_and_the_rest_of_the_file_stays(tmp_path: Path) -> None:

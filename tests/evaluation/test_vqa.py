@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.probing import cohort, model
+from support.probing import cohort, model, shaded
 from torch import Tensor
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.evaluation import vqa as answers
-from fedvlp.evaluation.vqa import EVERY, VQA, Vocabulary, commonest, scaled, vqa, write_vqa
+from fedvlp.evaluation.vqa import EVERY, VQA, Scale, Vocabulary, commonest, vqa, write_vqa
 
 QUICK = VQA(hidden=32, lr=0.02, seeds=(0,), epochs=12, resamples=40)
 SPLITS = ("train",) * 120 + ("val",) * 40 + ("test",) * 80
@@ -83,8 +83,9 @@ def test_the_commonest_answer_to_a_wording() -> None:
 
 def test_features_are_on_the_scale_of_the_training_split() -> None:
     table = torch.tensor([[1.0, 5, 7], [3, 5, 9]])
-    assert scaled(table, table).tolist() == [[-1, 0, -1], [1, 0, 1]]
-    assert scaled(torch.tensor([[5.0, 6, 8]]), table).tolist() == [[3, 1, 0]]
+    scale = Scale.of(table)
+    assert scale(table).tolist() == [[-1, 0, -1], [1, 0, 1]]
+    assert scale(torch.tensor([[5.0, 6, 8]])).tolist() == [[3, 1, 0]]
 
 
 # Heads
@@ -176,6 +177,36 @@ def test_no_byte_of_the_model_changes_and_the_same_seed_gives_the_same_figures(t
     assert {line["site"] for line in csv.DictReader(files[1].open())} == {"site-1", "site-2"}
 
 
+# Encoders that train with the head
+
+
+def bright() -> Cohort:
+    """120 images, some brighter in a band; one question whether they are, and one that is the same for all."""
+    labels = np.arange(120)[:, None] // 2 % 2
+    images = cohort(labels, ("Bright",), ("train",) * 60 + ("val",) * 20 + ("test",) * 40, shaded(labels))
+    about = [(truth("bright?", "yes" if label else "no"), truth("a film?", "yes")) for label in labels[:, 0]]
+    return replace(images, questions=HeldQuestions(about))
+
+
+def test_encoders_with_rate_0_answer_as_frozen_ones_do() -> None:
+    """So what is computed anew for every batch are the features that were there, of the right image and wording."""
+    still = replace(QUICK, epochs=3, encoder_lr=0.0, batch_size=7)
+    frozen, tuned = (vqa(replace(still, finetune=tune), model(), bright()).results for tune in (False, True))
+    assert frozen == tuned
+
+
+def test_an_image_tower_that_sees_nothing_learns_to_see() -> None:
+    """Every image has the same feature, so a head can only guess; tuned, the copy tells them apart, the model not."""
+    blind = model()
+    torch.nn.init.zeros_(blind.image_encoder.get_parameter("norm.weight"))
+    before = {name: tensor.clone() for name, tensor in blind.state_dict().items()}
+    settings = replace(QUICK, epochs=15, lr=0.005, encoder_lr=0.003, batch_size=20)
+    frozen, tuned = (vqa(replace(settings, finetune=tune), blind, bright()).results[0] for tune in (False, True))
+    assert frozen.accuracy.value <= 75 == tuned.by_question
+    assert tuned.accuracy.value > 90
+    assert all(torch.equal(tensor, before[name]) for name, tensor in blind.state_dict().items())
+
+
 # What cannot be
 
 
@@ -189,7 +220,7 @@ def test_data_without_questions_are_refused() -> None:
         vqa(QUICK, model(), data([(truth("canary?", "canary"),)] * 240))
 
 
-@pytest.mark.parametrize("wrong", [{"answers": 1}, {"hidden": 0}, {"seeds": ()}])
+@pytest.mark.parametrize("wrong", [{"answers": 1}, {"hidden": 0}, {"seeds": ()}, {"encoder_lr": -1.0}])
 def test_a_protocol_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="vqa: "):
         VQA(**wrong)

@@ -367,6 +367,8 @@ def test_probabilities_are_the_mean_over_all_prompts_and_do_not_depend_on_the_ba
 def test_a_class_that_the_selector_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match="not trained with class 'Consolidation'"):
         run(config=replace(SELECTOR, classes=CLASSES[:2]))
+    with pytest.raises(ValueError, match="not trained with class 'Consolidation'"):
+        class_texts(trainee(replace(SELECTOR, classes=CLASSES[:2])), {name: prompts(name, 3, 0) for name in CLASSES})
 
 
 def test_a_new_class_has_the_token_of_its_name_where_that_is_allowed() -> None:

@@ -404,8 +404,10 @@ def test_the_seed_is_0_unless_another_is_given() -> None:
 def test_computed_in_float32_under_autocast() -> None:
     output, objective = output_of(torch.float32), objective_of(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = objective(output, BATCH)
+        inside, least = objective(output, BATCH), objective.entropy(output, BATCH)["prototype"]
     outside = objective(output, BATCH)
+    exact = objective_of().entropy(output_of(), BATCH)["prototype"]
+    assert least.item() == pytest.approx(exact.item(), rel=1e-6)
     assert all(term.dtype == torch.float32 for term in inside.values())
     assert torch.equal(inside["prototype"], outside["prototype"])
     assert inside["local"].item() == pytest.approx(outside["local"].item(), rel=0.05)  # the heads are in bfloat16

@@ -119,7 +119,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "model.alignment": "false", "model.gradient_checkpointing": "true", "objective.reduction": "mean",
     "data.hard_site": "site-1", "data.shared_habits": "true",
     "data.labels": "fourteen", "data.label_code": "positive", "partition.label_code": "positive",
-    "training.optimizer": "sgd",
+    "data.captions": '["Edema"]', "training.optimizer": "sgd",
     "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80",
     "model.image_size": "128", "partition.public": "0.2", "partition.retrieve": "true", "model.text_pooling": "mean",
     "training.precision": "auto", "training.attention": "auto", "training.compile": "true",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedvlp.claims import results
 from fedvlp.claims.scenario import Figures, Origin, Scenario, Table
+from fedvlp.data.deid import Accepted
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -45,7 +46,7 @@ def measured(
     files: Path,
     jobs: int,
     said: Said,
-    accept_phi_risk: bool = False,
+    accept_phi_risk: Accepted = False,
 ) -> Table:
     """The figures of the cells: from ``files`` (claims/results.py), from finished runs, or of runs that begin now.
 
@@ -85,7 +86,7 @@ def measured(
 Measured = tuple[Path, Figures, float]
 """Folder of a finished run, its figures, and the seconds that measuring them took."""
 
-Task = tuple[Path, Experiment, Callable[[RunFolder], Figures], bool]
+Task = tuple[Path, Experiment, Callable[[RunFolder], Figures], Accepted]
 """Arguments of ``train``."""
 
 
@@ -118,7 +119,7 @@ def _folder(scenario: Scenario, root: Path, cell: tuple[str, int]) -> Path:
 
 
 def train(
-    root: Path, experiment: Experiment, figures: Callable[[RunFolder], Figures], accept_phi_risk: bool = False
+    root: Path, experiment: Experiment, figures: Callable[[RunFolder], Figures], accept_phi_risk: Accepted = False
 ) -> Measured:
     """Runs or resumes one cell, and measures it."""
     folder = RunFolder.open(root, experiment)

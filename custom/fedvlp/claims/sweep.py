@@ -16,6 +16,7 @@ from fedvlp.claims.cells import Said, measured
 from fedvlp.claims.scenario import Figures, Scenario, Table
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data.cohort import digest
+from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.config import override
@@ -100,7 +101,7 @@ def swept(
     runs: Path,
     jobs: int,
     said: Said,
-    accept_phi_risk: bool = False,
+    accept_phi_risk: Accepted = False,
 ) -> Table:
     """Runs or resumes every variant with every seed, as ``claims.cells.measured``; the table has the variants' names.
 

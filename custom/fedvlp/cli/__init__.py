@@ -1,5 +1,5 @@
 """The command line: presets, settings, simulate, runs, report, compare, evaluate, predict, search, embed, explain,
-export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+explore, export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -66,7 +66,7 @@ def main() -> None:
         app()
     except Stopped:
         print(
-            "fedvlp: stopped; go on with --resume and the run's folder; sweep, claims, reproduce: by the same command",
+            "fedvlp: stopped; a run goes on with --resume FOLDER; sweep, claims, reproduce: by the same command",
             file=sys.stderr,
         )
         sys.exit(130)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from fedvlp.data.deid import Accepted
     from fedvlp.run.experiment import Experiment, Partition, Source
 
 T = TypeVar("T")
@@ -26,6 +27,21 @@ Plugins = Annotated[
         "--plugin", help="A file (my_method.py) or module with methods, objectives, ... of your own; may be repeated."
     ),
 ]
+
+AcceptAll = Annotated[
+    bool, typer.Option("--accept-phi-risk", help="Go on although the scan finds identifiers in reports.")
+]
+AcceptKinds = Annotated[
+    list[str] | None,
+    typer.Option("--accept-phi-kind", help="The same for one kind of them, e.g. date; may be repeated."),
+]
+
+
+def accepted(everything: bool, kinds: list[str] | None) -> Accepted:
+    """What the two options accept. Raises ValueError for an unknown kind, with a list of all."""
+    from fedvlp.data.deid import kinds_of
+
+    return everything or kinds_of(kinds or ())
 
 
 def use_plugins(named: list[str] | None) -> None:

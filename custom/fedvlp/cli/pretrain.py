@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import Plugins, Setting, configured, use_plugins
+from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, use_plugins
 from fedvlp.cli.runs import Runs
 
 app = typer.Typer()
@@ -21,9 +21,8 @@ def pretrain(
     settings: Setting = None,
     runs: Runs = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
-    accept_phi_risk: Annotated[
-        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
-    ] = False,
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare with the shipped weights of the preset's name.")
     ] = False,
@@ -38,6 +37,7 @@ def pretrain(
     from fedvlp.run.simulate import simulate
 
     use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
     expected = shipped(preset) if check else ""
     if resume is None:
         experiment = configured(preset, data, None, settings)
@@ -54,7 +54,7 @@ def pretrain(
         simulate(
             experiment,
             folder,
-            accept_phi_risk=accept_phi_risk,
+            accept_phi_risk=accept,
             report=lambda record: print(progress_line(record), flush=True),
         )
     source = (data or "").partition(":")[0]  # not the path: the folder may be handed on

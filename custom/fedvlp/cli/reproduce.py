@@ -37,6 +37,12 @@ def reproduce(
     results: Annotated[
         Path | None, typer.Option(help="Files of finished cells, read and added to; default: results/ in --runs.")
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the decoded images of --root, the same when it goes on; default: images/ in --runs."
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Says what it would take, and runs nothing.")] = False,
     smallest: Annotated[
         bool,
@@ -61,7 +67,7 @@ def reproduce(
     asked = inventory.get(table)
     if not asked.runs:
         raise ValueError(f"reproduce: {asked.key} ({asked.title}) does not run: {asked.why_not}")
-    size = _size(demo, root, smallest)
+    size = _size(demo, root, smallest, cache or runs / "images")
     entries = [chosen_rows(entry, only or []) for entry in inventory.shown(asked)]
     wanted, files = seeds_of(seeds), results or runs / "results"
     if dry_run:
@@ -81,7 +87,7 @@ def reproduce(
         print(f"wrote {file}")
 
 
-def _size(demo: bool, root: Path | None, smallest: bool) -> Size:
+def _size(demo: bool, root: Path | None, smallest: bool, cache: Path) -> Size:
     """The size that was asked for. Raises ValueError unless it is of one of the demo and the paper's data."""
     from fedvlp.claims.reproduce.table import DEMO, PAPER, SMALLEST, Size
 
@@ -93,8 +99,8 @@ def _size(demo: bool, root: Path | None, smallest: bool) -> Size:
     if root is not None and not root.is_dir():
         raise ValueError("reproduce: --root is no folder; give the one that has a folder for each data set")
     if smallest:
-        return Size(SMALLEST, root)
-    return Size(PAPER, root) if root else Size(DEMO)
+        return Size(SMALLEST, root, cache if root else None)
+    return Size(PAPER, root, cache) if root else Size(DEMO)
 
 
 def _list(console: Console) -> None:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, overridden, records_of, use_plugins
+from fedvlp.cli.overrides import (
+    DATA,
+    AcceptAll,
+    AcceptKinds,
+    Plugins,
+    Setting,
+    accepted,
+    configured,
+    overridden,
+    records_of,
+    use_plugins,
+)
+
+if TYPE_CHECKING:
+    from fedvlp.data.deid import Accepted
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -40,9 +54,12 @@ def simulate(
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
-    accept_phi_risk: Annotated[
-        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
-    ] = False,
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
+    mlflow: Annotated[
+        str,
+        typer.Option("--mlflow", help="URI of an MLflow server that gets the curves too, e.g. http://127.0.0.1:5000."),
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing behind.")
     ] = False,
@@ -54,12 +71,14 @@ def simulate(
     from rich.console import Console
 
     from fedvlp.cli.config_file import ConfigFile, read
+    from fedvlp.cli.progress_bar import RunBar
     from fedvlp.cli.tables import progress_line, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
 
     use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console()
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
@@ -77,7 +96,7 @@ def simulate(
             RunFolder(like).experiment() if like else None,
         )
         if dry_run:
-            return tell_dry_run(experiment, workers, accept_phi_risk)
+            return tell_dry_run(experiment, workers, accept)
         folder = RunFolder.create(runs, experiment)
     elif settings or data or sites or site or cache or like or config or dry_run:
         raise ValueError(
@@ -99,14 +118,22 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
+    bar = RunBar(console, experiment.rounds.rounds)
+
+    def report(record: dict[str, Any]) -> None:
+        bar.note(record)
+        console.print(progress_line(record), markup=False, highlight=False, soft_wrap=True)
+
     with folder.removed_unless_begun() if resume is None else nullcontext():
         history = run(
             experiment,
             folder,
             workers=workers or default_workers(experiment),
-            accept_phi_risk=accept_phi_risk,
-            report=lambda record: print(progress_line(record), flush=True),
+            accept_phi_risk=accept,
+            report=report,
             caution=collected,
+            watch=bar.showing,
+            mlflow=mlflow,
         )
     for sentence in cautions:
         caution(sentence)  # once more, beside the figures
@@ -121,14 +148,14 @@ def default_workers(experiment: Any) -> int:
     return max(1, (os.cpu_count() or 1) // int(experiment.training.threads))
 
 
-def tell_dry_run(experiment: Any, workers: int, accept_phi_risk: bool) -> None:
+def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
     """Prints what the run would take."""
     from rich.console import Console
 
     from fedvlp.cli.tables import dry_run_lines, plain_table
     from fedvlp.run.dry_run import dry_run
 
-    plan = dry_run(experiment, accept_phi_risk)
+    plan = dry_run(experiment, accept)
     splits = ("train", "val", "test")
     rows = [(site, *(str(counts[split]) for split in splits)) for site, counts in plan.records.items()]
     console = Console()

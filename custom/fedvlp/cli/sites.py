@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedvlp.cli.overrides import Plugins, Setting, use_plugins
+from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, use_plugins
+
+if TYPE_CHECKING:
+    from fedvlp.data.screening import Screened
 
 app = typer.Typer()
 policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and experiments of jobs.")
@@ -23,23 +26,50 @@ def prepare(
     settings: Setting = None,
     workers: Annotated[int, typer.Option(help="Processes that decode; 0 = as many as cores.")] = 0,
     samples: Annotated[int, typer.Option(help="Images on the contact sheet.")] = 24,
+    show_findings: Annotated[
+        bool,
+        typer.Option("--show-findings", help="On your terminal: the words that seem to identify people, unused rows."),
+    ] = False,
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
-    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped."""
+    """Decodes a data set once, and says what is in it. What was interrupted goes on where it stopped.
+
+    Nothing is decoded where reports seem to identify people, unless that is accepted.
+    """
+    import sys
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from fedvlp.cli.tables import prepared_tables
+    from fedvlp.cli.tables import finding_lines, prepared_tables, unused_lines
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
 
     use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
+    if show_findings and not sys.stdout.isatty():
+        raise ValueError("--show-findings shows words of patients on a terminal alone; do not redirect what it prints")
     console = Console()
+
+    def look(screened: Screened) -> None:
+        if show_findings:
+            console.print(
+                *finding_lines(screened.phi), *unused_lines(screened.skipped), sep="\n", markup=False, highlight=False
+            )
+
     chosen = source_of(source, root, out, path, image_size, settings or [])
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
-        done = prepared(chosen, workers, lambda ready, rows: bar.update(task, completed=ready, total=rows))
+
+        def ready(rows: int, total: int) -> None:
+            bar.update(task, completed=rows, total=total)
+
+        done = prepared(chosen, workers, ready, accept, look)
+    if show_findings:
+        console.print(*unused_lines(done.skipped), sep="\n", markup=False, highlight=False)
     console.print(*prepared_tables(done.cohort, done.summary, done.built))
     if any(done.cohort.has_image()):
         sheet = out / "contact-sheet.png"

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, seeds_of, use_plugins
+from fedvlp.cli.overrides import (
+    DATA,
+    AcceptAll,
+    AcceptKinds,
+    Plugins,
+    Setting,
+    accepted,
+    configured,
+    seeds_of,
+    use_plugins,
+)
 
 app = typer.Typer()
 
@@ -32,9 +42,8 @@ def sweep(
     runs: Annotated[Path, typer.Option("--runs", help="Where the runs are kept; stopped, it goes on there.")] = Path(
         "runs/sweep"
     ),
-    accept_phi_risk: Annotated[
-        bool, typer.Option("--accept-phi-risk", help="Train although the scan finds identifiers in reports.")
-    ] = False,
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     plugins: Plugins = None,
 ) -> None:
     """Runs presets with several seeds and settings, goes on where it was stopped, and compares them.
@@ -48,6 +57,7 @@ def sweep(
     from fedvlp.cli.tables import plain_table
 
     use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console(markup=False, highlight=False)
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
     every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
@@ -56,7 +66,7 @@ def sweep(
     def said(variant: str, seed: int, what: str) -> None:
         console.print(f"{variant}, seed {seed}: {what}")
 
-    table = of.swept(every, wanted, runs, jobs, said, accept_phi_risk)
+    table = of.swept(every, wanted, runs, jobs, said, accept)
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
     heading, rows = of.as_rows(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
@@ -13,6 +13,7 @@ from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
     from fedvlp.run.compare import Comparison, Row
@@ -137,6 +138,47 @@ def prepared_tables(cohort: Cohort, summary: dict[str, int], built: dict[str, st
         quantiles = [f"{quantile:.0%}" for quantile in lengths]
         tables.append(plain_table("words in a report", quantiles, [[f"{words:.0f}" for words in lengths.values()]]))
     return [*tables, plain_table("images", ("what", "value"), built.items())]
+
+
+def finding_lines(phi: Mapping[str, int]) -> list[Text]:
+    """What the scan of the reports found, a line each with the words in question: for its owner's terminal alone."""
+    from rich.text import Text
+
+    shown = getattr(phi, "shown", ())
+    if not phi:
+        return [Text("no report seems to identify anybody")]
+    lines = [Text("reports that seem to identify people: row, kind, words")]
+    for finding in shown:
+        before, words, after = (_printable(text) for text in (finding.before, finding.words, finding.after))
+        lines.append(
+            Text.assemble(f"{finding.where}  {finding.kind}  ...{before}", (words, "bold reverse"), f"{after}...")
+        )
+    for kind, reports in phi.items():
+        rows = len({finding.where for finding in shown if finding.kind == kind})
+        if rows < reports:
+            lines.append(Text(f"and {reports - rows} more reports with {kind}"))
+    return lines
+
+
+def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
+    """The rows that are not used, by reason: "duplicate image: row 3, 7-9"."""
+    return [_printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
+
+
+def ranges(rows: Sequence[str]) -> list[str]:
+    """The rows with those that follow each other as "7-9"; what is no number stays as it is."""
+    runs: list[list[str]] = []
+    for row in rows:
+        if runs and row.isdecimal() and runs[-1][-1].isdecimal() and int(row) == int(runs[-1][-1]) + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
+def _printable(text: str) -> str:
+    """``text`` in one line, without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:

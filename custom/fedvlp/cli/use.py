@@ -1,7 +1,8 @@
-"""`fedvlp predict`, `search`, `embed`, `explain`, `export`: a trained model on films, records, in other libraries."""
+"""`fedvlp predict`, `search`, `embed`, `explain`, `explore`, `export`: a trained model in use."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,6 +150,43 @@ def explain(
         f"cosine {result.cosine:+.3f}; it falls most, by {float(result.falls.max()):.3f}, where the film is covered "
         f"{100 * row // side} % from the top and {100 * column // side} % from the left\nwrote {out}"
     )
+
+
+@app.command()
+def explore(
+    model: Model,
+    data: Data,
+    split: Split = None,
+    address: Annotated[
+        str,
+        typer.Option("--host", help="Address to listen on. At any but this machine's own, others see the films too."),
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7860,
+    cache: Cache = None,
+    statistics: Statistics = None,
+    device: Device = "cpu",
+    plugins: Plugins = None,
+) -> None:
+    """Serves a web page to this machine: films for a phrase; findings, similar films and reports for a film."""
+    from fedvlp.report.explore import serve
+    from fedvlp.report.explore.content import Explorer
+    from fedvlp.report.explore.page import page
+    from fedvlp.run.search import rows_of
+
+    use_plugins(plugins)
+    serve.refuse_without_gradio()
+    with serve.listening(address, port) as opened:
+        trained = _loaded(model, statistics, device)
+        cohort = _records(trained, data, cache)
+        count = len(rows_of(cohort, split))
+        print(f"the vectors of {count:,} records are computed; then the page is there", flush=True)
+        explorer = Explorer.of(trained, cohort, split)
+        if not serve.is_loopback(opened):
+            print(f"CAUTION: {serve.SEEN_BY_OTHERS}", file=sys.stderr)
+        with serve.own_folder():
+            served = page(explorer)
+            print(f"{serve.address(opened)}  {count:,} records; Ctrl-C ends the page", flush=True)
+            serve.serve(served, opened)
 
 
 @app.command()

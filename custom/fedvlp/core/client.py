@@ -90,6 +90,7 @@ class Client:
     public_id: int = 0
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
+    counted: Callable[[], None] = lambda: None  # told of every optimiser step
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
 
@@ -208,11 +209,12 @@ class Client:
         return batches if draw is None else (draw(batch, generator) for batch in batches)
 
     def stepped(self) -> None:
-        """Tells the objective that an optimiser step is done.
+        """Tells the objective, and who counts, that an optimiser step is done.
 
-        One that counts steps has ``after_step``; one with a target network has ``follow``, by which that comes nearer
-        to the model.
+        An objective that counts steps has ``after_step``; one with a target network has ``follow``, by which that
+        comes nearer to the model.
         """
+        self.counted()
         after_step, follow = (getattr(self.objective, name, None) for name in ("after_step", "follow"))
         if after_step is not None:
             after_step()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedvlp.data.cache_format import Building
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.deid import Accepted, refuse_phi
+from fedvlp.data.screening import Screened
 from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.run.config import choose, override
 
@@ -22,6 +24,7 @@ class Prepared:
     cohort: Cohort
     summary: dict[str, int]  # what is counted (rows, used, "skipped: <reason>") -> number
     built: dict[str, str]  # about the cache: size, decoded, speed
+    skipped: Mapping[str, Sequence[str]]  # reason -> rows that were not used, by number or by name
 
 
 def source_of(
@@ -52,10 +55,18 @@ def source_of(
     return source
 
 
-def prepared(source: FileSource, workers: int, progress: Callable[[int, int], None]) -> Prepared:
+def prepared(
+    source: FileSource,
+    workers: int,
+    progress: Callable[[int, int], None],
+    accept: Accepted = False,
+    look: Callable[[Screened], None] = lambda screened: None,
+) -> Prepared:
     """Reads the data set and decodes what its cache lacks, in ``workers`` processes (0: as many as cores).
 
-    ``progress`` is called with (rows ready, rows in all). Raises ValueError as the source does.
+    ``progress`` is called with (rows ready, rows in all). Before any image is decoded, ``look`` is called with what the
+    reports hold. Then PHIError is raised where they seem to identify people, unless that is accepted. Raises ValueError
+    as the source does.
     """
     ready: list[tuple[float, int]] = []
 
@@ -63,12 +74,15 @@ def prepared(source: FileSource, workers: int, progress: Callable[[int, int], No
         ready.append((time.monotonic(), rows))
         progress(rows, total)
 
-    cohort, summary = source.prepare(building=Building(workers or os.cpu_count() or 1, tell))
+    screened = source.screen(building=Building(workers or os.cpu_count() or 1, tell))
+    look(screened)
+    refuse_phi(screened.phi, screened.records, accept)
+    cohort, summary = screened.prepare()
     built = {"size": f"{source.image_size} x {source.image_size} pixels"}
     if not ready:
-        return Prepared(cohort, summary, built | {"decoded": "nothing, the cache was there"})
+        return Prepared(cohort, summary, built | {"decoded": "nothing, the cache was there"}, screened.skipped)
     (began, before), (ended, after) = ready[0], ready[-1]
     built["decoded"] = f"{after - before} now" + (f", {before} in an earlier run" if before else "")
     built["speed"] = f"{(after - before) / max(ended - began, 1e-9):.1f} images per second"
     built["cache"] = f"{after * source.image_size**2 / 1e9:.3f} GB"
-    return Prepared(cohort, summary, built)
+    return Prepared(cohort, summary, built, screened.skipped)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePath, PureWindowsPath
 from typing import Any
@@ -16,6 +17,8 @@ from fedvlp.core.checkpoint import save_json
 from fedvlp.core.seeds import seed
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.deid import kinds_of
+from fedvlp.data.screening import Screened, screen_all
 from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
@@ -47,8 +50,14 @@ class OwnData:
     site: str
 
     def build(self) -> Cohort:
-        cohort = self.source.build()
-        return cohort.with_sites([self.site] * len(cohort))
+        return self.screen().build()
+
+    def screen(self) -> Screened:
+        """The reports, searched, before any image is decoded."""
+        return screen_all([self.source], self._owned)
+
+    def _owned(self, cohorts: Sequence[Cohort]) -> Cohort:
+        return cohorts[0].with_sites([self.site] * len(cohorts[0]))
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,16 @@ class SiteConfig:
 
     root: str = "data"  # folder of all data sets; absolute, or relative to the kit
     version: str = ""  # of fedvlp, as the consortium agreed; fedvlp doctor compares
-    accept_phi_risk: bool = False  # train on reports in which the scan (data/deid.py) found identifiers
+    # train on reports in which the scan (data/deid.py) found identifiers: all kinds of them, or those that are named
+    accept_phi_risk: bool | tuple[str, ...] = False
     data: dict[str, FileSource] = field(default_factory=dict)
     envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
     overlap: Overlap | None = None  # which patients may be counted with which sites (deploy/overlap.py); None = none
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
 
     def __post_init__(self) -> None:
+        if not isinstance(self.accept_phi_risk, bool):
+            object.__setattr__(self, "accept_phi_risk", kinds_of(self.accept_phi_risk))
         require(self.processes >= 0, f"processes is {self.processes}; 0 = as the job says")
 
     @staticmethod
@@ -79,8 +91,8 @@ class SiteConfig:
             raise SiteConfigError(f"local/{FILE}: {error}") from None
 
 
-def accepts_phi_risk(local: Path) -> bool:
-    """Whether the site's engineer has said so; a site without the file has not."""
+def accepts_phi_risk(local: Path) -> bool | tuple[str, ...]:
+    """Whether the site's engineer has said so, or of which kinds; a site without the file has not."""
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
 
 
@@ -210,7 +222,8 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     require(isinstance(content, dict), "expected an object {...}")
     for key, value in content.items():
         _refuse_unknown(key, fields_of(SiteConfig), "setting")
-        refuse_misfit(SiteConfig, key, value)
+        content[key] = tuple(value) if isinstance(value, list) else value
+        refuse_misfit(SiteConfig, key, content[key])
     envelope = _envelope(content.get("envelope", {}))
     overlap = _overlap(content["overlap"]) if "overlap" in content else None
     entries = content.get("data", {})

@@ -1,10 +1,10 @@
-"""What evaluations that train a head on a frozen encoder share: splits without leaks, features, subsets, training."""
+"""What evaluations that train a head on an encoder share: splits without leaks, features, subsets, training."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,11 +89,15 @@ def features(model: Any, cohort: Cohort, rows: np.ndarray, aligned: bool = False
     ``aligned`` takes it after the alignment block. Neither way is it projected.
     """
     model.eval()
-    rows_seen = []
-    for batch in images(cohort, rows, model.config.image_size):
-        encoded = model.encode({"image": batch})
-        rows_seen.append(model.align(encoded).image if aligned else encoded.image[:, 0])
-    return torch.cat(rows_seen).float().cpu()
+    batches = images(cohort, rows, model.config.image_size)
+    return torch.cat([image_feature(model, batch, aligned) for batch in batches]).float().cpu()
+
+
+def image_feature(model: Any, images: Tensor, aligned: bool = False) -> Tensor:
+    """The image tower's summary token of prepared ``images`` [B, C, S, S], [B, W], in the model's mode."""
+    encoded = model.encode({"image": images})
+    feature: Tensor = model.align(encoded).image if aligned else encoded.image[:, 0]
+    return feature
 
 
 @torch.no_grad()
@@ -104,17 +108,22 @@ def text_features(model: Any, texts: Sequence[str], aligned: bool = False, batch
     block. Neither way is it projected.
     """
     model.eval()
-    pooled = []
-    for start in range(0, len(texts), batch_size):
-        ids, mask = model.tokenizer([clean_report(text, 1) for text in texts[start : start + batch_size]])
-        encoded = model.encode({"text": ids, "text_mask": mask})
-        if aligned:
-            pooled.append(model.align(encoded).text)
-        elif model.config.text_pooling == "mean":
-            pooled.append(masked_mean(encoded.text, encoded.text_mask))
-        else:
-            pooled.append(encoded.text[:, 0])
-    return torch.cat(pooled).float().cpu()
+    chunks = (texts[start : start + batch_size] for start in range(0, len(texts), batch_size))
+    return torch.cat([text_feature(model, chunk, aligned) for chunk in chunks]).float().cpu()
+
+
+def text_feature(model: Any, texts: Sequence[str], aligned: bool = False) -> Tensor:
+    """The text tower's feature of each of B texts, [B, W], in the model's mode."""
+    ids, mask = model.tokenizer([clean_report(text, 1) for text in texts])
+    encoded = model.encode({"text": ids, "text_mask": mask})
+    feature: Tensor
+    if aligned:
+        feature = model.align(encoded).text
+    elif model.config.text_pooling == "mean":
+        feature = masked_mean(encoded.text, encoded.text_mask)
+    else:
+        feature = encoded.text[:, 0]
+    return feature
 
 
 class Schedule(Protocol):
@@ -149,13 +158,16 @@ def train_head(
     held_out: Callable[[], float],
     generator: torch.Generator,
     steps: int | None,
+    groups: Iterable[dict[str, Any]] | None = None,
 ) -> None:
     """Trains ``head`` by AdamW; it is then as after the epoch with the least ``held_out``, the validation loss.
 
     ``loss`` is that of some of the ``count`` training rows, positions [b] int64; their order comes from ``generator``.
-    ``steps``: of the optimiser at most; None: as many as the protocol takes.
+    ``steps``: of the optimiser at most; None: as many as the protocol takes. ``groups`` of parameters, as AdamW takes
+    them, where not all of ``head`` trains at one rate.
     """
-    optimizer = torch.optim.AdamW(head.parameters(), lr=settings.lr, weight_decay=settings.weight_decay)
+    trained = head.parameters() if groups is None else groups
+    optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay)
     best: dict[str, Tensor] = {}
     least, waited, taken = math.inf, 0, 0
     for _ in range(settings.epochs):

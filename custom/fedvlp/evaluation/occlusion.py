@@ -55,7 +55,8 @@ def occlusion(model: DualEncoder, film: Any, phrase: str, square: int | None = N
         raise ValueError(
             f"a square of {square} pixels; expected 2 to {side}, the side of the film as the model sees it"
         )
-    prepared, text = model.preprocess(film), model.encode_text(phrase).cpu()
+    prepared = film if isinstance(film, Tensor) else model.preprocess(film)
+    text = model.encode_text(phrase).cpu()
     edges = sorted({*range(0, side - square, square // 2), side - square})  # of neighbours, half lies in both
     windows = [(slice(row, row + square), slice(column, column + square)) for row in edges for column in edges]
     covered = prepared.repeat(len(windows), 1, 1, 1)
@@ -71,7 +72,12 @@ def occlusion(model: DualEncoder, film: Any, phrase: str, square: int | None = N
 
 
 def draw(result: Occlusion, path: Path) -> None:
-    """Writes the film beside the same film with the map on it, as a PNG. Raises CheckpointError for a full disk."""
+    """Writes ``drawn`` to a file. Raises CheckpointError for a full disk."""
+    save_bytes(path, drawn(result))
+
+
+def drawn(result: Occlusion) -> bytes:
+    """The film beside the same film with the map on it, as a PNG."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.2), layout="constrained")
@@ -80,12 +86,12 @@ def draw(result: Occlusion, path: Path) -> None:
     for axes in (plain, mapped):
         axes.imshow(result.film, cmap="gray", vmin=-1, vmax=1)
         axes.set_axis_off()
-    drawn = mapped.imshow(result.falls, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.5)
+    colours = mapped.imshow(result.falls, cmap="RdBu_r", vmin=-limit, vmax=limit, alpha=0.5)
     plain.set_title(f"cosine {result.cosine:+.3f}")
     mapped.set_title("red speaks for the phrase, blue against it")
     figure.colorbar(
-        drawn, ax=mapped, label=f"fall of the cosine when {result.square} x {result.square} pixels are covered"
+        colours, ax=mapped, label=f"fall of the cosine when {result.square} x {result.square} pixels are covered"
     )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
-    save_bytes(path, buffer.getvalue())
+    return buffer.getvalue()

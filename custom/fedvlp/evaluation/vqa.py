@@ -1,14 +1,16 @@
-"""Visual question answering on frozen encoders (spec 10.6; CreamFL, https://arxiv.org/abs/2302.08888, table 2).
+"""Visual question answering on frozen or fine-tuned encoders (spec 10.6).
 
-The paper defines neither head nor metric. Here the head is [image; question] -> Linear 1024 -> ReLU -> Linear answers,
-trained by binary cross-entropy on min(matches / 3, 1), as is usual for VQA v2 (Teney et al., 2018,
-https://arxiv.org/abs/1708.02711). Two metrics: the accuracy of the answer as a class, and VQA's official one.
-Differs: features have mean 0 and variance 1 over the training split, since towers are of unlike scales. The encoders
-stay frozen; fine-tuning them is not here.
+CreamFL's table 2 (https://arxiv.org/abs/2302.08888). The paper defines neither head nor metric. Here the head is
+[image; question] -> Linear 1024 -> ReLU -> Linear answers, trained by binary cross-entropy on min(matches / 3, 1), as
+is usual for VQA v2 (Teney et al., 2018, https://arxiv.org/abs/1708.02711). Two metrics: the accuracy of the answer as a
+class, and VQA's official one.
+Differs: features have mean 0 and variance 1 over the training split, since towers are of unlike scales. Fine-tuned
+encoders are copies that train with the head, on images that are not augmented.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,8 +28,17 @@ from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.questions import Question
+from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.answers import normalised, official_accuracy, soft_scores
-from fedvlp.evaluation.downstream import Records, features, records, text_features, train_head
+from fedvlp.evaluation.downstream import (
+    Records,
+    features,
+    image_feature,
+    records,
+    text_feature,
+    text_features,
+    train_head,
+)
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, macro, mean_of
 from fedvlp.evaluation.output import write_csv
 
@@ -38,7 +49,7 @@ EVERY = "all"
 
 @dataclass(frozen=True)
 class VQA:
-    """The protocol. Raises ValueError for fewer than 2 answers, a width below 1, or no seed."""
+    """The protocol. Raises ValueError for fewer than 2 answers, a width below 1, no seed, or a negative rate."""
 
     answers: int = 3000  # at most: those most frequent among the training questions
     hidden: int = 1024  # width of the head
@@ -49,6 +60,8 @@ class VQA:
     epochs: int = 30  # at most
     patience: int = 5  # training stops after so many epochs without a lower validation loss
     aligned: bool = False  # features after the alignment blocks
+    finetune: bool = False  # the encoders train with the head: in a copy, the model stays as it is
+    encoder_lr: float = 1e-5  # of AdamW, for encoders that are fine-tuned
     resamples: int = 1000  # of the test patients, for the intervals
 
     def __post_init__(self) -> None:
@@ -56,6 +69,8 @@ class VQA:
             raise ValueError(f"vqa: answers {self.answers}, hidden {self.hidden}; expected at least 2 and at least 1")
         if not self.seeds:
             raise ValueError("vqa: no seeds; expected at least one")
+        if not 0 <= self.encoder_lr < math.inf:
+            raise ValueError(f"vqa: encoder_lr is {self.encoder_lr}; expected 0 or more, and finite")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,9 +158,28 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
-    """The questions of a split with the frozen features of their images and wordings."""
+class Scale:
+    """Moves and scales columns [W]."""
 
+    mean: Tensor
+    deviation: Tensor  # 1 for columns that are constant
+
+    @classmethod
+    def of(cls, table: Tensor) -> Scale:
+        """That by which the rows of ``table`` [m, W] have mean 0 and variance 1."""
+        deviation = table.std(dim=0, correction=0)
+        return cls(table.mean(dim=0), torch.where(deviation > 1e-6, deviation, 1.0))
+
+    def __call__(self, table: Tensor) -> Tensor:
+        """``table`` [n, W], moved and scaled."""
+        return (table - self.mean.to(table.device)) / self.deviation.to(table.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The questions of a split with the features of their images and wordings, of the encoders as they came."""
+
+    rows: np.ndarray  # [n], of the cohort: the images that are asked about
     images: Tensor  # [n, W] float32
     texts: Tensor  # [T, V] float32, of all wordings
     targets: Targets
@@ -159,51 +193,100 @@ class Sample:
         yield from torch.arange(len(self.targets)).split(size)
 
 
-def scaled(table: Tensor, by: Tensor) -> Tensor:
-    """``table`` [n, W] moved and scaled so that the rows ``by`` [m, W] have mean 0 and variance 1.
+class Encoders(nn.Module):
+    """A copy of a DualEncoder that trains with the head. Its features are scaled as those that it had at first."""
 
-    Columns that are constant there are only moved.
-    """
-    mean, deviation = by.mean(dim=0), by.std(dim=0, correction=0)
-    return (table - mean) / torch.where(deviation > 1e-6, deviation, 1.0)
+    def __init__(
+        self, model: Any, cohort: Cohort, wordings: Sequence[str], scales: tuple[Scale, Scale], aligned: bool
+    ) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.cohort, self.wordings, self.aligned = cohort, wordings, aligned
+        self.of_images, self.of_texts = scales
+
+    def forward(self, sample: Sample, rows: Tensor) -> Tensor:
+        """[image; question], [b, W + V], as ``Sample.inputs``; an image asked about twice is encoded once."""
+        images, image = sample.targets.image[rows].unique(return_inverse=True)
+        texts, text = sample.targets.text[rows].unique(return_inverse=True)
+        pixels = torch.from_numpy(np.ascontiguousarray(self.cohort.images(sample.rows[images.numpy()])))
+        shown = image_feature(self.model, eval_batch(pixels, self.model.config.image_size), self.aligned)
+        asked = text_feature(self.model, [self.wordings[one] for one in texts.tolist()], self.aligned)
+        return torch.cat([self.of_images(shown.float())[image], self.of_texts(asked.float())[text]], dim=1)
 
 
-AT_ONCE = 2048  # questions at once where no gradient is needed
+AT_ONCE = 2048  # questions at once where no gradient is needed and features are at hand
+
+
+class Answerer(nn.Module):
+    """A head W + V -> A on the features of a sample, or on those of ``encoders`` where these are fine-tuned."""
+
+    def __init__(self, head: nn.Module, encoders: Encoders | None, batch_size: int) -> None:
+        super().__init__()
+        self.head, self.encoders = head, encoders
+        self.at_once = AT_ONCE if encoders is None else batch_size
+
+    def forward(self, sample: Sample, rows: Tensor) -> Tensor:
+        """A score [b, A] of every answer to the questions at positions ``rows`` [b]."""
+        inputs = sample.inputs(rows) if self.encoders is None else self.encoders(sample, rows)
+        scores: Tensor = self.head(inputs.to(next(self.head.parameters()).device))
+        return scores
 
 
 def fit(
-    settings: VQA, train: Sample, val: Sample, answers: int, seed: int, steps: int | None = None, device: Any = "cpu"
-) -> nn.Module:
-    """A head W + V -> ``answers``, of the epoch with the least validation loss. ``steps``: of the optimiser at most."""
+    settings: VQA,
+    train: Sample,
+    val: Sample,
+    answers: int,
+    seed: int,
+    steps: int | None = None,
+    device: Any = "cpu",
+    encoders: Encoders | None = None,
+) -> Answerer:
+    """A head for ``answers``, and ``encoders`` trained with it, as after the epoch with the least validation loss.
+
+    ``steps``: of the optimiser at most.
+    """
     width = train.images.shape[1] + train.texts.shape[1]
     layers = seeded(
         seed,
         MODULE,
         lambda: nn.Sequential(nn.Linear(width, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, answers)),
     )
-    head: nn.Module = layers.to(device)
+    answerer = Answerer(layers.to(device), encoders, settings.batch_size)
 
     def summed(sample: Sample, rows: Tensor) -> Tensor:
-        scores = sample.targets.scores(rows, answers).to(device)
-        return F.binary_cross_entropy_with_logits(head(sample.inputs(rows).to(device)), scores, reduction="sum")
+        scores = answerer(sample, rows)
+        wanted = sample.targets.scores(rows, answers).to(scores.device)
+        return F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
 
     @torch.no_grad()
     def held_out() -> float:
-        head.eval()
-        return math.fsum(float(summed(val, rows)) for rows in val.batches(AT_ONCE))
+        answerer.eval()
+        return math.fsum(float(summed(val, rows)) for rows in val.batches(answerer.at_once))
 
+    groups: list[dict[str, Any]] = [{"params": list(layers.parameters())}]
+    if encoders is not None:
+        groups.append({"params": list(encoders.parameters()), "lr": settings.encoder_lr})
     generator = torch.Generator().manual_seed(seed_of(seed, "vqa"))
     train_head(
-        head, settings, len(train.targets), lambda rows: summed(train, rows) / len(rows), held_out, generator, steps
+        answerer,
+        settings,
+        len(train.targets),
+        lambda rows: summed(train, rows) / len(rows),
+        held_out,
+        generator,
+        steps,
+        groups,
     )
-    return head
+    return answerer
 
 
 @torch.no_grad()
-def predict(head: nn.Module, sample: Sample, device: Any = "cpu") -> Tensor:
-    """The answer [Q] that the head finds most probable for each question."""
-    head.eval()
-    return torch.cat([head(sample.inputs(rows).to(device)).argmax(dim=1).cpu() for rows in sample.batches(AT_ONCE)])
+def predict(answerer: Answerer, sample: Sample) -> Tensor:
+    """The answer [Q] that is most probable for each question."""
+    answerer.eval()
+    batches = sample.batches(answerer.at_once)
+    return torch.cat([answerer(sample, rows).argmax(dim=1).cpu() for rows in batches])
 
 
 @dataclass(frozen=True)
@@ -245,9 +328,10 @@ class Answered:
 
 
 def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> Answered:
-    """Trains heads on the frozen towers of ``model``, a DualEncoder, and judges them on the test questions.
+    """Trains heads on the towers of ``model``, a DualEncoder, or on a copy of them, and judges the test questions.
 
-    No tensor of the model changes. Raises ValueError for data without questions, or a split without them.
+    No tensor of the model changes: a copy of the towers does, for each seed, where they are fine-tuned. Raises
+    ValueError for data without questions, or a split without them.
     """
     if cohort.questions is None:
         raise ValueError(
@@ -258,9 +342,14 @@ def vqa(settings: VQA, model: Any, cohort: Cohort, steps: int | None = None) -> 
     rows = records(cohort, np.array([bool(of_image) for of_image in about], dtype=bool))
     train_of, val_of, test_of = ([about[row] for row in chosen] for chosen in (rows.train, rows.val, rows.test))
     vocabulary = Vocabulary.of(train_of, (*val_of, *test_of), settings.answers)
-    train, val, test = _samples(settings, model, cohort, rows, vocabulary, (train_of, val_of, test_of))
+    (train, val, test), scales = _samples(settings, model, cohort, rows, vocabulary, (train_of, val_of, test_of))
     device, count = next(model.parameters()).device, len(vocabulary.answers)
-    by_seed = [predict(fit(settings, train, val, count, seed, steps, device), test, device) for seed in settings.seeds]
+
+    def predicted(seed: int) -> Tensor:
+        tuned = Encoders(model, cohort, list(vocabulary.texts), scales, settings.aligned) if settings.finetune else None
+        return predict(fit(settings, train, val, count, seed, steps, device, tuned), test)
+
+    by_seed = [predicted(seed) for seed in settings.seeds]
     patients = tuple(cohort.patients[row] for row in rows.test)
     by_question = commonest(train.targets, len(vocabulary.texts), count)[test.targets.text]
     judge = _Judge(test.targets, count, by_seed, by_question, patients, settings.resamples)
@@ -287,14 +376,18 @@ def _samples(
     rows: Records,
     vocabulary: Vocabulary,
     questions: tuple[Sequence[Sequence[Question]], ...],
-) -> Iterator[Sample]:
-    """The samples of the training, validation and test split, on one scale."""
-    images = [features(model, cohort, chosen, settings.aligned) for chosen in (rows.train, rows.val, rows.test)]
+) -> tuple[list[Sample], tuple[Scale, Scale]]:
+    """The samples of the training, validation and test split, and the scales of their images and of their texts."""
+    chosen = (rows.train, rows.val, rows.test)
+    images = [features(model, cohort, of_split, settings.aligned) for of_split in chosen]
     texts = text_features(model, list(vocabulary.texts), settings.aligned)
     targets = [vocabulary.targets(of_split) for of_split in questions]
-    texts = scaled(texts, texts[targets[0].text.unique()])
-    for of_images, of_split in zip(images, targets, strict=True):
-        yield Sample(scaled(of_images, images[0]), texts, of_split)
+    scales = Scale.of(images[0]), Scale.of(texts[targets[0].text.unique()])
+    samples = [
+        Sample(of_split, scales[0](of_images), scales[1](texts), asked)
+        for of_split, of_images, asked in zip(chosen, images, targets, strict=True)
+    ]
+    return samples, scales
 
 
 def commonest(train: Targets, texts: int, answers: int) -> Tensor:

@@ -109,13 +109,18 @@ class Usable:
             )
         named = sentences_of(classes, self.prompts)
         vectors = self.encode_image(film)
-        scores = {
-            name: (vectors.double() @ self.encode_text(sentences).double().T).mean(dim=-1).tolist()
-            for name, sentences in named.items()
-        }
+        scores = {name: cosines.tolist() for name, cosines in class_cosines(self, vectors, named).items()}
         if vectors.ndim == 1:
             return scores
         return [{name: column[row] for name, column in scores.items()} for row in range(len(vectors))]
+
+
+def class_cosines(model: DualEncoder, vectors: Tensor, sentences: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """By class the mean cosine, float64 [] or [N], of films' unit vectors [d] or [N, d] with the class's sentences."""
+    return {
+        name: (vectors.double() @ model.encode_text(list(said)).double().to(vectors.device).T).mean(dim=-1)
+        for name, said in sentences.items()
+    }
 
 
 def sentences_of(

@@ -16,10 +16,11 @@ from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
-from fedvlp.data.deid import refuse_phi
+from fedvlp.data.deid import Accepted, refuse_phi
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition
 from fedvlp.data.report_imputation import retrieve_reports
+from fedvlp.data.screening import screen
 from fedvlp.evaluation.classification import Classification
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
@@ -37,10 +38,10 @@ class Assembly:
     """Builds an experiment in one process: cohort, models, sites, server. The sites share model and cohort.
 
     ``folder`` is the run's, for the memories of its sites; None keeps them in this process. ``accept_phi_risk`` trains
-    on reports although identifiers were found in them.
+    on reports although identifiers were found in them: of all kinds, or of those that it names.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path | None = None, accept_phi_risk: bool = False) -> None:
+    def __init__(self, experiment: Experiment, folder: Path | None = None, accept_phi_risk: Accepted = False) -> None:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
@@ -57,17 +58,20 @@ class Assembly:
     def cohort(self) -> Cohort:
         """The records, each with its site. Raises ValueError for settings that do not fit the data."""
         if self._cohort is None:
-            cohort = self.experiment.data.build()
-            if cohort.sites is None:
-                cohort = cohort.with_sites(self._deal(cohort))
-            split = self.experiment.partition
-            if split.public:
-                chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
-                cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
-            cohort = drop_modalities(cohort, split.image_only, split.text_only)
-            self._cohort = retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
-            refuse_other_labels(self.experiment.model, cohort)
+            self._cohort = self._dealt(self.experiment.data.build())
         return self._cohort
+
+    def _dealt(self, cohort: Cohort) -> Cohort:
+        """The records as the experiment's partition has them, each with its site."""
+        if cohort.sites is None:
+            cohort = cohort.with_sites(self._deal(cohort))
+        split = self.experiment.partition
+        if split.public:
+            chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
+            cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
+        cohort = drop_modalities(cohort, split.image_only, split.text_only)
+        refuse_other_labels(self.experiment.model, cohort)
+        return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
 
     def _deal(self, cohort: Cohort) -> list[str]:
         """A site for each of N rows: "site-1", ..., Dirichlet over the labels."""
@@ -203,9 +207,16 @@ class Assembly:
         return self._public[config]
 
     def gate(self) -> None:
-        """Raises PHIError for reports that seem to identify people, unless the risk is accepted."""
-        if not self.accept_phi_risk:
-            refuse_phi(self.cohort.phi, len(self.cohort))
+        """Raises PHIError for reports that seem to identify people, unless the risk is accepted.
+
+        It does so before any image is decoded, as long as nobody has asked for the cohort.
+        """
+        if self._cohort is not None:
+            refuse_phi(self._cohort.phi, len(self._cohort), self.accept_phi_risk)
+            return
+        screened = screen(self.experiment.data)
+        refuse_phi(screened.phi, screened.records, self.accept_phi_risk)
+        self._cohort = self._dealt(screened.build())
 
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""

@@ -19,6 +19,7 @@ from fedvlp.core.method import SiteHooks, overridden
 from fedvlp.core.metric_names import SECONDS
 from fedvlp.core.types import EVALUATE, Batch
 from fedvlp.data.cohort import SPLITS
+from fedvlp.data.deid import Accepted
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
@@ -57,7 +58,7 @@ class DryRun:
         return sum(spent if phase.name == EVALUATE else spent * self.rounds for phase, spent in cost.items())
 
 
-def dry_run(experiment: Experiment, accept_phi_risk: bool = False) -> DryRun:
+def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun:
     """Builds all of ``experiment``, takes a few steps at its largest site, and writes nothing.
 
     Raises what the run itself would raise before its first round: PHIError, ValueError for settings that do not fit.

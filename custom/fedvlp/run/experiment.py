@@ -11,7 +11,7 @@ from torch import nn
 from fedvlp.core.method import Method
 from fedvlp.core.norm_statistics import AVERAGED, CHOICES
 from fedvlp.core.validate import require, require_name
-from fedvlp.data.cohort import Cohort
+from fedvlp.data.screening import Source
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
@@ -23,14 +23,6 @@ from fedvlp.training.config import Training
 
 POOLED = "pooled"
 """Name of the one site that trains in a run of ``Centralized``."""
-
-
-class Source(Protocol):
-    """A configured data set."""
-
-    def build(self) -> Cohort:
-        """Its records."""
-        ...
 
 
 class Objective(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedvlp.core.validate import require
 from fedvlp.data.cohort import PUBLIC, Cohort
+from fedvlp.data.screening import Screened, screen_all
 from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Source
 
@@ -43,9 +44,15 @@ class PatientSites:
 
     def build(self) -> Cohort:
         """The rows of all sites. Raises ValueError where a data set has too few patients, and what data sets raise."""
+        return self.screen().build()
+
+    def screen(self) -> Screened:
+        """The reports of all data sets, searched, before any image is decoded."""
+        return screen_all([source for source, _ in self.collections], self._dealt)
+
+    def _dealt(self, cohorts: Sequence[Cohort]) -> Cohort:
         dealt = []
-        for number, (source, shares) in enumerate(self.collections):
-            cohort = source.build()
+        for number, (cohort, (_, shares)) in enumerate(zip(cohorts, self.collections, strict=True)):
             owner = deal(cohort, shares, self.seed + number)
             rows = np.flatnonzero(owner != NOBODY)
             dealt.append(cohort.take(rows).with_sites(owner[rows].tolist()))

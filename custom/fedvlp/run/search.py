@@ -76,27 +76,41 @@ def text_vectors(model: DualEncoder, cohort: Cohort, rows: np.ndarray) -> Tensor
     return vectors
 
 
+def require_contrastive(model: DualEncoder, command: str) -> None:
+    """Raises ValueError, which names the command, for a model whose vectors were not trained to be compared."""
+    if not model.contrastive:
+        raise ValueError(
+            f"{command}: the model is a {type(model).__name__}, whose vectors are not trained to be compared; give a "
+            "run of an image-text model (a DualEncoder)"
+        )
+
+
 def search(model: DualEncoder, cohort: Cohort, query: Tensor, split: str | None = None, top: int = 10) -> list[Nearest]:
     """The ``top`` records whose films are nearest to ``query`` [d], a unit vector, the nearest first.
 
     Of equal similarities the earlier row is first; records without a film are left out. Raises ValueError for a model
     that was not trained to compare, a ``top`` below 1, and where no record has a film.
     """
-    if not model.contrastive:
-        raise ValueError(
-            f"search: the model is a {type(model).__name__}, whose vectors are not trained to be compared; give a run "
-            "of an image-text model (a DualEncoder)"
-        )
+    require_contrastive(model, "search")
     if top < 1:
         raise ValueError(f"search: {top} records are asked for; expected at least 1")
     rows = rows_of(cohort, split)
     rows = rows[cohort.has_image()[rows]]
     if not len(rows):
         raise NoRecordsError("search: no record there has a film; give data with images, or another split")
-    similarity = (image_vectors(model, cohort, rows).double() @ query.double().cpu()).numpy()
-    order = np.argsort(-similarity, kind="stable")[:top]
+    similar = ranked(image_vectors(model, cohort, rows), query, top)
     shown = as_written(cohort)
-    return [Nearest(int(rows[i]), shown[cohort.ids[rows[i]]], float(similarity[i])) for i in order]
+    return [Nearest(int(rows[i]), shown[cohort.ids[rows[i]]], similarity) for i, similarity in similar]
+
+
+def ranked(vectors: Tensor, query: Tensor, top: int) -> list[tuple[int, float]]:
+    """(index, cosine) of the ``top`` of ``vectors`` [n, d] that are nearest to ``query`` [d], the nearest first.
+
+    All are unit vectors. Of equal cosines the smaller index is first; vectors that are nan are left out.
+    """
+    cosines = (vectors.double() @ query.double().cpu()).numpy()  # [n]
+    order = np.argsort(-cosines, kind="stable")  # nan last
+    return [(int(i), float(cosines[i])) for i in order[:top] if not np.isnan(cosines[i])]
 
 
 def refuse_other_suffix(out: Path) -> None:

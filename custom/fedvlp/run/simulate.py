@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from typing import Any
 
 import numpy as np
 
 from fedvlp.core.checkpoint import save_json, save_text
+from fedvlp.data.deid import Accepted
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import as_written
 from fedvlp.data.report_imputation import provenance
@@ -21,7 +23,8 @@ from fedvlp.run.cautions import FILE, cautions
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
-from fedvlp.run.metrics import Record, TensorBoard
+from fedvlp.run.metrics import MLflow, Record, TensorBoard
+from fedvlp.run.progress import Progress, phases_left
 
 log = logging.getLogger(__name__)
 
@@ -71,27 +74,32 @@ def simulate(
     folder: RunFolder,
     *,
     workers: int = 1,
-    accept_phi_risk: bool = False,
+    accept_phi_risk: Accepted = False,
     report: Callable[[Record], None] = lambda record: None,
     caution: Callable[[str], None] = log.warning,
+    watch: Callable[[Progress], AbstractContextManager[Any]] = nullcontext,
+    mlflow: str = "",
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    ``caution`` is told, before anything is trained, what to know of this run (run/cautions.py). Same bytes for any
-    number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
+    ``caution`` is told, before anything is trained, what to know of this run (run/cautions.py). ``watch`` may show how
+    far it is while it trains. ``mlflow``: URI of a tracking server that gets the curves as well. Same bytes
+    for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
     OtherDataError for a run that began with other records, and FolderInUseError when another process writes ``folder``.
     """
     with only_writer(folder.path):
-        return _simulate(experiment, folder, workers, accept_phi_risk, report, caution)
+        return _simulate(experiment, folder, workers, accept_phi_risk, report, caution, watch, mlflow)
 
 
 def _simulate(
     experiment: Experiment,
     folder: RunFolder,
     workers: int,
-    accept_phi_risk: bool,
+    accept_phi_risk: Accepted,
     report: Callable[[Record], None],
     caution: Callable[[str], None],
+    watch: Callable[[Progress], AbstractContextManager[Any]],
+    mlflow: str,
 ) -> list[Record]:
     import torch
 
@@ -105,6 +113,7 @@ def _simulate(
         end = SiteEnd(experiment.wire, experiment.method.phases, site_memory(folder.path / "sites" / name))
         trained = assembly.site(name)
         trained.note_processor = True
+        trained.client.counted = progress.stepped(name)
         return EncodedSite(trained, end)
 
     refuse_other_data(assembly, folder)
@@ -113,23 +122,33 @@ def _simulate(
         save_json(folder.path / FILE, sentences)
         for sentence in sentences:
             caution(sentence)
+    curves: list[TensorBoard | MLflow] = [TensorBoard(folder.path / "tb")]
+    if mlflow:
+        curves.append(MLflow(mlflow, folder.path))
     torch.set_num_threads(1)  # a process that has run several threads must not be forked
     assembly.modules()  # before the fork, so that workers need not build them
+    progress = Progress(experiment.method, sites)
     exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
     server, next_phase = assembly.open(folder, sites)
+    progress.total = phases_left(experiment.method, experiment.rounds, server.round, next_phase)
     folder.note_all(server.history)
-    with closing(exchange), closing(TensorBoard(folder.path / "tb")) as board:
+    with ExitStack() as opened:
+        opened.enter_context(closing(exchange))
+        for board in curves:
+            opened.enter_context(closing(board))
+        opened.enter_context(watch(progress))
 
         def noted(record: Record) -> None:
             folder.note(record)
-            board(record)
+            for board in curves:
+                board(record)
             report(record)
 
         federation = Federation(
             experiment.method,
             server,
             experiment.rounds,
-            exchange,
+            progress.watched(exchange),
             wire=experiment.wire,
             checkpoint=folder.checkpoint,
             report=noted,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedvlp.core.validate import require
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.screening import Screened, screen_all
 from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Source
 
@@ -28,7 +30,14 @@ class SiteSources:
 
     def build(self) -> Cohort:
         """The rows of all sites. Raises ValueError where two have the same records, and what the data sets raise."""
-        cohorts = {site: source.build() for site, source in self.sites}
+        return self.screen().build()
+
+    def screen(self) -> Screened:
+        """The reports of all sites, searched, before any image is decoded."""
+        return screen_all([source for _, source in self.sites], self._joined)
+
+    def _joined(self, built: Sequence[Cohort]) -> Cohort:
+        cohorts = {site: cohort for (site, _), cohort in zip(self.sites, built, strict=True)}
         self._refuse_shared(cohorts)
         return Cohort.concat([cohort.with_sites([site] * len(cohort)) for site, cohort in cohorts.items()])
 

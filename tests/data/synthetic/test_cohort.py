@@ -72,19 +72,34 @@ def test_what_old_fingerprints_do_not_know_changes_them_only_where_it_is_used():
     """Runs of before these settings go on: the fingerprint of a cohort without them is the one that it had."""
     old = "43fba8e6a007d0939091eaf8b9009f90bd3b5461ce031072645dba3a45654c99"
     assert SPEC.build().fingerprint == old
-    changes = ({"labels": "fourteen"}, {"omitted": 0.3}, {"test_rows": 100})
+    changes = ({"labels": "fourteen"}, {"omitted": 0.3}, {"test_rows": 100}, {"captions": ("Edema",)})
     prints = {dataclasses.replace(SPEC, **change).build().fingerprint for change in changes}
-    assert len(prints | {old}) == 4
+    assert len(prints | {old}) == 5
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [({"labels": "six"}, "five, fourteen"), ({"omitted": 1.1}, "0 to 1"), ({"test_rows": 201}, "twice as many"),
-     ({"test_rows": -1}, "0 or")],
+     ({"test_rows": -1}, "0 or"), ({"captions": ("Edema", "Grade")}, "captions of Grade; expected some of Edema")],
 )  # fmt: skip
 def test_impossible_settings_are_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         SyntheticCohort(**wrong)
+
+
+def test_captions_grade_what_the_film_shows_and_there_are_few():
+    """As many as MESSIDOR's 12 for two findings, or fewer than 16: the same film gets the same caption."""
+    spec = dataclasses.replace(SPEC, captions=("Edema", "Pleural Effusion"))
+    cases, cohort = spec.cases(), spec.build()
+    assert np.array_equal(cohort.images(np.arange(3)), SPEC.build().images(np.arange(3)))
+    assert cohort.sentences is None
+    assert 9 <= len(set(cohort.reports)) <= 16
+    sizes = (("mild", "moderate", "severe"), ("small", "moderate", "large"))
+    for row, caption in enumerate(cohort.reports):
+        edema, effusion = (
+            sizes[kind][cases.severity[row, kind]] if cases.present[row, kind] else "no" for kind in (0, 1)
+        )
+        assert caption == f"chest film with {edema} pulmonary edema and {effusion} pleural effusion"
 
 
 def test_fourteen_labels_are_what_the_film_shows_and_the_last_are_rare():

@@ -23,6 +23,7 @@ class Size:
 
     name: str  # DEMO; PAPER, with a root; or SMALLEST, with or without
     root: Path | None = None  # folder with a folder for each data set of the paper, named as its source
+    cache: Path | None = None  # folder for the decoded images of these
 
     @property
     def demo(self) -> bool:

@@ -81,7 +81,7 @@ class CandidPTXSource(Published):
             splits=[""] * len(keys),
             files=None if self.root is None else [self._file(Path(self.root), key) for key in keys],
             left_out={"report empty or too short": len(texts) - len(keys)},
-            phi=scan(reports.values()),
+            phi=scan(reports.values(), reports),
         )
 
     @staticmethod

@@ -84,7 +84,7 @@ class ChestImaGenomeSource(Published):
                 "images to avoid": len(published) - len(rows),
                 "text empty or too short": len(rows) - len(used),
             },
-            phi=scan(" ".join(sentences) for sentences, _ in graphs),
+            phi=scan((" ".join(sentences) for sentences, _ in graphs), (row["dicom_id"] for row, _ in rows)),
         )
 
     def _rows(self) -> tuple[list[Row], list[str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.data.cohort import PUBLIC, Cohort
+from fedvlp.data.screening import Screened
 from fedvlp.data.sources.ag_news import AGNewsSource
 from fedvlp.data.sources.cifar100 import Cifar100Source
 from fedvlp.data.sources.coco_captions import CocoCaptionsSource
@@ -82,3 +83,7 @@ class CreamFLSource:
     def build(self) -> Cohort:
         """The records, each with its site or "public". Raises ValueError as ``at`` and ``JoinedSource.build`` do."""
         return self.joined().build()
+
+    def screen(self) -> Screened:
+        """As of a ``JoinedSource``."""
+        return self.joined().screen()

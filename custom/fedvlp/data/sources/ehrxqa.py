@@ -66,7 +66,7 @@ class EHRXQASource(Published):
             splits=[SPLITS[split] for _, split, _ in used],
             files=None if self.root is None else [self._film(row) for _, _, row in used],
             left_out={"text empty or too short": len(published) - len(used)},
-            phi=scan(_text(row) for _, row in published),
+            phi=scan((_text(row) for _, row in published), (f"{split}-{row['idx']}" for split, row in published)),
         )
 
     def _rows(self, split: str) -> list[dict[str, Any]]:

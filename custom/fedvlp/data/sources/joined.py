@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.partition import dirichlet_partition
-
-
-class Source(Protocol):
-    """A configured data set."""
-
-    def build(self) -> Cohort:
-        """Its records."""
-        ...
+from fedvlp.data.screening import Screened, Source, screen_all
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,14 @@ class JoinedSource:
 
         Raises ValueError where a collection has too few records for its sites, and what the sources raise.
         """
-        public, pairs, images, texts = (source.build() for source in (self.public, self.pairs, self.images, self.texts))
+        return self.screen().build()
+
+    def screen(self) -> Screened:
+        """The reports of all four, searched, before any image is decoded."""
+        return screen_all((self.public, self.pairs, self.images, self.texts), self._joined)
+
+    def _joined(self, cohorts: Sequence[Cohort]) -> Cohort:
+        public, pairs, images, texts = cohorts
         owners = [
             self._by_shard(pairs, self.sites[0]),
             self._by_class(images, self.sites[1]),

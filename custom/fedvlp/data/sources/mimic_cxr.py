@@ -103,7 +103,7 @@ class MIMICSource(Published):
         if missing := sum(not file.is_file() for file in files.values()):
             raise ValueError(f"mimic_cxr source: {missing} of {len(files)} reports are not under reports (or root)")
         raw = {study: file.read_text(encoding="utf-8", errors="replace") for study, file in files.items()}
-        return {study: self._text(report) for study, report in raw.items()}, scan(raw.values())
+        return {study: self._text(report) for study, report in raw.items()}, scan(raw.values(), raw)
 
     def _text(self, report: str) -> str:
         """Impression and findings of a report, cleaned."""

@@ -80,7 +80,9 @@ class OpenISource(Published):
             splits=[""] * len(rows),
             files=files if self.root else None,
             left_out={"report empty or too short": short},
-            phi=scan(" ".join(report.sections.values()) for report in published),
+            phi=scan(
+                (" ".join(report.sections.values()) for report in published), (report.key for report in published)
+            ),
         )
 
     def reports(self) -> Iterator[Report]:

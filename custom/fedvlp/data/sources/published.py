@@ -7,10 +7,10 @@ import gzip
 import io
 import logging
 import zipfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -24,6 +24,7 @@ from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import Box, BoxMasks
 from fedvlp.data.questions import HeldQuestions, Question
+from fedvlp.data.screening import Screened
 from fedvlp.data.sources.table import draw_splits
 
 if TYPE_CHECKING:
@@ -204,15 +205,29 @@ class Published:
         Ids, patients and studies are hashed; splits that are not given are drawn by patient; rows with unreadable
         images are left out and counted. Raises ValueError as ``listing`` does, and if no row is usable.
         """
+        return self.screen(most, building).prepare()
+
+    def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
+        """The reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does."""
         listing = self.listing()
         if not listing.keys:
             raise ValueError(f"{listing.source} source: no usable record; look at path and root")
+        skipped: dict[str, list[str]] = {}
+        decode = partial(self._prepare, listing, most, building, skipped)
+        return Screened(listing.phi, len(listing.keys), decode, skipped)
+
+    def _prepare(
+        self, listing: Listing, most: int | None, building: Building, skipped: dict[str, list[str]]
+    ) -> tuple[Cohort, dict[str, int]]:
+        """``prepare`` of what is listed; ``skipped`` takes the names of the rows whose images cannot be read."""
         rows = np.arange(len(listing.keys))[:most]
         ids = listing.hashed("record", listing.keys)
         images = self._images(listing, ids, len(rows), building)
         if images is not None:
-            skipped = images.skipped
-            rows = np.array([row for row in rows.tolist() if row not in skipped], dtype=np.int64)
+            unreadable = images.skipped
+            rows = np.array([row for row in rows.tolist() if row not in unreadable], dtype=np.int64)
+            for row, reason in unreadable.items():
+                skipped.setdefault(reason, []).append(listing.keys[row])
         if not len(rows):
             raise ValueError(f"{listing.source} source: none of {len(ids)} images can be read")
         cohort = self._cohort(listing, ids, rows, images)
@@ -222,8 +237,7 @@ class Published:
             summary["moved to the split of their patient"] = moved
         summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
         if images is not None:
-            unreadable = Counter(images.skipped.values())
-            summary |= {f"skipped: {reason}": count for reason, count in sorted(unreadable.items())}
+            summary |= {f"skipped: {reason}": len(names) for reason, names in sorted(skipped.items())}
             if self.burned_in != HEADER:  # which goes without saying
                 summary |= unsearched(self.burned_in, len(rows), listing.source)
         log.info("%s source: %s", listing.source, ", ".join(f"{name} {count}" for name, count in summary.items()))
@@ -267,7 +281,7 @@ class Published:
             images=NoImages(self.image_size) if images is None else Rows(images, rows),
             fingerprint=digest(*content, labels.astype("<f4").tobytes(), checksums),
             imaged=np.full(len(ids), images is not None),
-            phi=listing.phi,
+            phi=dict(listing.phi),
             masks=None if boxes is None else BoxMasks(boxes, self.image_size),
             questions=None if asked is None else HeldQuestions(asked),
             channels=3 if images is not None and self._in_colour else 1,

@@ -20,6 +20,7 @@ from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.deid import scan
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import read_masks
+from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 
 log = logging.getLogger(__name__)
@@ -40,31 +41,39 @@ Row = dict[str, str]
 
 
 class _Skips:
-    """Counts rows that cannot be used, by reason, and remembers the numbers of up to five rows of each."""
+    """The numbers of the rows that cannot be used, by reason."""
 
     def __init__(self, total: int, most: float) -> None:
-        self.counts: Counter[str] = Counter()
-        self._examples: dict[str, list[str]] = {}
+        self.rows: dict[str, list[str]] = {}
         self._total, self._most = total, most
 
     def add(self, reason: str, row: Row) -> None:
-        """Counts a row."""
-        self.counts[reason] += 1
-        if self.counts[reason] <= 5:
-            self._examples.setdefault(reason, []).append(row[_NUMBER])
+        """Notes a row."""
+        self.rows.setdefault(reason, []).append(row[_NUMBER])
 
     def check(self) -> None:
         """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
-        bad = self.counts.total()
+        bad = sum(map(len, self.rows.values()))
         if bad == self._total or bad > self._most * self._total:  # an empty table too
-            counts = [
-                f"{reason} {n} (row {', '.join(self._examples[reason])})" for reason, n in self.counts.most_common()
-            ]
+            ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
+            counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
                 f"{'; '.join(counts) or 'the table is empty'}. Repair them (row 1 is below the header), or raise "
                 "max_skipped"
             )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Listed:
+    """A table that was read, before any image is. It shows nothing of its rows."""
+
+    rows: list[Row]  # the usable ones
+    files: list[Path]  # image of each of them
+    present: set[str]  # columns named in the settings that the table has
+    skips: _Skips
+    total: int  # rows of the table
+    phi: dict[str, int]  # kind of identifier -> reports of the usable rows that hold one
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,13 @@ class TableSource:
         Raises ValueError if a setting is out of range, the file or a required column is missing, labels are none of
         1, 0, -1 and empty, or more than ``max_skipped`` of the rows cannot be used.
         """
+        return self.screen(most, building).prepare()
+
+    def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
+        """The usable rows' reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does.
+
+        No column but that of the reports is searched: one that credits the authors of published films names no patient.
+        """
         self._check()
         table, columns = self._read(self._named())
         present = self._present(columns)
@@ -140,6 +156,14 @@ class TableSource:
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.check()  # before hours of decoding
+        searched = rows[:most] if self.report_column else []
+        phi = scan((row[self.report_column] for row in searched), (row[_NUMBER] for row in searched))
+        listed = _Listed(rows, files, present, skips, len(table), dict(phi))
+        return Screened(phi, len(rows[:most]), partial(self._prepare, listed, most, building), skips.rows)
+
+    def _prepare(self, listed: _Listed, most: int | None, building: Building) -> tuple[Cohort, dict[str, int]]:
+        """``prepare`` of the rows that are listed."""
+        rows, files, present, skips = listed.rows, listed.files, listed.present, listed.skips
         ids = [row[_ID] for row in rows]
         images = films("table", ids[:most], files[:most], self.image_size, self.cache, building, self.burned_in)
         for row, reason in images.skipped.items():
@@ -147,10 +171,10 @@ class TableSource:
         skips.check()
         readable = [row for row in range(len(rows))[:most] if row not in images.skipped]
         used = self._at_large_sites(rows, readable, present)
-        cohort = self._cohort(rows, images, present, used)
-        summary = {"rows": len(table), "used": len(cohort), "patients": len(set(cohort.patients))}
+        cohort = self._cohort(listed, images, used)
+        summary = {"rows": listed.total, "used": len(cohort), "patients": len(set(cohort.patients))}
         summary |= {"at sites below min_site_size": len(readable) - len(used)}
-        summary |= {f"skipped: {reason}": count for reason, count in sorted(skips.counts.items())}
+        summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
         summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
         return cohort, summary
@@ -240,9 +264,9 @@ class TableSource:
             )
         return used
 
-    def _cohort(self, table: list[Row], images: ImageCache, present: set[str], numbers: list[int]) -> Cohort:
-        """The cohort of the rows with these ``numbers``; ``images`` reads by the same numbers."""
-        used = [table[number] for number in numbers]
+    def _cohort(self, listed: _Listed, images: ImageCache, numbers: list[int]) -> Cohort:
+        """The cohort of the listed rows with these ``numbers``; ``images`` reads by the same numbers."""
+        used, present = [listed.rows[number] for number in numbers], listed.present
         ids = tuple(row[_ID] for row in used)
         patients = self._identity(used, self.patient_column, present)
         sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
@@ -270,7 +294,7 @@ class TableSource:
             fingerprint=digest(
                 *content, labels.astype("<f4").tobytes(), images.checksums[number].astype("<u4").tobytes()
             ),
-            phi=scan(row[self.report_column] for row in used) if self.report_column else {},
+            phi=listed.phi,
             private=True,
             masks=self._masks(used),
             sentences=sentences,

@@ -10,14 +10,19 @@ from functools import lru_cache
 import numpy as np
 
 from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.synthetic.cases import LABEL_SETS, Cases, draw_cases, more_labels
+from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS, Cases, draw_cases, more_labels
 from fedvlp.data.synthetic.film import Renderer
 from fedvlp.data.synthetic.questions import FilmQuestions
-from fedvlp.data.synthetic.reports import write_reports
+from fedvlp.data.synthetic.reports import write_captions, write_reports
 from fedvlp.data.synthetic.sentences import WrittenSentences
 
 VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
-ADDED = ("labels", "omitted", "test_rows")  # settings that old fingerprints do not know: left out where they are unused
+ADDED = (
+    "labels",
+    "omitted",
+    "test_rows",
+    "captions",
+)  # settings that old fingerprints do not know: left out where they are unused
 MOST = 1_000_000  # studies; their ids have six digits
 PROBES = 4  # films that enter the fingerprint, in case the version was not raised
 
@@ -41,6 +46,7 @@ class SyntheticCohort:
     labels: str = "five"  # findings, or "fourteen" with heart, devices and rare ones, which are labels but no skew
     omitted: float = 0.0  # share of what a film shows or lacks that its report leaves out, 0..1
     test_rows: int = 0  # test studies a site at least; 0: 15 % and at least 32
+    captions: tuple[str, ...] = ()  # findings named by a caption that takes the report's position; none: reports
 
     def __post_init__(self) -> None:
         if self.sites < 1 or self.size < 4 * self.sites:
@@ -64,6 +70,9 @@ class SyntheticCohort:
                 f"synthetic: test_rows is {self.test_rows} for {self.size} studies at {self.sites} sites; expected "
                 "0 or more, and at least twice as many studies a site"
             )
+        strange = sorted(set(self.captions) - set(FINDINGS))
+        if strange:
+            raise ValueError(f"synthetic: captions of {', '.join(strange)}; expected some of {', '.join(FINDINGS)}")
 
     def build(self) -> Cohort:
         """The cohort. Labels and reports are made now; pixels are drawn when rows are read."""
@@ -88,7 +97,7 @@ class SyntheticCohort:
             fingerprint=digest(spec, "\n".join(reports), labels.tobytes(), probes),
             masks=renderer.masks,
             questions=FilmQuestions(cases),
-            sentences=WrittenSentences(LABEL_SETS[self.labels]),
+            sentences=None if self.captions else WrittenSentences(LABEL_SETS[self.labels]),
         )
 
     def cases(self) -> Cases:
@@ -111,7 +120,8 @@ def _cases(spec: SyntheticCohort) -> Cases:
 
 @lru_cache(maxsize=4)
 def _reports(spec: SyntheticCohort) -> tuple[str, ...]:
-    return write_reports(_cases(spec))
+    cases = _cases(spec)
+    return write_captions(cases, spec.captions) if spec.captions else write_reports(cases)
 
 
 COHORTS = {

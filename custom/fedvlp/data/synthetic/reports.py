@@ -98,6 +98,19 @@ def write_reports(cases: Cases) -> tuple[str, ...]:
     return tuple(_Writer(cases, row).report() for row in range(len(cases)))
 
 
+def write_captions(cases: Cases, findings: Sequence[str]) -> tuple[str, ...]:
+    """A caption of every row from a template, as photographs of eyes get them: "chest film with mild edema and ...".
+
+    It grades what the film shows, so that ``findings`` of F names have at most 4^F different captions.
+    """
+    kinds = [FINDINGS.index(name) for name in findings]
+    return tuple(
+        "chest film with "
+        + " and ".join(f"{SIZES[kind][severity[kind]] if present[kind] else 'no'} {TERMS[kind][0]}" for kind in kinds)
+        for present, severity in zip(cases.present.tolist(), cases.severity.tolist(), strict=True)
+    )
+
+
 class _Writer:
     """Writes the report of one row. Column k of the row's ``words`` decides choice k."""
 

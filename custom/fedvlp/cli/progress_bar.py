@@ -1,0 +1,90 @@
+"""The bar below the lines of a run on a terminal: how far it is, the time left, its speed, the worst site so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from fedvlp.evaluation import metric_names as names
+from fedvlp.run.metrics import by_site
+from fedvlp.run.progress import Progress
+
+
+class RunBar:
+    """Nothing is shown where ``console`` is no terminal."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self.console, self.rounds = console, rounds
+        self.worst = ""
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Remembers the worst site of a record, if the record measured any."""
+        recall = names.recall("val", 1)
+        measured = {site: values[recall] for site, values in by_site(record).items() if recall in values}
+        if measured:
+            site = min(measured, key=lambda name: (measured[name], name))
+            self.worst = f"worst site so far: {site}, R@1 {measured[site]:.1f}"
+
+    @contextmanager
+    def showing(self, progress: Progress) -> Iterator[None]:
+        """The bar, while ``progress`` goes on."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with _Bar(self.console, progress, self):
+            yield
+
+    def said(self, progress: Progress) -> str:
+        """Where the run is, in words."""
+        if not progress.phase:
+            return "beginning"
+        return (
+            f"round {min(progress.round + 1, self.rounds)} of {self.rounds}, {progress.phase}: {progress.answered} of "
+            f"{progress.asked} sites"
+        )
+
+
+class _Bar(RichProgress):
+    """Asks ``progress`` where it is whenever it is drawn."""
+
+    def __init__(self, console: Console, progress: Progress, run: RunBar) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[more]}"),
+        )
+        super().__init__(*columns, console=console, transient=True, refresh_per_second=2, speed_estimate_period=600)
+        self.run, self.progress = run, progress
+        self._speed = _Speed()
+        self._shown = self.add_task("beginning", total=progress.total, more="")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar as it is now."""
+        if hasattr(self, "_shown"):
+            speed = self._speed(self.progress.steps())
+            more = ", ".join(filter(None, (f"{speed:.1f} steps/s" if speed else "", self.run.worst)))
+            said = self.run.said(self.progress)
+            self.update(self._shown, completed=self.progress.done(), description=said, more=more)
+        yield from super().get_renderables()
+
+
+class _Speed:
+    """Steps a second of the phase under way."""
+
+    def __init__(self) -> None:
+        self._began, self._first, self._last = time.monotonic(), 0, 0
+
+    def __call__(self, steps: int) -> float:
+        """The speed since the phase began, at ``steps`` steps; 0 at its beginning."""
+        now = time.monotonic()
+        if steps < self._last:  # another phase
+            self._began, self._first = now, steps
+        self._last = steps
+        return (steps - self._first) / (now - self._began) if now > self._began else 0.0

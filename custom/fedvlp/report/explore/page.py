@@ -1,0 +1,242 @@
+"""The page itself, in Gradio: three tabs, for a phrase, a film, and the space of the vectors.
+
+Gradio stores what a person drops. The film is read at once, its file removed, and only its vector and what the model
+sees of it are held, in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedvlp.data.radiograph import MAX_BYTES
+from fedvlp.report.explore import pictures
+from fedvlp.report.explore.content import FILMS, REPORTS, Explorer, Film
+from fedvlp.report.html import text
+
+TITLE = "fedvlp explore"
+MOST = 48
+"""Records that can be shown at once."""
+
+HINT = "Drop a film: its findings, where the model looked, similar films and the nearest reports are shown here."
+
+CLICKS = """
+element.addEventListener("click", event => {
+    const point = event.target.closest("[data-index]");
+    if (point) trigger("click", {index: Number(point.dataset.index)});
+});
+"""
+"""In the browser: a click on a point of the projection tells the index of its record."""
+
+Asked = tuple[str, tuple[int, ...]]
+"""A phrase, and the indices of the records that were shown for it."""
+
+Dropped = tuple[Film, str]
+"""A film, and the class that comes first for it, "" where there is none."""
+
+
+class Answers:
+    """What each control of the page is answered with: HTML, and what the next question needs."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+
+    def head(self) -> str:
+        """What the page is about."""
+        explorer = self.explorer
+        films, reports = (int((~vectors[:, 0].isnan()).sum()) for vectors in (explorer.films, explorer.reports))
+        return (
+            f'<div class="fx"><h1>{text(TITLE)}</h1><p class="note">{len(explorer):,} records: {films:,} films, '
+            f"{reports:,} reports. Research software, and no medical device.</p></div>"
+        )
+
+    def phrase(self, phrase: str, top: float) -> tuple[str, Asked]:
+        """The films nearest to a phrase."""
+        records = self.explorer.near_phrase(phrase, int(top))
+        return pictures.cards(records, "no film"), (phrase, tuple(record.index for record in records))
+
+    def looked_at(self, asked: Asked | None, rank: float | None) -> str:
+        """Where the model looks for the phrase in one of the films that were shown for it."""
+        if asked is None:
+            raise ValueError("search for a phrase first")
+        phrase, indices = asked
+        if rank is None or not 1 <= int(rank) <= len(indices):
+            raise ValueError(f"give the number of a film, 1 to {len(indices)}")
+        film = self.explorer.film_of(indices[int(rank) - 1])
+        return pictures.looked(self.explorer.looked(film, phrase), phrase)
+
+    def drop(self, file: str | None) -> Film:
+        """The film in a file, which is removed."""
+        if file is None:
+            raise ValueError("drop a film: PNG, JPEG, TIFF or DICOM")
+        try:
+            return self.explorer.film(Path(file))
+        finally:
+            remove(Path(file))
+
+    def film(self, film: Film | None, classes: str, top: float) -> tuple[Dropped, str, str, str, str]:
+        """The film itself, findings, similar films, and the reports nearest to it."""
+        if film is None:
+            raise ValueError("drop a film first")
+        named = [name.strip() for name in classes.split(",") if name.strip()] or None
+        first, table = "", "<p>This model has no classes of its own: give some, with commas between them.</p>"
+        if named or self.explorer.model.prompts:
+            findings = self.explorer.findings(film, named)
+            films = int((~self.explorer.films[:, 0].isnan()).sum())
+            first, table = findings[0].name, pictures.findings(findings, films)
+        return (
+            (film, first),
+            pictures.seen(film.prepared),
+            table,
+            pictures.cards(self.explorer.near(film.vector, int(top)), "no film"),
+            pictures.cards(self.explorer.near(film.vector, int(top), REPORTS), "no record there has a report"),
+        )
+
+    def looked(self, dropped: Dropped | None, phrase: str) -> str:
+        """Where in the dropped film the model looks for a phrase, or, if that is empty, for the first class."""
+        if dropped is None:
+            raise ValueError("drop a film first")
+        film, first = dropped
+        said = phrase.strip() or first.lower()
+        return pictures.looked(self.explorer.looked(film, said), said) if said else ""
+
+    def space(self, among: str, colour: str) -> str:
+        """The vectors in the plane."""
+        plane = self.explorer.projection(among, colour)
+        return pictures.projection(plane, self.explorer.keys, among, colour)
+
+    def point(self, clicked: Any) -> str:
+        """The record of a point that was clicked."""
+        return pictures.card(self.explorer.record(int(clicked.index)))
+
+
+def remove(file: Path) -> None:
+    """Removes a file that Gradio stored, with the folder of its own in which it lies."""
+    file.unlink(missing_ok=True)
+    with suppress(OSError):  # another file lies there too
+        file.parent.rmdir()
+
+
+def page(explorer: Explorer) -> Any:
+    """The page as an ASGI application. Call it within ``serve.own_folder``."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+        answers = Answers(explorer)
+        _shown(gr, answers.head())
+        with gr.Tab("A phrase"):
+            _phrase_tab(gr, answers)
+        with gr.Tab("A film"):
+            _film_tab(gr, answers)
+        with gr.Tab("The space") as space:
+            _space_tab(gr, answers, space)
+    blocks.queue(default_concurrency_limit=1)
+    bare = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    return gr.mount_gradio_app(
+        bare,
+        blocks,
+        path="/",
+        theme=theme,
+        css=pictures.CSS,
+        footer_links=[],
+        run_history=False,  # it would store films and reports in the browser
+        max_file_size=MAX_BYTES,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+    )
+
+
+def _shown(gr: Any, html: str = "") -> Any:
+    """A component that shows HTML and runs nothing."""
+    return gr.HTML(html, js_on_load=None)
+
+
+def _section(gr: Any, heading: str) -> Any:
+    """A component that shows HTML, below a heading."""
+    _shown(gr, f'<div class="fx"><h3>{text(heading)}</h3></div>')
+    return _shown(gr)
+
+
+def _phrase_tab(gr: Any, answers: Answers) -> None:
+    asked = gr.State(None)
+    with gr.Row():
+        phrase = gr.Textbox(label="What to look for", placeholder="left basal effusion", scale=4)
+        top = gr.Slider(1, MOST, value=12, step=1, label="How many films", scale=2)
+        button = gr.Button("Search", variant="primary", scale=1, elem_classes="fx-beside")
+    films = _shown(gr)
+    with gr.Row(visible=False) as after:
+        rank = gr.Number(label="Number of a film", value=1, precision=0, minimum=1, scale=1)
+        where = gr.Button("Where did the model look?", scale=2, elem_classes="fx-beside")
+    seen = _shown(gr)
+    for event in (phrase.submit, button.click):
+        told = event(_told(gr, answers.phrase), [phrase, top], [films, asked], api_visibility="private")
+        told.success(lambda: (gr.Row(visible=True), ""), None, [after, seen], api_visibility="private")
+    where.click(_told(gr, answers.looked_at), [asked, rank], seen, api_visibility="private")
+
+
+def _film_tab(gr: Any, answers: Answers) -> None:
+    film, dropped = gr.State(None), gr.State(None)
+    with gr.Row():
+        with gr.Column(scale=2):
+            file = gr.File(label="A film: PNG, JPEG, TIFF or DICOM", height=150)
+            shown = _shown(gr)
+            phrase = gr.Textbox(label="Where to look for (empty: the first class)", placeholder="left basal effusion")
+            classes = gr.Textbox(label="Classes (empty: the model's own)", placeholder="edema, rib fracture")
+            top = gr.Slider(1, MOST, value=4, step=1, label="How many films and reports")
+            ask = gr.Button("Ask", variant="primary")
+        with gr.Column(scale=5):
+            hint = _shown(gr, f'<div class="fx"><p class="note">{text(HINT)}</p></div>')
+            with gr.Column(visible=False) as results:
+                findings, seen = _section(gr, "Findings"), _section(gr, "Where the model looked")
+                similar, reports = _section(gr, "Similar films"), _section(gr, "Nearest reports")
+    answered = [dropped, shown, findings, similar, reports]
+    read = file.upload(_told(gr, answers.drop), file, film, api_visibility="private")
+    for after in (read.success, read.failure):
+        after(lambda: None, None, file, api_visibility="private")  # its file is gone, whether it could be read or not
+    for event in (read.success, ask.click, classes.submit):
+        told = event(_told(gr, answers.film), [film, classes, top], answered, api_visibility="private")
+        opened = told.success(
+            lambda: (gr.HTML(visible=False), gr.Column(visible=True)), None, [hint, results], api_visibility="private"
+        )
+        opened.success(_told(gr, answers.looked), [dropped, phrase], seen, api_visibility="private")
+    phrase.submit(_told(gr, answers.looked), [dropped, phrase], seen, api_visibility="private")
+
+
+def _space_tab(gr: Any, answers: Answers, tab: Any) -> None:
+    colours = answers.explorer.colourings
+    with gr.Row():
+        among = gr.Radio([FILMS, REPORTS], value=FILMS, label="Vectors of")
+        colour = gr.Dropdown(colours, value=colours[0], label="Coloured by")
+    with gr.Row():
+        with gr.Column(scale=4):
+            plane = gr.HTML(js_on_load=CLICKS)
+        with gr.Column(scale=1, min_width=240):
+            record = _shown(gr)
+    for event in (tab.select, among.change, colour.change):
+        event(_told(gr, answers.space), [among, colour], plane, api_visibility="private")
+
+    def point(clicked: Any) -> Any:
+        return _told(gr, answers.point)(clicked)
+
+    point.__annotations__["clicked"] = gr.EventData  # by which Gradio knows what to give
+    plane.click(point, None, record, api_visibility="private")
+
+
+def _told(gr: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """The answer, whose errors are a sentence in the page, with neither a path nor a text of a patient."""
+
+    def told(*given: Any) -> Any:
+        try:
+            return answer(*given)
+        except ValueError as error:
+            raise gr.Error(str(error), print_exception=False) from None
+        except Exception as error:  # its text may have a path
+            kind = type(error).__name__
+            raise gr.Error(f"this cannot be done ({kind}); try another film or phrase", print_exception=False) from None
+
+    return told
