@@ -229,23 +229,28 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; the last is compared with the others.")],
     k: Annotated[int, typer.Option(help="Recall@K.")] = 1,
     markdown: Annotated[bool, typer.Option("--markdown", help="Prints Markdown.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Also writes one page for all runs to this file.")] = None,
     plugins: Plugins = None,
 ) -> None:
     """Shows runs on the same records beside each other: average and worst site, with intervals over test patients."""
     from rich.console import Console
 
     from fedvlp.cli import tables
+    from fedvlp.report import comparison
     from fedvlp.run.compare import compare as measured
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
-    compared = measured([RunFolder(run) for run in runs], k)
-    for title, columns, rows in tables.comparison_tables(compared):
+    folders = [RunFolder(run) for run in runs]
+    compared = measured(folders, k)
+    for title, columns, rows in comparison.tables(compared):
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
             Console().print(tables.plain_table(title, columns, rows))
-    print(tables.comparison_verdict(compared))
+    print(comparison.verdict(compared))
+    if html is not None:
+        print(f"page {comparison.write(compared, folders, html)}")
 
 
 @app.command()

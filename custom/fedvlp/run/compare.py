@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -52,6 +52,12 @@ class Comparison:
     models: tuple[Row, ...]  # initial ones, then the runs as given
     ahead: tuple[Row, ...]  # of each run but the last: the last one's figures minus its own
     steps: Mapping[str, str]  # run -> its steps in a round, as ``FinishedRun.steps`` says them
+    sites: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # model -> site -> its recall
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs, as given."""
+        return (*(row.name for row in self.ahead), self.last)
 
     @property
     def last(self) -> str:
@@ -94,6 +100,10 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
             for run in runs[:-1]
         ),
         {run.name: run.steps() for run in runs},
+        {
+            name: {site: of_draws(drawn) for site, drawn in zip(of_model, bootstrap.by_site(of_model), strict=True)}
+            for name, of_model in hits.items()
+        },
     )
 
 
