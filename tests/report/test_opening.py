@@ -48,8 +48,8 @@ def test_without_intervals_the_figures_stand_alone(tmp_path: Path) -> None:
     """Of robust(): test R@1 3, 4, 5 at the start and 6, 8, 10 at the end; val at three moments only."""
     assert said(run_of(tmp_path, robust())) == [
         "R@1 rose from 4.0 to 8.0 on average over 3 sites after 2 rounds (test, in batches of 32; chance 3.1).",
-        "site-1 is the lowest: 6.0 against 8.0 on average. Without intervals nobody can say whether that is more than "
-        "the chance of its test patients.",
+        "site-1 is the lowest: R@1 6.0 against 8.0 on average. Without intervals nobody can say whether that is more "
+        "than the chance of its test patients.",
     ]
 
 
@@ -58,7 +58,7 @@ def test_a_site_is_left_behind_where_its_whole_interval_is_below_the_average(tmp
     below, around, above = Interval(-2, -3.5, -0.5), Interval(0, -1, 1), Interval(2, 1, 3)
     note(folder, Interval(4, 2.5, 5.5), {"site-1": below, "site-2": around, "site-10": above})
     assert said(folder) == [
-        "site-1 is left behind: 6.0 against 8.0 on average, a difference of -2.0 [-3.5, -0.5].",
+        "site-1 is left behind: R@1 6.0 against 8.0 on average, a difference of -2.0 [-3.5, -0.5].",
         "R@1 rose from 4.0 [3.0, 5.0] to 8.0 [7.0, 9.0] on average over 3 sites after 2 rounds, by +4.0 [+2.5, +5.5] "
         "(test, in batches of 32; chance 3.1; in brackets the 95 % interval over test patients).",
     ]

@@ -164,7 +164,7 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
         console.print(line, highlight=False)
 
 
-def write_report(folder: Any, intervals: bool = False) -> Path:
+def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
     """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
     from fedvlp.report.page import write
     from fedvlp.run import recalls
@@ -173,7 +173,7 @@ def write_report(folder: Any, intervals: bool = False) -> Path:
         recalls.measure(folder)
     else:
         recalls.measure_built_in(folder)
-    return write(folder)
+    return write(folder, films)
 
 
 @app.command("runs")
@@ -205,6 +205,10 @@ def report(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Measures the test records again, with intervals over patients.")
     ] = False,
+    films: Annotated[
+        bool,
+        typer.Option("--films", help="Writes report-films.html, with films and reports: for their owner's eyes alone."),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Writes one page with the curves, the sites and the weights of a run."""
@@ -221,7 +225,7 @@ def report(
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
     Console().print(*summary_tables(experiment.name, summary(history)))
-    print(f"report {write_report(folder, intervals)}")
+    print(f"report {write_report(folder, intervals, films)}")
 
 
 @app.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedvlp.core.norm_statistics import AVERAGED
-from fedvlp.report import html, opening
+from fedvlp.report import html, opening, records
 from fedvlp.report.html import ABSENT, text
 from fedvlp.report.run import Run
 from fedvlp.run.metrics import Record
@@ -25,7 +25,8 @@ def section(run: Run) -> str:
     out += f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
     if run.status.get("reason"):
         out += f"<p>{'An earlier attempt ended with: ' if older else ''}{text(run.status['reason'])}</p>"
-    out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in run.cautions)
+    cautions = [*([records.OWNERS_EYES] if run.films else []), *run.cautions]
+    out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in cautions)
     if not run.config:
         return out + "<p>The folder has no config.json, so what was run is not known.</p>"
     image, words, size = (run.setting(f"model.{key}") for key in ("image_tower", "text_tower", "embedding_dim"))

@@ -27,6 +27,10 @@ td:first-child,th:first-child{text-align:left;white-space:nowrap}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
+.films{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1rem 1.8rem;margin:.8rem 0}
+.films>div{display:flex;gap:.8rem;align-items:flex-start}.films img{width:150px;flex:none;background:#000}
+.films h3{margin-top:0}.films ol{margin:.2rem 0;padding-left:1.2rem;font-size:.87rem}.films li{margin-bottom:.3rem}
+.films .own{font-weight:600}.films span{color:#555d68;font-weight:400;white-space:nowrap}
 .lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
 """

@@ -104,7 +104,7 @@ def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> tuple[l
         return [], [f"All sites have the same R@1, {average:.1f}."]
     distances = {row.site: row.recall for row in recalls if (row.figure, row.over) == (FROM_AVERAGE, SITE)}
     if not distances:
-        lowest = f"{ranked[0][1]} is the lowest: {ranked[0][0]:.1f} against {average:.1f} on average."
+        lowest = f"{ranked[0][1]} is the lowest: R@1 {ranked[0][0]:.1f} against {average:.1f} on average."
         return [], [
             f"{lowest} Without intervals nobody can say whether that is more than the chance of its test patients."
         ]
@@ -114,7 +114,7 @@ def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> tuple[l
         shown = f"the lowest, {site}, has {value:.1f} against {average:.1f} on average"
         return [], [f"No site is left behind: {shown}{_difference(distances.get(site))}."]
     return [
-        f"{site} is left behind: {value:.1f} against {average:.1f} on average{_difference(distances[site])}."
+        f"{site} is left behind: R@1 {value:.1f} against {average:.1f} on average{_difference(distances[site])}."
         for value, site in behind
     ], []
 

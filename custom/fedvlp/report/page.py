@@ -14,6 +14,7 @@ from fedvlp.report import (
     html,
     loss,
     public_set,
+    records,
     retrieval,
     settings,
     sites,
@@ -27,6 +28,7 @@ from fedvlp.run.folder import RunFolder
 SECTIONS: dict[str, Callable[[Run], str]] = {
     "": head.section,
     "Retrieval": retrieval.section,
+    "Films and the reports that they find": records.section,
     "Sites": sites.section,
     "Loss": loss.section,
     "Site weights": weights.section,
@@ -40,11 +42,15 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
 """The page from top to bottom: heading, and what writes its HTML, "" for no chapter. Those of plugins come last."""
 
 
-def write(folder: RunFolder) -> Path:
-    """Writes ``report.html`` into the run's folder and returns its path. Raises CheckpointError for damaged results."""
+def write(folder: RunFolder, films: bool = False) -> Path:
+    """Writes ``report.html`` into the run's folder and returns its path.
+
+    With ``films``, which a person must ask for, ``report-films.html`` with films and reports of the records. Raises
+    CheckpointError for damaged results, ValueError for films of a run that has not finished.
+    """
     import matplotlib
 
-    run = Run.read(folder)
+    run = Run.read(folder, films)
     sections = plugins.table("SECTIONS", SECTIONS, wanted="")  # of installed plugins only what is in use already
     body = ""
     with matplotlib.rc_context(figures.RC):
@@ -52,6 +58,6 @@ def write(folder: RunFolder) -> Path:
             content = section(run)
             heading = f"<h2>{title}</h2>\n" if title else ""
             body += f"{heading}{content}\n" if content else ""
-    path = folder.path / "report.html"
+    path = folder.path / ("report-films.html" if films else "report.html")
     save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", body))
     return path

@@ -39,11 +39,12 @@ class Run:
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
     recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
+    films: bool  # whether a person asked for films and reports of the records
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
-    def read(folder: RunFolder) -> Run:
-        """Reads what a run's folder has so far.
+    def read(folder: RunFolder, films: bool = False) -> Run:
+        """Reads what a run's folder has so far. ``films``: a person asks for films and reports of the records.
 
         Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls.
         """
@@ -81,6 +82,7 @@ class Run:
             statistics,
             list(cautions),
             recalls.read(folder),
+            films,
             refused,
         )
 

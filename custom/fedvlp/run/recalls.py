@@ -23,6 +23,7 @@ from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -95,12 +96,17 @@ def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Reca
                 yield Recall(*shown, row.recall, row.chance, row.oracle)
 
 
+def is_built_in(experiment: Experiment) -> bool:
+    """Whether its records are the built-in cohort's, which are nobody's."""
+    return isinstance(experiment.data, SyntheticCohort)
+
+
 def measure_built_in(folder: RunFolder) -> None:
     """``measure`` for a finished run on the built-in cohort that was not measured yet; nothing for any other run."""
     if file_of(folder).exists() or not folder.model.exists():
         return
     experiment = folder.experiment()
-    if not isinstance(experiment.data, SyntheticCohort) or isinstance(experiment.model, MultimodalConfig):
+    if not is_built_in(experiment) or isinstance(experiment.model, MultimodalConfig):
         return
     try:
         measure(folder)
