@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import EVALUATE
-from fedvlp.data.overview import label_counts, report_lengths, split_counts
+from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
@@ -116,17 +116,6 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
 def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """The rows that are not used, by reason: "duplicate image: row 3, 7-9"."""
     return [_printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
-
-
-def ranges(rows: Sequence[str]) -> list[str]:
-    """The rows with those that follow each other as "7-9"; what is no number stays as it is."""
-    runs: list[list[str]] = []
-    for row in rows:
-        if runs and row.isdecimal() and runs[-1][-1].isdecimal() and int(row) == int(runs[-1][-1]) + 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def _printable(text: str) -> str:

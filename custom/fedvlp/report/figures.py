@@ -38,6 +38,9 @@ RC = {
     "svg.hashsalt": "fedvlp",
     "svg.fonttype": "path",
 }
+Style = dict[str, Any]
+"""matplotlib's settings of a line, as ``look`` gives them."""
+
 Points = dict[int, float]
 """Round -> value."""
 
