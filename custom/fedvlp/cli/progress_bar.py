@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from typing import TYPE_CHECKING, Any
 
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import by_site
-from fedvlp.run.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from fedvlp.run.progress import Progress
 
 
 class RunBar:
@@ -37,7 +37,26 @@ class RunBar:
         if not self.console.is_terminal:
             yield
             return
-        with _Bar(self.console, progress, self):
+        from rich.live import Live
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[more]}"),
+        )
+        bar, speed = Bar(*columns, console=self.console, speed_estimate_period=600), _Speed()
+        task = bar.add_task("", total=progress.total, more="")
+
+        def drawn() -> RenderableType:
+            now = speed(progress.steps())
+            more = ", ".join(filter(None, (f"{now:.1f} steps/s" if now else "", self.worst)))
+            bar.update(task, completed=progress.done(), description=self.said(progress), more=more)
+            return bar.get_renderable()
+
+        with Live(get_renderable=drawn, console=self.console, transient=True, refresh_per_second=2):
             yield
 
     def said(self, progress: Progress) -> str:
@@ -48,31 +67,6 @@ class RunBar:
             f"round {min(progress.round + 1, self.rounds)} of {self.rounds}, {progress.phase}: {progress.answered} of "
             f"{progress.asked} sites"
         )
-
-
-class _Bar(RichProgress):
-    """Asks ``progress`` where it is whenever it is drawn."""
-
-    def __init__(self, console: Console, progress: Progress, run: RunBar) -> None:
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[more]}"),
-        )
-        super().__init__(*columns, console=console, transient=True, refresh_per_second=2, speed_estimate_period=600)
-        self.run, self.progress = run, progress
-        self._speed = _Speed()
-        self._shown = self.add_task("beginning", total=progress.total, more="")
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar as it is now."""
-        if hasattr(self, "_shown"):
-            speed = self._speed(self.progress.steps())
-            more = ", ".join(filter(None, (f"{speed:.1f} steps/s" if speed else "", self.run.worst)))
-            said = self.run.said(self.progress)
-            self.update(self._shown, completed=self.progress.done(), description=said, more=more)
-        yield from super().get_renderables()
 
 
 class _Speed:

@@ -93,6 +93,7 @@ def test_captions_grade_what_the_film_shows_and_there_are_few():
     cases, cohort = spec.cases(), spec.build()
     assert np.array_equal(cohort.images(np.arange(3)), SPEC.build().images(np.arange(3)))
     assert cohort.sentences is None
+    assert dataclasses.replace(SPEC, captions=["Edema", "Pleural Effusion"]) == spec, "as a job's file has it"
     assert 9 <= len(set(cohort.reports)) <= 16
     sizes = (("mild", "moderate", "severe"), ("small", "moderate", "large"))
     for row, caption in enumerate(cohort.reports):

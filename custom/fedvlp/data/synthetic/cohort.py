@@ -70,6 +70,7 @@ class SyntheticCohort:
                 f"synthetic: test_rows is {self.test_rows} for {self.size} studies at {self.sites} sites; expected "
                 "0 or more, and at least twice as many studies a site"
             )
+        object.__setattr__(self, "captions", tuple(self.captions))  # JSON knows lists only
         strange = sorted(set(self.captions) - set(FINDINGS))
         if strange:
             raise ValueError(f"synthetic: captions of {', '.join(strange)}; expected some of {', '.join(FINDINGS)}")
