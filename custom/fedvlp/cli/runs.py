@@ -167,12 +167,15 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
     """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
     from fedvlp.report.page import write
-    from fedvlp.run import recalls
+    from fedvlp.run import recalls, zero_shot_areas
 
     if intervals:
         recalls.measure(folder)
+        zero_shot_areas.measure(folder)
     else:
         recalls.measure_built_in(folder)
+        if recalls.file_of(folder).exists():
+            zero_shot_areas.measure_built_in(folder)
     return write(folder, films)
 
 

@@ -20,6 +20,7 @@ from fedvlp.report import (
     sites,
     updates,
     weights,
+    zero_shot,
 )
 from fedvlp.report.run import Run
 from fedvlp.run import plugins
@@ -29,6 +30,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "": head.section,
     "Retrieval": retrieval.section,
     "Films and the reports that they find": records.section,
+    "Zero-shot by finding and site": zero_shot.section,
     "Sites": sites.section,
     "Loss": loss.section,
     "Site weights": weights.section,

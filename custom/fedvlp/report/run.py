@@ -13,7 +13,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.evaluation import metric_names
 from fedvlp.report import figures
-from fedvlp.run import recalls
+from fedvlp.run import recalls, zero_shot_areas
 from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
@@ -39,6 +39,7 @@ class Run:
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
     recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
+    areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
     films: bool  # whether a person asked for films and reports of the records
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
@@ -46,7 +47,7 @@ class Run:
     def read(folder: RunFolder, films: bool = False) -> Run:
         """Reads what a run's folder has so far. ``films``: a person asks for films and reports of the records.
 
-        Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls.
+        Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls or areas.
         """
         state = folder.server()
         server, saved, refused = state[0] if state else Server((), {}), "", 0
@@ -82,6 +83,7 @@ class Run:
             statistics,
             list(cautions),
             recalls.read(folder),
+            zero_shot_areas.read(folder),
             films,
             refused,
         )
