@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +121,21 @@ def test_patients_are_in_no_page_that_nobody_asked_for(patients: RunFolder) -> N
     assert any(report in asked.text for report in reports)
     assert (patients.path / "report-films.html").exists()
     assert OWNERS_EYES not in (patients.path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_copy_without_the_models_of_the_sites_still_has_a_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its recalls were measured before; its films cannot be drawn, which matters to who asked for them alone."""
+    alone = simulated(tmp_path, replace(BASE, name="alone", method=Local(local_steps=2)))
+    assert listed(reported(alone))
+    shutil.rmtree(alone.path / "sites")
+    page = reported(alone)
+    assert listed(page) == []
+    assert page.tables["Test split with intervals"]
+    assert "no films: the models of 001 stayed at its sites" in caplog.text
+    asked = CliRunner().invoke(app, ["report", str(alone.path), "--films"])
+    assert "stayed at its sites" in str(asked.exception)
 
 
 def test_films_need_a_trained_model(tmp_path: Path, folder: RunFolder) -> None:

@@ -96,7 +96,10 @@ def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
     other = RunFolder.create(tmp_path, replace(BASE, data=TableSource(path="pairs.csv")))
     other.model.parent.mkdir()
     other.model.touch()
-    for run in (begun, other):
+    large = RunFolder.create(tmp_path, replace(BASE, data=SyntheticCohort(size=recalls.UNASKED + 1)))
+    large.model.parent.mkdir()
+    large.model.touch()
+    for run in (begun, other, large):
         recalls.measure_built_in(run)
         assert recalls.read(run) == []
     before = recalls.file_of(folder).stat().st_mtime_ns

@@ -6,6 +6,8 @@ nobody, are there unasked.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from fedvlp.report.public_set import components
 from fedvlp.report.run import Run
 from fedvlp.run.compare import FinishedRun, Vectors
 from fedvlp.run.recalls import is_built_in
+from fedvlp.training.config import DeviceError
+
+log = logging.getLogger(__name__)
 
 TOP = 3  # reports shown for a film
 SITES = 6  # sites of which films are shown
@@ -55,6 +60,17 @@ def section(run: Run) -> str:
         raise ValueError(f"{run.folder.path} has not finished, so there is no model to show films with; go on with it")
     if not wanted(run) or isinstance(run.folder.experiment().model, MultimodalConfig):
         return ""
+    try:
+        return _shown(run)
+    except (ValueError, DeviceError) as error:  # as where the folder was copied without the sites' models
+        if run.films:
+            raise
+        log.warning("%s: no films: %s", run.folder.path, error)
+        return ""
+
+
+def _shown(run: Run) -> str:
+    """The cards of all sites, and the map."""
     finished = FinishedRun(run.folder, run.folder.path.name)
     own, state = finished.trained()
     vectors = finished.embedded(own, state)

@@ -25,6 +25,7 @@ from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
 """Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
 
 KS = (1, 5)
+UNASKED = 20_000  # studies of the built-in cohort: the test records of more take minutes
 COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance", "oracle")
 SITE, TOGETHER = "site", "together"
 
@@ -101,16 +103,23 @@ def is_built_in(experiment: Experiment) -> bool:
     return isinstance(experiment.data, SyntheticCohort)
 
 
+def is_measured_unasked(folder: RunFolder) -> bool:
+    """Whether a run is measured without being asked: finished, on a built-in cohort of at most ``UNASKED`` studies."""
+    if not folder.model.exists():
+        return False
+    data = folder.experiment().data
+    return isinstance(data, SyntheticCohort) and data.size <= UNASKED
+
+
 def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a finished run on the built-in cohort that was not measured yet; nothing for any other run."""
-    if file_of(folder).exists() or not folder.model.exists():
+    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run, nor a classifier's."""
+    if file_of(folder).exists() or not is_measured_unasked(folder):
         return
-    experiment = folder.experiment()
-    if not is_built_in(experiment) or isinstance(experiment.model, MultimodalConfig):
+    if isinstance(folder.experiment().model, MultimodalConfig):
         return
     try:
         measure(folder)
-    except ValueError as error:  # as of models that stayed at sites elsewhere: the report does without
+    except (ValueError, DeviceError) as error:  # as of models that stayed at sites elsewhere: the report does without
         log.warning("%s: no intervals: %s", folder.path, error)
 
 

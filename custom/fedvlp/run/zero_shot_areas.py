@@ -24,7 +24,8 @@ from fedvlp.evaluation.zero_shot import ZeroShot, class_scores, class_texts, tes
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.recalls import TRAINED, is_built_in
+from fedvlp.run.recalls import TRAINED, is_measured_unasked
+from fedvlp.training.config import DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,12 @@ def measure(folder: RunFolder) -> Path | None:
 
 
 def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a finished run on the built-in cohort whose recalls were measured; nothing for any other run."""
-    if file_of(folder).exists() or not folder.model.exists() or not is_built_in(folder.experiment()):
+    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run."""
+    if file_of(folder).exists() or not is_measured_unasked(folder):
         return
     try:
         measure(folder)
-    except ValueError as error:  # as of a classifier, or of models that stayed at sites elsewhere
+    except (ValueError, DeviceError) as error:  # as of a classifier, or of models that stayed at sites elsewhere
         log.warning("%s: no zero-shot areas: %s", folder.path, error)
 
 
