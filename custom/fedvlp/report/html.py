@@ -22,8 +22,8 @@ details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
 th{background:#f5f6f8;font-weight:600;vertical-align:bottom}.text td,.text th{text-align:left}
-td:first-child,th:first-child{text-align:left;white-space:nowrap}
-.text td{white-space:nowrap}.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
+td,th:first-child{white-space:nowrap}td:first-child,th:first-child{text-align:left}
+.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
