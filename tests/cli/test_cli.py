@@ -70,7 +70,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "feddra" / "001"
     expected = {
         "config.json", "environment.json", "partition.json", "metrics.csv", "summary.json", "report.html",
-        "checkpoints", "model", "tb", "writer.lock",
+        "checkpoints", "evaluation", "model", "tb", "writer.lock",
     }  # fmt: skip
     assert {entry.name for entry in run.iterdir()} == expected
     assert len(set(read_assignment(run / "partition.json").tolist())) == 2

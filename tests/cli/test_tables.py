@@ -7,8 +7,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fedvlp.cli.tables import comparison_tables, comparison_verdict, markdown, progress_line, summary_tables
+from fedvlp.cli.tables import markdown, progress_line, summary_tables
 from fedvlp.evaluation.intervals import Interval
+from fedvlp.report.comparison import tables, verdict
 from fedvlp.run.compare import Comparison, Row
 
 RECALL = {f"test/mean/r{k}/{kind}": 10.0 * k + (kind == "worst") for k in (1, 5) for kind in ("average", "worst")}
@@ -73,7 +74,7 @@ def compared(average: Interval, worst: Interval) -> Comparison:
 
 def test_a_comparison_as_tables() -> None:
     """Figures of models without a sign, differences with one; the counts of pairs, and the steps of a round."""
-    models, pairs = comparison_tables(compared(Interval(1.5, -0.5, 3.5), Interval(-2.0, -3.0, -1.0)))
+    models, pairs = tables(compared(Interval(1.5, -0.5, 3.5), Interval(-2.0, -3.0, -1.0)))
     assert "R@1 on the test split, in batches of 32" in models[0]
     assert models[2][0] == ("initial", "3.0 [2.0, 4.0]", "1.0 [0.0, 2.0]", "")
     assert models[2][2] == ("feddra", "20.0 [18.0, 22.0]", "9.0 [7.0, 11.0]", "40 / 50")
@@ -96,7 +97,7 @@ UP, DOWN, BOTH = Interval(2.0, 1.0, 3.0), Interval(-2.0, -3.0, -1.0), Interval(0
 def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before(
     average: Interval, worst: Interval, begins: str
 ) -> None:
-    line = comparison_verdict(compared(average, worst))
+    line = verdict(compared(average, worst))
     assert line.startswith(begins)
     assert "fedavg" in line
     assert "local" not in line

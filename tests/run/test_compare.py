@@ -85,6 +85,20 @@ def test_the_last_one_is_compared_with_each_of_the_others(compared: Comparison) 
     assert compared.steps["fedavg"] == f"{STEPS} / {STEPS}"
 
 
+def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder]) -> None:
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in three[1:]), "--html", str(page)])
+    assert done.exit_code == 0, done.output
+    assert f"page {page}" in done.output.replace("\n", "")
+    written = page.read_text(encoding="utf-8")
+    assert "R@1 by site, test (%)" in written
+    assert next(line for line in done.output.splitlines() if line.startswith("fedavg is ")) in written
+
+
 def test_a_run_is_not_ahead_of_itself_repeated(root: Path, three: list[RunFolder]) -> None:
     again = run(root, "fedavg", FedAvg(local_steps=STEPS))
     twice = compare([three[2], again])

@@ -164,11 +164,19 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
         console.print(line, highlight=False)
 
 
-def write_report(folder: Any) -> Path:
-    """Writes the run's report page and returns its path."""
+def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
+    """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
     from fedvlp.report.page import write
+    from fedvlp.run import recalls, zero_shot_areas
 
-    return write(folder)
+    if intervals:
+        recalls.measure(folder)
+        zero_shot_areas.measure(folder)
+    else:
+        recalls.measure_built_in(folder)
+        if recalls.file_of(folder).exists():
+            zero_shot_areas.measure_built_in(folder)
+    return write(folder, films)
 
 
 @app.command("runs")
@@ -195,7 +203,17 @@ def _percent(value: float) -> str:
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugins: Plugins = None) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Measures the test records again, with intervals over patients.")
+    ] = False,
+    films: Annotated[
+        bool,
+        typer.Option("--films", help="Writes report-films.html, with films and reports: for their owner's eyes alone."),
+    ] = False,
+    plugins: Plugins = None,
+) -> None:
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
@@ -210,7 +228,7 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.")], plugin
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
     Console().print(*summary_tables(experiment.name, summary(history)))
-    print(f"report {write_report(folder)}")
+    print(f"report {write_report(folder, intervals, films)}")
 
 
 @app.command()
@@ -218,23 +236,28 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; the last is compared with the others.")],
     k: Annotated[int, typer.Option(help="Recall@K.")] = 1,
     markdown: Annotated[bool, typer.Option("--markdown", help="Prints Markdown.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Also writes one page for all runs to this file.")] = None,
     plugins: Plugins = None,
 ) -> None:
     """Shows runs on the same records beside each other: average and worst site, with intervals over test patients."""
     from rich.console import Console
 
     from fedvlp.cli import tables
+    from fedvlp.report import comparison
     from fedvlp.run.compare import compare as measured
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
-    compared = measured([RunFolder(run) for run in runs], k)
-    for title, columns, rows in tables.comparison_tables(compared):
+    folders = [RunFolder(run) for run in runs]
+    compared = measured(folders, k)
+    for title, columns, rows in comparison.tables(compared):
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
             Console().print(tables.plain_table(title, columns, rows))
-    print(tables.comparison_verdict(compared))
+    print(comparison.verdict(compared))
+    if html is not None:
+        print(f"page {comparison.write(compared, folders, html)}")
 
 
 @app.command()

@@ -46,6 +46,7 @@ def prepare(
     from fedvlp.cli.tables import finding_lines, prepared_tables, unused_lines
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
+    from fedvlp.report.data_page import write
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
@@ -71,6 +72,7 @@ def prepare(
     if show_findings:
         console.print(*unused_lines(done.skipped), sep="\n", markup=False, highlight=False)
     console.print(*prepared_tables(done.cohort, done.summary, done.built))
+    print(f"page {write(done.cohort, done.summary, done.skipped, done.built, out / 'data.html')}")
     if any(done.cohort.has_image()):
         sheet = out / "contact-sheet.png"
         print(f"{contact_sheet(done.cohort, sheet, samples)} samples in {sheet}: look at them")

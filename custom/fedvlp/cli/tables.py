@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import EVALUATE
-from fedvlp.data.overview import label_counts, report_lengths, split_counts
+from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
-    from fedvlp.run.compare import Comparison, Row
     from fedvlp.run.dry_run import DryRun
-
-Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
-"""Title, columns and rows of a table."""
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
@@ -41,27 +37,6 @@ def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]
     return "\n".join([title, "", *(f"| {' | '.join(map(str, line))} |" for line in lines)])
 
 
-def comparison_tables(compared: Comparison) -> list[Content]:
-    """The models with their figures, and by how much the last one is ahead of each of the other runs."""
-    least, most = min(compared.queries.values()), max(compared.queries.values())
-    counted = f"{least}" if least == most else f"{least} to {most}"
-    scope = "in batches of 32" if compared.in_batch else "whole set"
-    title = f"R@{compared.k} on the test split, {scope}, %, 95 % intervals"
-    columns = ("model", "average", "worst site", "encoder / all steps")
-    models: list[tuple[str, ...]] = [
-        (*_of_row(row, False), compared.steps.get(row.name, "")) for row in compared.models
-    ]
-    pairs: list[tuple[str, ...]] = [_of_row(row, True) for row in compared.ahead]
-    return [
-        (title, columns, models),
-        (
-            f"paired differences, {counted} test pairs a site",
-            (f"{compared.last} minus", "average", "worst site"),
-            pairs,
-        ),
-    ]
-
-
 def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
     """Steps, traffic, memory and time of a run, a line each."""
     steps = ", ".join(f"{phase.name} {phase.steps}" for phase in plan.phases if phase.name != EVALUATE)
@@ -73,28 +48,6 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
     ]
-
-
-def _of_row(row: Row, signed: bool) -> tuple[str, ...]:
-    shown = [str(of) if signed else of.unsigned() for of in (row.average, row.worst)]
-    return row.name, shown[0], shown[1]
-
-
-SIDES = {1: "ahead", -1: "behind", 0: "not told apart"}
-"""What is said of a difference whose interval is above 0, below it, or around it."""
-
-
-def comparison_verdict(compared: Comparison) -> str:
-    """One line: whether the last run is ahead of the one before it, and on how many seeds that rests.
-
-    It is where one of average and worst site is ahead and neither is behind.
-    """
-    other = compared.ahead[-1]
-    sides = other.average.side, other.worst.side
-    ahead = "ahead" if max(sides) > 0 <= min(sides) else "not ahead"
-    seeds = "one seed" if compared.seed is not None else "seeds that differ"
-    said = f"average {SIDES[sides[0]]}, worst site {SIDES[sides[1]]}"
-    return f"{compared.last} is {ahead} of {other.name} here: {said} ({seeds})"
 
 
 def progress_line(record: dict[str, Any]) -> str:
@@ -163,17 +116,6 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
 def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """The rows that are not used, by reason: "duplicate image: row 3, 7-9"."""
     return [_printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
-
-
-def ranges(rows: Sequence[str]) -> list[str]:
-    """The rows with those that follow each other as "7-9"; what is no number stays as it is."""
-    runs: list[list[str]] = []
-    for row in rows:
-        if runs and row.isdecimal() and runs[-1][-1].isdecimal() and int(row) == int(runs[-1][-1]) + 1:
-            runs[-1].append(row)
-        else:
-            runs.append([row])
-    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
 
 
 def _printable(text: str) -> str:

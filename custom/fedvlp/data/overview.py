@@ -5,6 +5,7 @@ Nothing here repeats a report, an id or a path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,56 @@ def report_lengths(cohort: Cohort) -> dict[float, float]:
     if not words:
         return {}
     return dict(zip(QUANTILES, np.quantile(words, QUANTILES).tolist(), strict=True))
+
+
+def ranges(rows: Sequence[str]) -> list[str]:
+    """The rows with those that follow each other as "7-9"; what is no number stays as it is."""
+    runs: list[list[str]] = []
+    for row in rows:
+        if runs and row.isdecimal() and runs[-1][-1].isdecimal() and int(row) == int(runs[-1][-1]) + 1:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+    return [run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
+def groups(cohort: Cohort) -> dict[str, np.ndarray]:
+    """Rows [n] of every site, sorted by name; of every split where records have no site."""
+    names = cohort.splits.tolist() if cohort.sites is None else cohort.sites
+    order = SPLITS if cohort.sites is None else sorted(set(names))
+    return {name: np.flatnonzero(np.asarray(names) == name) for name in order if name in names}
+
+
+def word_counts(cohort: Cohort, rows: np.ndarray) -> np.ndarray:
+    """Words [m] int64 in each report of these rows, those without a report left out."""
+    return np.array([len(cohort.reports[row].split()) for row in rows if cohort.reports[row]], dtype=np.int64)
+
+
+def grey_levels(cohort: Cohort, rows: np.ndarray, bins: int = 32, most: int = 200, seed: int = 0) -> np.ndarray | None:
+    """Share [bins] of the pixels in each of ``bins`` equal steps of 0..255; None where no row has an image.
+
+    Of more than ``most`` images, so many are drawn by ``seed``. Each counts alike; colours are averaged.
+    """
+    rows = rows[cohort.has_image()[rows]]
+    if not len(rows):
+        return None
+    rows = np.sort(np.random.default_rng(seed).permutation(rows)[:most])
+    total = np.zeros(bins)
+    for chunk in np.array_split(rows, -(-len(rows) // 32)):
+        for pixels in cohort.images(chunk):
+            grey = pixels if pixels.ndim == 2 else pixels.mean(axis=2)
+            total += np.histogram(grey, bins=bins, range=(0, 256))[0] / grey.size
+    return total / len(rows)
+
+
+def repeated_reports(cohort: Cohort) -> tuple[int, int]:
+    """How many reports stand word for word at more than one patient, and how many records have one of them."""
+    patients: dict[str, set[str]] = {}
+    for report, patient in zip(cohort.reports, cohort.patients, strict=True):
+        if report:
+            patients.setdefault(report, set()).add(patient)
+    shared = {report for report, of_report in patients.items() if len(of_report) > 1}
+    return len(shared), sum(report in shared for report in cohort.reports)
 
 
 def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, columns: int = 6) -> int:

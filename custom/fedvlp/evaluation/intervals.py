@@ -144,14 +144,14 @@ class Bootstrap:
 
         ``of_records``: site -> the figure [n] of each record.
         """
-        return self._by_site(of_records).mean(axis=0)
+        return self.by_site(of_records).mean(axis=0)
 
     def worst(self, of_records: Mapping[str, np.ndarray]) -> np.ndarray:
         """The same of the worst site, whichever that is in a draw: [1 + draws]."""
-        return self._by_site(of_records).min(axis=0)
+        return self.by_site(of_records).min(axis=0)
 
-    def _by_site(self, of_records: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Mean figure of each site, as measured and by draw: [sites, 1 + draws]."""
+    def by_site(self, of_records: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Mean figure of each site, as measured and by draw: [sites, 1 + draws], in the order of ``of_records``."""
         rows = []
         for site, figures in of_records.items():
             drawn = self._records[site]

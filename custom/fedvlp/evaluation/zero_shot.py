@@ -192,7 +192,7 @@ def zero_shot(
             client.model.eval()
             if load is not None or not texts:
                 texts = [class_texts(client, one, protocol.new_words) for one in sentences]
-            image = _images(client, records, protocol.batch_size)
+            image = test_images(client, records, protocol.batch_size)
             by_seed = [class_scores(image, fused, protocol.ensemble) for _, fused, _ in texts]
             scores[site][name] = torch.stack(by_seed).cpu()
             if name == GLOBAL and own and hasattr(selector, "fused"):
@@ -206,7 +206,7 @@ def zero_shot(
         scores[site][SELECTED] = pick(torch.stack([scores[site][name] for name in names]), choice)
     results = []
     for site, records in data.items():
-        labels = _labels(records, protocol.batch_size)[:, columns]
+        labels = test_labels(records, protocol.batch_size)[:, columns]
         results += [_judge(protocol, name, site, by_seed, labels) for name, by_seed in scores[site].items()]
     return results, [Choices(site, _shares(choice, names)) for site, choice in chosen.items()]
 
@@ -223,13 +223,13 @@ def pick(scores: Tensor, choice: Tensor) -> Tensor:
     return scores.gather(0, index)[0]
 
 
-def _images(client: Client, records: Any, batch_size: int) -> Tensor:
+def test_images(client: Client, records: Any, batch_size: int) -> Tensor:
     """Unit vectors [N, d] of the test images."""
     batches = records.batches(TEST, batch_size, drop_last=False)
     return torch.cat([client.model({"image": batch["image"]}).image for batch in batches])
 
 
-def _labels(records: Any, batch_size: int) -> Tensor:
+def test_labels(records: Any, batch_size: int) -> Tensor:
     """Labels [N, L] of the test records, on the CPU."""
     return torch.cat([batch["labels"] for batch in records.batches(TEST, batch_size, drop_last=False)]).cpu()
 

@@ -28,14 +28,17 @@ EXPLANATION = (
 
 
 def section(folder: RunFolder, history: list[Record]) -> str:
-    """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML."""
+    """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML.
+
+    "" for a model that is no classifier.
+    """
     measured: list[tuple[int, dict[str, dict[str, float]]]] = []  # (round, site -> name -> figure)
     for record in history:
         figures_of = by_site(record) | {SERVER: record.get("server", {})}
         if any(metric_names.parse_auc(name) for metrics in figures_of.values() for name in metrics):
             measured.append((record["round"], figures_of))
     if not measured:
-        return "<p>The model of this run is no classifier.</p>"
+        return ""
     sites = sorted({site for _, figures_of in measured for site in figures_of}, key=lambda site: (site != SERVER, site))
     curves = {
         "Macro AUC, val": metric_names.auc("val", metric_names.MACRO),

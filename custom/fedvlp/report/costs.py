@@ -10,9 +10,9 @@ from fedvlp.report.run import Run
 
 
 def section(run: Run) -> str:
-    """Bytes and seconds of each round, as HTML."""
+    """Bytes and seconds of each round, as HTML; "" before there is one."""
     if not run.history:
-        return "<p>No phase is complete.</p>"
+        return ""
     down: Points = {}  # megabytes by round
     up: Points = {}
     seconds: dict[str, Points] = {}  # by phase

@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.html import number, table, text
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito, without yellow and black
 MARKERS, DASHES = "os^DvPX", ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 SHADES = ("#3E4C66", "#A3B1C9", "#6F809E", "#D4DBE7")  # of segments of a bar that are not sites
 BEFORE = "#C9CED6"  # of all groups of bars but the last
+UNTRAINED = {"color": "#7A828E", "marker": "o"}  # of dots of an initial model
 AVERAGE = {"color": "black", "lw": 2.2, "zorder": 5}
 WORST = {"color": "#555555", "lw": 1.8, "ls": "--", "zorder": 4}
 RC = {
@@ -36,6 +38,9 @@ RC = {
     "svg.hashsalt": "fedvlp",
     "svg.fonttype": "path",
 }
+Style = dict[str, Any]
+"""matplotlib's settings of a line, as ``look`` gives them."""
+
 Points = dict[int, float]
 """Round -> value."""
 
@@ -116,7 +121,7 @@ def bars(
 
     The bars of the last group have the site's colour, the others are grey. ``level`` is a dashed line (name, value).
     """
-    names = [site if len(site) <= 24 else f"{site[:23]}\N{HORIZONTAL ELLIPSIS}" for site in colours]
+    names = [_short(site) for site in colours]
     size = (0.12 + 0.2 * len(groups)) * len(colours)
     figure, axes = _axes(title, size, below=0.5, left=0.25 + 0.08 * max(map(len, names)), pad=16 if level else 6)
     last = list(groups)[-1]
@@ -141,18 +146,71 @@ def bars(
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12)
     if level:
-        axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
-        axes.annotate(
-            f"{level[0]} {level[1]:.5g}",
-            (level[1], 1),
-            (0, 2),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-        )
+        _vertical(axes, level)
     axes.set_xlabel(f"grey: {', '.join(list(groups)[:-1])}; coloured: {last}" if len(groups) > 1 else last)
     return _figure(figure, _described(title, level), "site", groups, list(colours))
+
+
+def ranges(
+    title: str,
+    groups: Mapping[str, Mapping[str, Interval]],
+    looks: Mapping[str, Mapping[str, Any]],
+    level: tuple[str, float] | None = None,
+) -> str:
+    """A dot with its interval for every row (a key of the groups), in a colour for each group, as HTML; "" without any.
+
+    ``groups``: name -> row -> figure; ``looks``: name -> as ``look`` gives it. ``level``: a dashed line (name, value).
+    """
+    rows = list(dict.fromkeys(row for of_group in groups.values() for row in of_group))
+    if not rows:
+        return ""
+    shown = [_short(row) for row in rows]
+    size = (0.16 + 0.15 * len(groups)) * len(rows)
+    legend = 0.18 * math.ceil(len(groups) / 4)
+    left = 0.25 + 0.08 * max(map(len, shown))
+    figure, axes = _axes(title, size, below=0.35 + legend, left=left, pad=16 if level else 6)
+    handles = []
+    for index, (name, of_group) in enumerate(groups.items()):
+        style = looks[name]
+        offset = 0.7 * ((index + 0.5) / len(groups) - 0.5)
+        for row, interval in of_group.items():
+            bounds = [[interval.value - interval.low], [interval.high - interval.value]]
+            drawn = axes.errorbar(
+                interval.value, rows.index(row) + offset, xerr=bounds, fmt=style["marker"], ms=4.5,
+                color=style["color"], capsize=2, lw=1.1,
+            )  # fmt: skip
+        handles.append(drawn)
+    axes.set_yticks(range(len(rows)), shown)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    if level:
+        _vertical(axes, level)
+    figure.legend(handles, list(groups), loc="lower center", ncols=4, fontsize=8)
+    columns: dict[str, dict[Any, float]] = {}
+    for name, of_group in groups.items():
+        columns[name] = {row: interval.value for row, interval in of_group.items()}
+        columns[f"{name}, low"] = {row: interval.low for row, interval in of_group.items()}
+        columns[f"{name}, high"] = {row: interval.high for row, interval in of_group.items()}
+    return _figure(figure, _described(title, level), "", columns, rows)
+
+
+def _vertical(axes: Any, level: tuple[str, float]) -> None:
+    """A dashed line at a level, its name above it."""
+    axes.axvline(level[1], color="black", ls=(0, (3, 2)), lw=1.1)
+    axes.annotate(
+        f"{level[0]} {level[1]:.5g}",
+        (level[1], 1),
+        (0, 2),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="center",
+        fontsize=8,
+    )
+
+
+def _short(name: str) -> str:
+    """A name that fits beside an axis."""
+    return name if len(name) <= 24 else f"{name[:23]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def clouds(title: str, groups: Mapping[str, Sequence[tuple[float, float]]]) -> str:

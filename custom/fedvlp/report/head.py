@@ -1,16 +1,16 @@
-"""The report's first section: the status of the run, and its settings in short."""
+"""The report's first section: what happened, the status of the run, and its settings in short."""
 
 from __future__ import annotations
 
 from fedvlp.core.norm_statistics import AVERAGED
-from fedvlp.report import html
+from fedvlp.report import html, opening, records
 from fedvlp.report.html import ABSENT, text
 from fedvlp.report.run import Run
 from fedvlp.run.metrics import Record
 
 
 def section(run: Run) -> str:
-    """Status and settings in short, as HTML."""
+    """What happened, status and settings in short, as HTML."""
     last: Record = run.history[-1] if run.history else {"round": 0, "phase": "", "members": []}
     done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
     where = done[-1] if done else "not trained yet"
@@ -21,10 +21,12 @@ def section(run: Run) -> str:
         status = "finished"
     elif status is None or older:
         status = "in progress or interrupted"
-    out = f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
+    out = "".join(f'<p class="lead">{text(sentence)}</p>' for sentence in opening.sentences(run))
+    out += f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'
     if run.status.get("reason"):
         out += f"<p>{'An earlier attempt ended with: ' if older else ''}{text(run.status['reason'])}</p>"
-    out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in run.cautions)
+    cautions = [*([records.OWNERS_EYES] if run.films else []), *run.cautions]
+    out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in cautions)
     if not run.config:
         return out + "<p>The folder has no config.json, so what was run is not known.</p>"
     image, words, size = (run.setting(f"model.{key}") for key in ("image_tower", "text_tower", "embedding_dim"))

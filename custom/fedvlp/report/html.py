@@ -22,11 +22,16 @@ details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
 th{background:#f5f6f8;font-weight:600;vertical-align:bottom}.text td,.text th{text-align:left}
-td:first-child,th:first-child{text-align:left;white-space:nowrap}
-.text td{white-space:nowrap}.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
+td,th:first-child{white-space:nowrap}td:first-child,th:first-child{text-align:left}
+.text td:last-child{white-space:normal;overflow-wrap:anywhere;min-width:12rem}
 .scroll+.grid{margin-top:1.2rem}
 dl{display:grid;grid-template-columns:auto 1fr;gap:0 .8rem;margin:0;font-size:.87rem}dt{color:#555d68}
 dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;padding-left:.6rem}
+.films{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1rem 1.8rem;margin:.8rem 0}
+.films>div{display:flex;gap:.8rem;align-items:flex-start}.films img{width:150px;flex:none;background:#000}
+.films h3{margin-top:0}.films ol{margin:.2rem 0;padding-left:1.2rem;font-size:.87rem}.films li{margin-bottom:.3rem}
+.films .own{font-weight:600}.films span{color:#555d68;font-weight:400;white-space:nowrap}
+.lead{font-size:1.05rem;margin:.3rem 0}.lead:first-of-type{font-weight:600}.lead+p:not(.lead){margin-top:1rem}
 .status{padding:.1rem .6rem;border-radius:1rem;background:#e8edf3;font-weight:600}
 """
 
@@ -60,8 +65,10 @@ def pairs(items: Mapping[str, object]) -> str:
 
 
 def grid(figures: str, otherwise: str = "", kind: str = "") -> str:
-    """Figures (HTML) side by side where there is room; the sentence ``otherwise`` where there are none."""
-    return f'<div class="grid {kind}">{figures}</div>' if figures else f"<p>{text(otherwise)}</p>"
+    """Figures (HTML) side by side where there is room; where there are none, the sentence ``otherwise``, if any."""
+    if figures:
+        return f'<div class="grid {kind}">{figures}</div>'
+    return f"<p>{text(otherwise)}</p>" if otherwise else ""
 
 
 def kind(config: Any) -> str:

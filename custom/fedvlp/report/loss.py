@@ -12,7 +12,7 @@ MOST = 12  # loss terms drawn for a phase
 
 
 def section(run: Run) -> str:
-    """Curves of every term in every phase: the average over the sites that answered, and each site; as HTML."""
+    """Curves of every term in every phase, as HTML: the average over the sites that answered, and each site."""
     out = ""
     for phase in dict.fromkeys(record["phase"] for record, _ in run.training):
         sites = [(record["round"], metrics) for record, metrics in run.training if record["phase"] == phase]
@@ -34,4 +34,4 @@ def section(run: Run) -> str:
             out += figures.lines(f"{phase}: {loss_term(name)}", curves, "round")
         if len(names) > MOST:
             out += f"<p>{phase}: {len(names) - MOST} more terms are in metrics.csv.</p>"
-    return grid(out, "No loss has been reported.")
+    return grid(out)

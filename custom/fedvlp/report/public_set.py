@@ -15,7 +15,10 @@ KS = (1, 5, 10)
 
 
 def section(history: list[Record], memory: State) -> str:
-    """Curves of the server's recall, and the first two principal components of public pairs by site, as HTML."""
+    """Curves of the server's recall, and the first two principal components of public pairs by site, as HTML.
+
+    "" for a run without a public set.
+    """
     curves: list[figures.Curve] = []
     for index, k in enumerate(KS):
         key = metric_names.recall("val", k, metric_names.WHOLE_SET)
@@ -26,7 +29,7 @@ def section(history: list[Record], memory: State) -> str:
         sent = samples(memory, modality)
         if len(sent) > 1:
             drawings += _clouds(modality, sent)
-    return html.grid(drawings, "This run has no public set.")
+    return html.grid(drawings)
 
 
 def samples(memory: State, modality: str) -> State:

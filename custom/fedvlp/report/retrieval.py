@@ -5,32 +5,29 @@ from __future__ import annotations
 from fedvlp.core.metric_names import BYTES_UP
 from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.site_metrics import Retrieval
-from fedvlp.report import figures
+from fedvlp.report import figures, recalls
 from fedvlp.report.figures import AVERAGE, WORST, Curve
 from fedvlp.report.html import ABSENT, grid, table, text
-from fedvlp.report.run import Run
+from fedvlp.report.run import SCOPES, Run
+from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.metrics import Record, by_site
 
-BATCH = Retrieval().batch_size
 KS, ARROW = (1, 5), " \N{RIGHTWARDS ARROW} "
 KINDS = {names.AVERAGE: "average", names.WORST: "worst site", names.DISPARITY: "disparity (population std)"}
-SCOPES = {names.IN_BATCH: f"in batches of {BATCH}", names.WHOLE_SET: "whole set"}
 
 
 def section(run: Run) -> str:
-    """Tables of the initial and the trained model, bars by site and curves over rounds, as HTML."""
+    """Tables of the initial and the trained model, bars by site and curves over rounds, as HTML; "" without any."""
     if not run.measured:
-        never = run.setting("rounds.evaluate_every") == 0
-        return f"<p>No evaluation{': rounds.evaluate_every is 0' if never else ' so far'}.</p>"
+        return ""
     (first, _), (last, _) = run.measured[0], run.measured[-1]
     notes = _notes(run, first, last)
     ends = {_moment(record): (record, figures) for record, figures in (run.measured[0], run.measured[-1])}
     over_sites = {name: figures for name, (_, figures) in ends.items()}
     tables = "".join(_ends(split, over_sites) for split in ("test", "val"))
     drawings = _over_rounds(run) + _by_site(run, {name: record for name, (record, _) in ends.items()})
-    return "".join(f"<p>{text(note)}</p>" for note in notes) + tables + grid(drawings)
+    return "".join(f"<p>{text(note)}</p>" for note in notes) + recalls.tables(run) + tables + grid(drawings)
 
 
 def _notes(run: Run, first: Record, last: Record) -> list[str]:

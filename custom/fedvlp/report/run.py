@@ -11,12 +11,17 @@ from typing import Any
 
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
-from fedvlp.evaluation.metric_names import is_recall
+from fedvlp.evaluation import metric_names
 from fedvlp.report import figures
+from fedvlp.run import recalls, zero_shot_areas
 from fedvlp.run.cautions import FILE as CAUTIONS
+from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, by_site, overall
+
+SCOPES = {metric_names.IN_BATCH: f"in batches of {BATCH}", metric_names.WHOLE_SET: "whole set"}
+"""Candidates of a recall, in words; those that are told first."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,26 @@ class Run:
     saved: str  # time of the last checkpoint, UTC
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
+    recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
+    areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
+    films: bool  # whether a person asked for films and reports of the records
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
-    def read(folder: RunFolder) -> Run:
-        """Reads what a run's folder has so far. Raises CheckpointError for a damaged checkpoint."""
+    def read(folder: RunFolder, films: bool = False) -> Run:
+        """Reads what a run's folder has so far. ``films``: a person asks for films and reports of the records.
+
+        Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls or areas.
+        """
         state = folder.server()
         server, saved, refused = state[0] if state else Server((), {}), "", 0
         if state:
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
         for metrics in (metrics for record in server.history for metrics in record["sites"].values()):
-            for name in [name for name, value in metrics.items() if is_recall(name) and not 0 <= value <= 100]:
+            for name in [
+                name for name, value in metrics.items() if metric_names.is_recall(name) and not 0 <= value <= 100
+            ]:
                 del metrics[name]
                 refused += 1
         config, environment, status, cautions, model = (
@@ -69,6 +82,9 @@ class Run:
             saved,
             statistics,
             list(cautions),
+            recalls.read(folder),
+            zero_shot_areas.read(folder),
+            films,
             refused,
         )
 
@@ -99,3 +115,8 @@ class Run:
         """matplotlib's settings of a site's line, the same in every figure."""
         chosen = figures.look(self.sites.index(site))
         return {**chosen, "color": "#555555"} if site == POOLED else chosen
+
+
+def _is_refused(name: str, value: float) -> bool:
+    """Whether this is a recall that is none: a site may report anything."""
+    return metric_names.is_recall(name) and not 0 <= value <= 100

@@ -7,7 +7,7 @@ from fedvlp.report.run import Run
 
 
 def section(run: Run) -> str:
-    """Table of the training samples of every site that trains, and how often it answered, as HTML."""
+    """Table of the training samples of every site that trains, and how often it answered, as HTML; "" before any."""
     total = sum(run.samples.values())
     rows = []
     for site in run.sites:
@@ -18,4 +18,4 @@ def section(run: Run) -> str:
             answered = sum(site in record["sites"] for record in records)
             rows.append([site, f"{count:,}", share, f"{answered} of {len(records)}"])
     head = "site", "training samples", "share", "phases answered"
-    return table(head, rows) if rows else "<p>No site has answered so far.</p>"
+    return table(head, rows) if rows else ""

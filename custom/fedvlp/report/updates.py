@@ -23,16 +23,16 @@ def changes(history: Sequence[Record], sites: Sequence[str], style: Callable[[st
             name = update_norm(site)
             curves.append((site, {round: metrics[name] for round, metrics in norms if name in metrics}, style(site)))
         drawings += figures.lines(f"{phase}: L2 norm of the change, as sent", curves, "round")
-    return html.grid(drawings, "No change of the model's weights is on record.")
+    return html.grid(drawings)
 
 
 def dropped(history: Sequence[Record]) -> str:
-    """Table of the updates that were not used, with the reasons, as HTML."""
+    """Table of the updates that were not used, with the reasons, as HTML; "" where all were."""
     rows = [
         [record["round"], record["phase"], site, reason]
         for record in history
         for site, reason in sorted(record["dropped"].items())
     ]
     if not rows:
-        return "<p>No update was dropped.</p>"
+        return ""
     return html.table(["round", "phase", "site", "reason"], rows, "text")

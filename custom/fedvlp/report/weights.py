@@ -11,14 +11,14 @@ from fedvlp.report.run import Run
 
 
 def section(run: Run) -> str:
-    """Curves of the robust weights after each round, and of the losses that moved them, as HTML."""
+    """Curves of the robust weights after each round, and of the losses that moved them, as HTML; "" without any."""
     weights = _by_site(run, WEIGHTS)
     level = ("uniform", 1 / len(weights)) if weights else None
     out = figures.lines("DRO weight w, at the end of the round", _curves(run, weights), "round", level)
     losses = _curves(run, _by_site(run, LOSSES))
     title = "Loss v that moves the weights, at the end of the round"
     out += figures.lines(title, losses, "round", errors=_errors(run))
-    return grid(out, "The records have no robust site weights.")
+    return grid(out)
 
 
 def _by_site(run: Run, name: str) -> dict[str, Points]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ BATCH = Retrieval().batch_size
 Hits = dict[str, np.ndarray]
 """Site -> [n]: 100, 50 or 0 where both, one or none of a test pair's halves finds the other; the mean is Recall@k."""
 
+Vectors = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Site -> unit vectors of its test pairs: images [n, d], texts [n, d]."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -48,7 +51,13 @@ class Comparison:
     seed: int | None  # of every run; None: they differ
     models: tuple[Row, ...]  # initial ones, then the runs as given
     ahead: tuple[Row, ...]  # of each run but the last: the last one's figures minus its own
-    steps: Mapping[str, str]  # run -> its steps in a round, as ``_Run.steps`` says them
+    steps: Mapping[str, str]  # run -> its steps in a round, as ``FinishedRun.steps`` says them
+    sites: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # model -> site -> its recall
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of the runs, as given."""
+        return (*(row.name for row in self.ahead), self.last)
 
     @property
     def last(self) -> str:
@@ -64,7 +73,7 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
     finished or retrieves nothing, and for runs whose test records differ.
     """
     require(len(folders) > 1, f"{len(folders)} run to compare; give two or more")
-    runs = [_Run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
+    runs = [FinishedRun(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     first = runs[0]
     for run in runs[1:]:
         require(
@@ -73,7 +82,8 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
             "seed and partition",
         )
     in_batch = min(map(len, first.patients.values())) >= BATCH
-    hits = _of_starts(runs, k, in_batch) | {run.name: run.hits(*run.trained(), k, in_batch) for run in runs}
+    vectors = _of_starts(runs) | {run.name: run.embedded(*run.trained()) for run in runs}
+    hits = {name: hits_of(of_model, k, in_batch) for name, of_model in vectors.items()}
     queries = {site: len(of_site) for site, of_site in hits[first.name].items()}
     bootstrap = Bootstrap({site: of_site[: queries[site]] for site, of_site in first.patients.items()})
     average = {name: bootstrap.average(of_model) for name, of_model in hits.items()}
@@ -90,10 +100,14 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
             for run in runs[:-1]
         ),
         {run.name: run.steps() for run in runs},
+        {
+            name: {site: of_draws(drawn) for site, drawn in zip(of_model, bootstrap.by_site(of_model), strict=True)}
+            for name, of_model in hits.items()
+        },
     )
 
 
-class _Run:
+class FinishedRun:
     """A finished run, and the test records of its sites."""
 
     def __init__(self, folder: RunFolder, name: str) -> None:
@@ -134,31 +148,36 @@ class _Run:
         )
         return own, state
 
-    def hits(self, own: Mapping[str, State], state: State, k: int, in_batch: bool, start: bool = False) -> Hits:
-        """What a site's ``own`` model, or else ``state``, finds there. At the ``start`` no site has trained."""
+    def embedded(self, own: Mapping[str, State], state: State, start: bool = False) -> Vectors:
+        """Test pairs as a site's ``own`` model, or else ``state``, sees them. At the ``start`` no site has trained."""
         torch.set_num_threads(self.experiment.training.threads)
         load = distortion.load if start else loader(self.assembly)
-        hits: Hits = {}
+        vectors: Vectors = {}
         for site, data in self.data.items():
             client = self.assembly.client(site, data)
             load(client, own.get(site, state), site)
-            image, text = embed(client.model, data.batches("test", BATCH, drop_last=False))
-            of_image, of_text = in_batch_ranks(image, text, BATCH) if in_batch else ranks(image, text)
-            hits[site] = 50.0 * ((of_image < k).double() + (of_text < k).double()).numpy()
-        return hits
+            vectors[site] = embed(client.model, data.batches("test", BATCH, drop_last=False))
+        return vectors
 
 
-def _of_starts(runs: Sequence[_Run], k: int, in_batch: bool) -> dict[str, Hits]:
-    """What each of the different models that runs start from finds; ``INITIAL`` where all start from one."""
-    different: list[tuple[_Run, State]] = []
+def hits_of(vectors: Vectors, k: int, in_batch: bool) -> Hits:
+    """What each half of a site's pairs finds of the other, in batches of ``BATCH`` or among the whole split."""
+    hits: Hits = {}
+    for site, (image, text) in vectors.items():
+        of_image, of_text = in_batch_ranks(image, text, BATCH) if in_batch else ranks(image, text)
+        hits[site] = 50.0 * ((of_image < k).double() + (of_text < k).double()).numpy()
+    return hits
+
+
+def _of_starts(runs: Sequence[FinishedRun]) -> dict[str, Vectors]:
+    """What each of the different models that runs start from sees; ``INITIAL`` where all start from one."""
+    different: list[tuple[FinishedRun, State]] = []
     for run in runs:
         start = run.assembly.initial()
         if not any(_same(start, other) for _, other in different):
             different.append((run, start))
     names = [f"{INITIAL} of {run.name}" for run, _ in different] if len(different) > 1 else [INITIAL]
-    return {
-        name: run.hits({}, start, k, in_batch, start=True) for name, (run, start) in zip(names, different, strict=True)
-    }
+    return {name: run.embedded({}, start, start=True) for name, (run, start) in zip(names, different, strict=True)}
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:

@@ -1,0 +1,171 @@
+"""Recall of a finished run on its test records again, with intervals over patients: by site, over sites, and gained.
+
+The server of a run knows the figures that sites sent and no patients, so an interval can only be measured where the
+records are: for a run on this machine. The file holds figures alone, no record.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
+from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.training.config import DeviceError
+
+log = logging.getLogger(__name__)
+
+TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
+"""Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
+
+KS = (1, 5)
+UNASKED = 20_000  # studies of the built-in cohort: the test records of more take minutes
+COLUMNS = ("figure", "over", "site", "scope", "k", "queries", "recall", "low", "high", "chance", "oracle")
+SITE, TOGETHER = "site", "together"
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Recall@k on the test split in percent, or a difference of two: mean of both directions."""
+
+    figure: str  # INITIAL, TRAINED, GAIN or FROM_AVERAGE
+    over: str  # SITE: of one site; ``metric_names.AVERAGE`` or ``WORST`` over sites; TOGETHER: all records are one set
+    site: str  # "" unless over is SITE
+    scope: str  # ``metric_names.IN_BATCH`` or ``WHOLE_SET``
+    k: int
+    queries: int  # test pairs; each asks once in either direction
+    recall: Interval
+    chance: float  # of a random order; nan for a difference
+    oracle: float = math.nan  # of the source oracle, a record's source being its site; nan but for TOGETHER
+
+
+def file_of(folder: RunFolder) -> Path:
+    """Where the recalls of a run are."""
+    return folder.path / "evaluation" / "recall.csv"
+
+
+def measure(folder: RunFolder) -> Path:
+    """Measures the initial and the trained model on the test records and writes ``evaluation/recall.csv``.
+
+    Raises ValueError as ``compare`` does: for a run that has not finished, that retrieves nothing, or whose models are
+    at sites elsewhere.
+    """
+    run = FinishedRun(folder, folder.experiment().name)
+    own, state = run.trained()
+    shared = not own and not run.assembly.site_only() and len(run.data) > 1  # one model sees all records
+    vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(own, state)}
+    scopes = [names.WHOLE_SET]
+    if min(map(len, run.patients.values())) >= BATCH:
+        scopes.insert(0, names.IN_BATCH)
+    lines: list[Recall] = []
+    for scope in scopes:
+        of_k = {
+            k: {model: hits_of(of_model, k, scope == names.IN_BATCH) for model, of_model in vectors.items()} for k in KS
+        }
+        queries = {site: len(hits) for site, hits in of_k[KS[0]][TRAINED].items()}
+        bootstrap = Bootstrap({site: run.patients[site][:count] for site, count in queries.items()})
+        for k, hits in of_k.items():
+            lines += _lines(bootstrap, hits, scope, k, queries)
+    if shared:
+        lines += _together(run, vectors)
+    rows = ((*astuple(line)[:6], *vars(line.recall).values(), line.chance, line.oracle) for line in lines)
+    return write_csv(file_of(folder), [COLUMNS, *rows])
+
+
+def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Recall]:
+    """Recall among the test records of all sites, with the source oracle; of models that all sites share."""
+    sources = [site for site, (image, _) in vectors[TRAINED].items() for _ in range(len(image))]
+    patients = [patient for site in vectors[TRAINED] for patient in run.patients[site]]
+    for model, of_model in vectors.items():
+        image, text = (torch.cat(halves) for halves in zip(*of_model.values(), strict=True))
+        for row in recall_rows(image, text, sources, patients, KS):
+            if row.scope == EVERYTHING:
+                shown = model, TOGETHER, "", names.WHOLE_SET, row.k, row.queries
+                yield Recall(*shown, row.recall, row.chance, row.oracle)
+
+
+def is_built_in(experiment: Experiment) -> bool:
+    """Whether its records are the built-in cohort's, which are nobody's."""
+    return isinstance(experiment.data, SyntheticCohort)
+
+
+def is_measured_unasked(folder: RunFolder) -> bool:
+    """Whether a run is measured without being asked: finished, on a built-in cohort of at most ``UNASKED`` studies."""
+    if not folder.model.exists():
+        return False
+    data = folder.experiment().data
+    return isinstance(data, SyntheticCohort) and data.size <= UNASKED
+
+
+def measure_built_in(folder: RunFolder) -> None:
+    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run, nor a classifier's."""
+    if file_of(folder).exists() or not is_measured_unasked(folder):
+        return
+    if isinstance(folder.experiment().model, MultimodalConfig):
+        return
+    try:
+        measure(folder)
+    except (ValueError, DeviceError) as error:  # as of models that stayed at sites elsewhere: the report does without
+        log.warning("%s: no intervals: %s", folder.path, error)
+
+
+def _lines(
+    bootstrap: Bootstrap, hits: Mapping[str, Hits], scope: str, k: int, queries: Mapping[str, int]
+) -> Iterator[Recall]:
+    """The recalls of one k in one scope: of both models (name -> hits), and of their differences."""
+    sites = list(queries)
+    of_sites = {model: bootstrap.by_site(of_model) for model, of_model in hits.items()}  # [sites, 1 + draws] each
+    average = {model: drawn.mean(axis=0) for model, drawn in of_sites.items()}
+    worst = {model: drawn.min(axis=0) for model, drawn in of_sites.items()}
+    of_sites |= {GAIN: of_sites[TRAINED] - of_sites[INITIAL], FROM_AVERAGE: of_sites[TRAINED] - average[TRAINED]}
+    average[GAIN], worst[GAIN] = average[TRAINED] - average[INITIAL], worst[TRAINED] - worst[INITIAL]
+    by_random = {site: 100 * k / BATCH if scope == names.IN_BATCH else 100 * k / queries[site] for site in sites}
+    for figure, drawn in of_sites.items():
+        known = figure in hits
+        for site, values in zip(sites, drawn, strict=True):
+            chance = min(100.0, by_random[site]) if known else math.nan
+            yield Recall(figure, SITE, site, scope, k, queries[site], of_draws(values), chance)
+    mean_chance = float(np.mean([min(100.0, chance) for chance in by_random.values()]))
+    same_chance = len(set(by_random.values())) == 1  # or that of the worst site is not known: it may change by draw
+    asked = sum(queries.values())
+    for over, of_figures in ((names.AVERAGE, average), (names.WORST, worst)):
+        for figure, values in of_figures.items():
+            known = figure in hits and (over == names.AVERAGE or same_chance)
+            chance = mean_chance if known else math.nan
+            yield Recall(figure, over, "", scope, k, asked, of_draws(values), chance)
+
+
+def read(folder: RunFolder) -> list[Recall]:
+    """The recalls that ``measure`` wrote; none where it did not. Raises ValueError for a damaged file."""
+    file = file_of(folder)
+    if not file.exists():
+        return []
+    try:
+        with open(file, encoding="utf-8", newline="") as lines:
+            return [_read(line) for line in csv.DictReader(lines)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{folder.path}: evaluation/recall.csv is not what fedvlp wrote there; remove it and measure again with "
+            "`fedvlp report RUN --intervals`"
+        ) from None
+
+
+def _read(line: Mapping[str, str]) -> Recall:
+    interval = Interval(*(float(line[name]) for name in ("recall", "low", "high")))
+    figure, over, site, scope = (line[name] for name in COLUMNS[:4])
+    k, queries = int(line["k"]), int(line["queries"])
+    return Recall(figure, over, site, scope, k, queries, interval, float(line["chance"]), float(line["oracle"]))

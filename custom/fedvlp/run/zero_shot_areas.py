@@ -1,0 +1,143 @@
+"""Zero-shot areas under the ROC curve of a finished run, by finding and site, with intervals over the test patients.
+
+The initial model stands beside the trained one. As the recalls (run/recalls.py), these are measured where the records
+are, and the file holds figures alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.types import State
+from fedvlp.evaluation import distortion
+from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
+from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.evaluation.zero_shot import ZeroShot, class_scores, class_texts, test_images, test_labels
+from fedvlp.run.compare import INITIAL, FinishedRun
+from fedvlp.run.evaluate import loader
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.recalls import TRAINED, is_measured_unasked
+from fedvlp.training.config import DeviceError
+
+log = logging.getLogger(__name__)
+
+COLUMNS = ("model", "site", "finding", "films", "positive", "area", "low", "high")
+
+
+@dataclass(frozen=True)
+class Area:
+    """How well a model ranks the test films of a site by a finding that it was told in words alone."""
+
+    model: str  # INITIAL or TRAINED
+    site: str
+    finding: str
+    films: int  # whose label is known to be there or not; a finding that is not mentioned is not there
+    positive: int
+    area: Interval  # 0..1, mean over the draws of the prompts; chance is 0.5
+
+
+def file_of(folder: RunFolder) -> Path:
+    """Where the areas of a run are."""
+    return folder.path / "evaluation" / "zero-shot-findings.csv"
+
+
+def measure(folder: RunFolder) -> Path | None:
+    """Measures the initial and the trained model and writes ``evaluation/zero-shot-findings.csv``.
+
+    None for records with fewer than two labels that have prompts. Raises ValueError as ``recalls.measure`` does.
+    """
+    run = FinishedRun(folder, folder.experiment().name)
+    classes = tuple(name for name in run.assembly.cohort.label_names if name in PROMPTS)
+    if len(classes) < 2:
+        return None
+    protocol = ZeroShot(classes)
+    own, state = run.trained()
+    areas = [
+        *_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)
+    ]  # fmt: skip
+    rows = ((*list(vars(one).values())[:5], *vars(one.area).values()) for one in areas)
+    return write_csv(file_of(folder), [COLUMNS, *rows])
+
+
+def measure_built_in(folder: RunFolder) -> None:
+    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run."""
+    if file_of(folder).exists() or not is_measured_unasked(folder):
+        return
+    try:
+        measure(folder)
+    except (ValueError, DeviceError) as error:  # as of a classifier, or of models that stayed at sites elsewhere
+        log.warning("%s: no zero-shot areas: %s", folder.path, error)
+
+
+@torch.no_grad()
+def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, State], state: State) -> Iterator[Area]:
+    """The areas of a site's ``own`` model, or else of ``state``, at every site."""
+    torch.set_num_threads(run.experiment.training.threads)
+    load = distortion.load if name == INITIAL else loader(run.assembly)
+    sentences = [
+        {of: prompts(of, protocol.prompts, seed) for of in protocol.classes} for seed in protocol.seeds
+    ]  # of each seed, by class
+    cohort = run.assembly.cohort
+    columns = [cohort.label_names.index(of) for of in protocol.classes]
+    for site, data in run.data.items():
+        client = run.assembly.client(site, data)
+        load(client, own.get(site, state), site)
+        client.model.eval()
+        image = test_images(client, data, protocol.batch_size)
+        scores = [class_scores(image, class_texts(client, one)[1], protocol.ensemble).cpu() for one in sentences]
+        labels = test_labels(data, protocol.batch_size)[:, columns]
+        imaged = torch.from_numpy(cohort.has_image()[cohort.rows("test", site)])
+        yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, imaged, run.patients[site])
+
+
+def _of_site(
+    name: str,
+    site: str,
+    classes: Sequence[str],
+    scores: Tensor,
+    labels: Tensor,
+    imaged: Tensor,
+    patients: Sequence[str],
+) -> Iterator[Area]:
+    """The areas at one site from scores [seeds, N, C], labels [N, C], which records have a film [N], and patients [N].
+
+    A finding without a positive or without a negative film has none.
+    """
+    for index, finding in enumerate(classes):
+        known = imaged & (labels[:, index] != -1)
+        truth = (labels[known, index] == 1).double()
+        positive = int(truth.sum())
+        if not 0 < positive < len(truth):
+            continue
+        whose = [patient for patient, one in zip(patients, known.tolist(), strict=True) if one]
+        area = bootstrap(macro([area_of(of_seed[known, index], truth) for of_seed in scores]), whose)
+        yield Area(name, site, finding, len(truth), positive, area)
+
+
+def read(folder: RunFolder) -> list[Area]:
+    """The areas that ``measure`` wrote; none where it did not. Raises ValueError for a damaged file."""
+    file = file_of(folder)
+    if not file.exists():
+        return []
+    try:
+        with open(file, encoding="utf-8", newline="") as lines:
+            return [_read(line) for line in csv.DictReader(lines)]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{folder.path}: evaluation/zero-shot-findings.csv is not what fedvlp wrote there; remove it and measure "
+            "again with `fedvlp report RUN --intervals`"
+        ) from None
+
+
+def _read(line: Mapping[str, str]) -> Area:
+    model, site, finding = (line[name] for name in COLUMNS[:3])
+    area = Interval(*(float(line[name]) for name in ("area", "low", "high")))
+    return Area(model, site, finding, int(line["films"]), int(line["positive"]), area)

@@ -1,0 +1,152 @@
+"""What a report says first: made of the run's own figures, with an interval where that was measured."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from support.report_pages import SITES, page_of, recalls, record, robust, run_of
+
+from fedvlp.evaluation.intervals import Interval
+from fedvlp.report.html import ABSENT
+from fedvlp.report.opening import sentences
+from fedvlp.report.run import Run
+from fedvlp.run.compare import INITIAL
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import Record
+from fedvlp.run.recalls import COLUMNS, FROM_AVERAGE, GAIN, SITE, TRAINED, file_of
+
+
+def said(folder: RunFolder) -> list[str]:
+    return sentences(Run.read(folder))
+
+
+def note(folder: RunFolder, gain: Interval, distances: dict[str, Interval], together: Interval | None = None) -> None:
+    """Writes a file of recalls with these differences, and made-up intervals of both models.
+
+    ``together``: among the records of all sites, beside a source oracle of 2.
+    """
+    over = {INITIAL: Interval(4, 3, 5), TRAINED: Interval(8, 7, 9), GAIN: gain}
+    rows = [[figure, "average", "", *of] for figure, interval in over.items() for of in [(interval,)]]
+    rows += [[FROM_AVERAGE, SITE, site, interval] for site, interval in distances.items()]
+    lines = [",".join(COLUMNS)]
+    for figure, kind, site, interval in rows:
+        chance = math.nan if figure in (GAIN, FROM_AVERAGE) else 3.125
+        lines.append(f"{figure},{kind},{site},,1,64,{interval.value},{interval.low},{interval.high},{chance},nan")
+    if together is not None:
+        lines.append(f"trained,together,,all/,1,192,{together.value},{together.low},{together.high},0.5,2.0")
+    file_of(folder).parent.mkdir()
+    file_of(folder).write_text("\n".join(lines) + "\n")
+
+
+def on_val(*averages: float) -> list[Record]:
+    return [record(r, "train", {s: recalls(value, "val") for s in SITES}) for r, value in enumerate(averages)]
+
+
+def test_without_intervals_the_figures_stand_alone(tmp_path: Path) -> None:
+    """Of robust(): test R@1 3, 4, 5 at the start and 6, 8, 10 at the end; val at three moments only."""
+    assert said(run_of(tmp_path, robust())) == [
+        "R@1 rose from 4.0 to 8.0 on average over 3 sites after 2 rounds (test, in batches of 32; chance 3.1).",
+        "site-1 is the lowest: R@1 6.0 against 8.0 on average. Without intervals nobody can say whether that is more "
+        "than the chance of its test patients.",
+    ]
+
+
+def test_a_site_is_left_behind_where_its_whole_interval_is_below_the_average(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, robust())
+    below, around, above = Interval(-2, -3.5, -0.5), Interval(0, -1, 1), Interval(2, 1, 3)
+    note(folder, Interval(4, 2.5, 5.5), {"site-1": below, "site-2": around, "site-10": above})
+    assert said(folder) == [
+        "site-1 is left behind: R@1 6.0 against 8.0 on average, a difference of -2.0 [-3.5, -0.5].",
+        "R@1 rose from 4.0 [3.0, 5.0] to 8.0 [7.0, 9.0] on average over 3 sites after 2 rounds, by +4.0 [+2.5, +5.5] "
+        "(test, in batches of 32; chance 3.1; in brackets the 95 % interval over test patients).",
+    ]
+    page = page_of(folder)
+    assert "site-1 is left behind" in page.text[: page.text.index("in progress")], "the sentence comes first"
+
+
+def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
+    for name, together, expected in (
+        ("above", Interval(6, 2.5, 9), "is above what knowing the site alone would give: 6.0 [2.5, 9.0] against 2.0."),
+        ("not", Interval(6, 1.5, 9), "shows no more than knowing the site would: 6.0 [1.5, 9.0] against 2.0."),
+    ):
+        folder = run_of(tmp_path / name, robust())
+        note(folder, Interval(4, 2.5, 5.5), {}, together)
+        assert said(folder)[-1] == f"Among the records of all sites R@1 {expected}"
+        table = page_of(folder).tables["Test split with intervals"]
+        row = [
+            "R@1, whole set, records of all sites in one set",
+            "192",
+            ABSENT,
+            "6.0 [{:.1f}, 9.0]",
+            ABSENT,
+            "0.5",
+            "2.0",
+        ]
+        row[3] = row[3].format(together.low)
+        assert table[-1] == row
+
+
+def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, robust())
+    assert "`fedvlp report RUN --intervals`" in page_of(folder).text
+    note(folder, Interval(4, 2.5, 5.5), {})
+    page = page_of(folder)
+    assert page.tables["Test split with intervals"] == [
+        ["", "test pairs", "initial", "trained", "gained", "chance", "source oracle"],
+        ["R@1, in batches of 32, average over sites", "64", "4.0 [3.0, 5.0]", "8.0 [7.0, 9.0]", "+4.0 [+2.5, +5.5]",
+         "3.1", ABSENT],
+    ]  # fmt: skip
+    assert "--intervals" not in page.text
+
+
+def test_sites_that_are_not_told_apart_and_a_gain_that_is_none(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, robust())
+    note(folder, Interval(4, -0.5, 8.5), dict.fromkeys(SITES, Interval(-2, -4, 0.5)))
+    gained, alike = said(folder)
+    assert gained.startswith("R@1 is not told apart from the initial model's: from 4.0 [3.0, 5.0] to 8.0 [7.0, 9.0]")
+    assert alike == (
+        "No site is left behind: the lowest, site-1, has 6.0 against 8.0 on average, a difference of -2.0 [-4.0, +0.5]."
+    )
+
+
+@pytest.mark.parametrize(
+    ("averages", "expected"),
+    [
+        ((4, 10, 14, 17, 20), "On val the average still rises, by 3.0 since round 3: more rounds may help."),
+        ((4, 15, 20, 20.25, 20.5), "On val the average no longer rises: +0.2 since round 3."),
+        ((4, 20, 15, 14, 13), "On val the average was highest after 1 round: 20.0; now it is 13.0."),
+        ((4, 3, 2, 3, 2), "On val no round is above the start, 4.0."),
+    ],
+)
+def test_how_val_goes_on(tmp_path: Path, averages: tuple[float, ...], expected: str) -> None:
+    lines = said(run_of(tmp_path, on_val(*averages)))
+    assert lines[1] == f"All sites have the same R@1, {averages[-1]:.1f}."
+    assert lines[2] == expected
+
+
+def test_few_evaluations_and_one_site(tmp_path: Path) -> None:
+    assert len(said(run_of(tmp_path / "three", on_val(4, 5, 6)))) == 2, "three evaluations are no course"
+    assert said(run_of(tmp_path / "start", on_val(4))) == [
+        "Before training, R@1 is 4.0 on average over 3 sites (val, in batches of 32; chance 3.1).",
+        "All sites have the same R@1, 4.0.",
+    ]
+    one = [record(r, "train", {"site-1": recalls(5 - r, "val", scopes=("all/",))}) for r in (0, 1)]
+    assert said(run_of(tmp_path / "one", one)) == ["R@1 fell from 5.0 to 4.0 at site-1 after 1 round (val, whole set)."]
+
+
+def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
+    assert said(run_of(tmp_path / "none", [record(0, "train", {})])) == ["No evaluation so far."]
+    history = [record(r, "train", {}, server={"test/auc/macro": area}) for r, area in enumerate((0.5, 0.75))]
+    assert said(run_of(tmp_path / "areas", history)) == [
+        "The server's macro AUC on the public set (test; chance 0.5) rose from 0.500 to 0.750."
+    ]
+
+
+def test_a_damaged_file_is_named_with_its_remedy(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, robust())
+    note(folder, Interval(4, 2, 6), {})
+    file_of(folder).write_text(file_of(folder).read_text().replace("4", "four"))
+    with pytest.raises(ValueError, match=r"evaluation/recall.csv is not what fedvlp wrote there; remove it"):
+        said(folder)

@@ -1,0 +1,116 @@
+"""Recalls measured again: those that the sites sent, with intervals, and only where that is possible."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import metric_names as names
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg, Local
+from fedvlp.run import recalls
+from fedvlp.run.compare import INITIAL
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import by_site
+from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
+from fedvlp.run.simulate import simulate
+
+BASE = replace(
+    SMALL, data=SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36), rounds=Rounds(rounds=1),
+    training=replace(SMALL.training, lr=0.01, batch_size=8),
+)  # fmt: skip
+SITES = ("site-1", "site-2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    experiment = replace(BASE, method=FedAvg(local_steps=4))
+    folder = RunFolder.create(tmp_path_factory.mktemp("recalls"), experiment)
+    simulate(experiment, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(folder: RunFolder) -> list[Recall]:
+    recalls.measure_built_in(folder)
+    return recalls.read(folder)
+
+
+def one(rows: list[Recall], figure: str, over: str, site: str, scope: str, k: int) -> Recall:
+    (row,) = [r for r in rows if (r.figure, r.over, r.site, r.scope, r.k) == (figure, over, site, scope, k)]
+    return row
+
+
+def test_the_figures_are_those_that_the_sites_sent(folder: RunFolder, rows: list[Recall]) -> None:
+    history = folder.history()
+    for figure, record in ((INITIAL, history[0]), (TRAINED, history[-1])):
+        for site, metrics in by_site(record).items():
+            for scope in (names.IN_BATCH, names.WHOLE_SET):
+                for k in (1, 5):
+                    row = one(rows, figure, SITE, site, scope, k)
+                    assert row.recall.value == pytest.approx(metrics[names.recall("test", k, scope)])
+                    assert row.recall.low <= row.recall.value <= row.recall.high
+
+
+def test_differences_and_chance(rows: list[Recall]) -> None:
+    """In batches of 32, R@5 is 500 / 32 by chance, in a whole set of 36 it is 500 / 36."""
+    of = {site: one(rows, TRAINED, SITE, site, names.WHOLE_SET, 5) for site in SITES}
+    average = one(rows, TRAINED, names.AVERAGE, "", names.WHOLE_SET, 5)
+    start = one(rows, INITIAL, names.AVERAGE, "", names.WHOLE_SET, 5)
+    assert average.recall.value == pytest.approx(sum(row.recall.value for row in of.values()) / 2)
+    for site, row in of.items():
+        away = one(rows, FROM_AVERAGE, SITE, site, names.WHOLE_SET, 5)
+        assert away.recall.value == pytest.approx(row.recall.value - average.recall.value)
+        assert math.isnan(away.chance)
+    gain = one(rows, GAIN, names.AVERAGE, "", names.WHOLE_SET, 5)
+    assert gain.recall.value == pytest.approx(average.recall.value - start.recall.value)
+    assert one(rows, TRAINED, names.AVERAGE, "", names.IN_BATCH, 5).chance == 15.625
+    chance = [500 / row.queries for row in of.values()]
+    assert [row.chance for row in of.values()] == pytest.approx(chance)
+    assert average.chance == pytest.approx(sum(chance) / 2)
+    assert average.queries == sum(row.queries for row in of.values())
+
+
+def test_all_records_together_beside_the_source_oracle(rows: list[Recall]) -> None:
+    """N pairs in all, n of them at a site: chance is 100 / N; who knows the site has 100 / n, in the mean 200 / N."""
+    together = one(rows, TRAINED, TOGETHER, "", names.WHOLE_SET, 1)
+    counts = [one(rows, TRAINED, SITE, site, names.WHOLE_SET, 1).queries for site in SITES]
+    assert together.queries == sum(counts)
+    assert together.chance == pytest.approx(100 / sum(counts))
+    assert together.oracle == pytest.approx(100 * len(SITES) / sum(counts))
+    assert together.recall.low <= together.recall.value <= together.recall.high
+
+
+def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
+    tmp_path: Path, folder: RunFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = RunFolder.create(tmp_path, BASE)
+    other = RunFolder.create(tmp_path, replace(BASE, data=TableSource(path="pairs.csv")))
+    other.model.parent.mkdir()
+    other.model.touch()
+    large = RunFolder.create(tmp_path, replace(BASE, data=SyntheticCohort(size=recalls.UNASKED + 1)))
+    large.model.parent.mkdir()
+    large.model.touch()
+    for run in (begun, other, large):
+        recalls.measure_built_in(run)
+        assert recalls.read(run) == []
+    before = recalls.file_of(folder).stat().st_mtime_ns
+    recalls.measure_built_in(folder)
+    assert recalls.file_of(folder).stat().st_mtime_ns == before, "measured once"
+
+    experiment = replace(BASE, name="local", method=Local(local_steps=1))
+    alone = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, alone)
+    shutil.rmtree(alone.path / "sites")  # as FLARE leaves it at the server
+    with caplog.at_level(logging.WARNING):
+        recalls.measure_built_in(alone)
+    assert "the models of local stayed at its sites" in caplog.text
+    assert recalls.read(alone) == []

@@ -1,0 +1,84 @@
+"""Zero-shot areas by finding and site: their mean is the macro AUC that `--what zero-shot` measures."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from support.presets import SMALL
+from support.report_pages import page_of
+
+from fedvlp.data.synthetic.cases import FINDINGS
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg
+from fedvlp.run import zero_shot_areas as areas
+from fedvlp.run.compare import INITIAL
+from fedvlp.run.evaluate import Choices, zero_shot
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.recalls import TRAINED
+from fedvlp.run.simulate import simulate
+from fedvlp.run.zero_shot_areas import Area
+
+BASE = replace(
+    SMALL, data=SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36), rounds=Rounds(rounds=1),
+    method=FedAvg(local_steps=4), training=replace(SMALL.training, lr=0.01, batch_size=8),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = RunFolder.create(tmp_path_factory.mktemp("areas"), BASE)
+    simulate(BASE, folder)
+    areas.measure_built_in(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def measured(folder: RunFolder) -> list[Area]:
+    return areas.read(folder)
+
+
+def test_their_mean_is_the_macro_auc(folder: RunFolder, measured: list[Area]) -> None:
+    """Uncertain films are left out and findings that are not mentioned are absent, there and here."""
+    file, _ = zero_shot(folder, Choices())
+    with open(file, newline="", encoding="utf-8") as lines:
+        macro = {row["site"]: float(row["macro_auc"]) for row in csv.DictReader(lines) if row["model"] == "global"}
+    for site in ("site-1", "site-2"):
+        here = [one for one in measured if (one.model, one.site) == (TRAINED, site)]
+        assert [one.finding for one in here] == list(FINDINGS)
+        assert fmean(one.area.value for one in here) == pytest.approx(macro[site])
+        for one in here:
+            assert 0 < one.positive < one.films
+            assert one.area.low <= one.area.value <= one.area.high
+
+
+def test_the_initial_model_stands_beside(measured: list[Area]) -> None:
+    of = {model: [one.area.value for one in measured if one.model == model] for model in (INITIAL, TRAINED)}
+    assert len(of[INITIAL]) == len(of[TRAINED]) == 10
+    assert of[INITIAL] != of[TRAINED]
+
+
+def test_the_report_shows_them(folder: RunFolder, measured: list[Area]) -> None:
+    page = page_of(folder)
+    table = page.tables["Zero-shot by finding and site"]
+    one = next(one for one in measured if (one.model, one.site, one.finding) == (TRAINED, "site-2", "Edema"))
+    (row,) = [row for row in table if row[0] == "Edema"]
+    shown = f"{one.area.value:.2f} [{one.area.low:.2f}, {one.area.high:.2f}], {one.positive} of {one.films}"
+    assert row[2].endswith(shown)
+    drawn = page.tables["Zero-shot AUC of the trained model; dashed line: chance 0.5"]
+    assert [row[0] for row in drawn[1:]] == list(FINDINGS)
+
+
+def test_what_was_measured_stays_and_a_damaged_file_is_named(tmp_path: Path, folder: RunFolder) -> None:
+    before = areas.file_of(folder).stat().st_mtime_ns
+    areas.measure_built_in(folder)
+    assert areas.file_of(folder).stat().st_mtime_ns == before
+    assert areas.read(RunFolder(tmp_path)) == []
+    areas.file_of(RunFolder(tmp_path)).parent.mkdir()
+    areas.file_of(RunFolder(tmp_path)).write_text("model,site\ninitial,site-1\n")
+    with pytest.raises(ValueError, match=r"zero-shot-findings.csv is not what fedvlp wrote there; remove it"):
+        areas.read(RunFolder(tmp_path))
