@@ -87,6 +87,9 @@ def trained_client(folder: RunFolder) -> Client:
 STEPS, ALIGN = 40, 10
 """Full-rate steps a round of the encoders, and of the alignment modules before them."""
 
+ROUNDS = 8
+"""Sites alone stop learning after three; the shared models gain a point a round by then."""
+
 
 def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
     """FedDRA, FedRGB and what they are compared with, on one cohort: 1/N for all, warm-up made up for all alike.
@@ -95,7 +98,8 @@ def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
     """
     demo = presets.get("fedavg")
     data = replace(COHORTS[cohort], image_size=demo.data.image_size)  # type: ignore[attr-defined]
-    base = seeded(replace(demo, data=data, training=replace(demo.training, make_up_warmup=True)), seed)
+    training, rounds = replace(demo.training, make_up_warmup=True), replace(demo.rounds, rounds=ROUNDS)
+    base = seeded(replace(demo, data=data, training=training, rounds=rounds), seed)
     equal: dict[str, Any] = {"weighting": "uniform", "local_steps": STEPS}
     pooled = replace(base.training, batch_size=base.training.batch_size * data.sites)
     methods = {
