@@ -90,7 +90,7 @@ def test_all_records_together_beside_the_source_oracle(rows: list[Recall]) -> No
 
 
 def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
-    tmp_path: Path, folder: RunFolder, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, folder: RunFolder, rows: list[Recall], caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = RunFolder.create(tmp_path, BASE)
     other = RunFolder.create(tmp_path, replace(BASE, data=TableSource(path="pairs.csv")))
@@ -102,6 +102,7 @@ def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
     for run in (begun, other, large):
         recalls.measure_built_in(run)
         assert recalls.read(run) == []
+    assert rows
     before = recalls.file_of(folder).stat().st_mtime_ns
     recalls.measure_built_in(folder)
     assert recalls.file_of(folder).stat().st_mtime_ns == before, "measured once"
