@@ -6,12 +6,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import typer
+from support import programs
 
 from fedvlp import cli
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -63,11 +63,7 @@ def run(command: str, folder: Path) -> str:
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     for name in ("FEDVLP_HOME", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # a make that runs this test must not be seen
         environment.pop(name, None)
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    return programs.run(command, folder, environment)
 
 
 def write_main_job(folder: Path, **settings: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import programs
 from support.extending import COMMANDS, FILES, PAGE, prepare
 from support.plugins import fresh
 from typer.testing import CliRunner
@@ -121,11 +122,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     prepare(tmp_path)
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     for command in COMMANDS:
-        done = subprocess.run(
-            smaller(command), shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        programs.run(smaller(command), tmp_path, environment)
     assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"]
     runs = tmp_path / "runs" / "my-method"
     models = [(runs / number / "model" / "model.safetensors").read_bytes() for number in ("001", "002")]

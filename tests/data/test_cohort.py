@@ -114,6 +114,7 @@ def full(first: str, site: str, seed: int, **changes) -> Cohort:
         "report_from": ("", f"{first}1"), "phi": {"name": seed}, "masks": lambda rows: {"lung": pixels[rows] > 0},
         "questions": lambda rows: [() for _ in rows],
         "sentences": lambda report: [(report, np.zeros(2, dtype=np.float32))],
+        "subgroups": np.array([["F"], ["M"]]), "subgroup_names": ("sex",),
     }  # fmt: skip
     return Cohort(**{**values, **changes})
 
@@ -124,13 +125,15 @@ def test_what_becomes_of_every_field_when_cohorts_are_joined():
     both = Cohort.concat([one, other])
     assert {f.name for f in fields(Cohort)} == {
         "ids", "patients", "studies", "reports", "labels", "label_names", "splits", "sites", "images", "fingerprint",
-        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels",
+        "imaged", "report_from", "phi", "private", "masks", "questions", "sentences", "channels", "subgroups",
+        "subgroup_names",
     }, "a new field: say below how it is joined"  # fmt: skip
     for name in ("ids", "patients", "studies", "reports", "sites", "report_from"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name), name
-    for name in ("labels", "splits", "imaged"):
+    for name in ("labels", "splits", "imaged", "subgroups"):
         assert getattr(both, name).tolist() == getattr(one, name).tolist() + getattr(other, name).tolist(), name
     assert both.label_names == one.label_names
+    assert both.subgroup_names == ("sex",)
     assert both.images(np.array([3, 0, 2]))[:, 0, 0].tolist() == [2, 1, 2]
     assert both.fingerprint not in (one.fingerprint, other.fingerprint)
     assert both.fingerprint != Cohort.concat([other, one]).fingerprint

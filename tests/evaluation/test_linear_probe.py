@@ -207,6 +207,28 @@ def test_seeds_and_subsets_are_told_apart() -> None:
     assert np.mean([row.accuracy for row in at_site.values()]) == pytest.approx(small.accuracy.value)
 
 
+def test_each_subgroup_has_the_figures_of_its_records_alone() -> None:
+    """Films of "M" say nothing, those of "F" everything; of the last four test records the sex is not known."""
+    labels = one_hot(np.arange(160) % 2, 2)
+    pixels = shaded(labels)
+    sex = np.array(["F", "F", "M", "M"] * 40)
+    pixels[(sex == "M") & (np.arange(160) >= 80)] = 0
+    sex[-4:] = ""
+    splits = ("train",) * 60 + ("val",) * 20 + ("test",) * 80
+    data = replace(cohort(labels, NAMES[:2], splits, pixels), subgroups=sex[:, None], subgroup_names=("sex",))
+    found = linear_probe(EXACT, model(), data)
+    women, men = found.subgroups
+    assert [(one.by, one.subgroup, one.records, one.patients) for one in (women, men)] == [
+        ("sex", "F", 38, 19), ("sex", "M", 38, 19),
+    ]  # fmt: skip
+    assert women.auc is not None
+    assert men.auc is not None
+    assert (women.auc.value, women.accuracy.value) == (1.0, 100.0)
+    assert (men.auc.value, men.accuracy.value) == (0.5, 50.0)
+    only = linear_probe(EXACT, model(), data.take(np.r_[:80, 80 + np.flatnonzero(sex[80:] == "F")]))
+    assert only.results[0].auc == women.auc
+
+
 # Two models
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from support.published import vqa_v2
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
@@ -158,6 +159,42 @@ def test_zero_shot_of_other_records_than_the_sites(tmp_path: Path) -> None:
     done = evaluate(run.path, *words)
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "out").glob("zero-shot-????????.csv"))) == 1
+
+
+@dataclass(frozen=True)
+class WithViews:
+    """The built-in cohort, in which every third film is "AP", every other "PA", and the view of the last is unknown."""
+
+    data: SyntheticCohort
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        views = np.where(np.arange(len(cohort)) % 3 == 0, "AP", "PA")
+        views[-1] = ""
+        return replace(cohort, subgroups=views[:, None], subgroup_names=("view",))
+
+
+def test_zero_shot_and_probe_write_a_table_of_subgroups(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", replace(MODEL, image_size=32))
+    data = WithViews(run.experiment().data)
+    choices = Choices(data=data, classes=("Edema", "Pneumonia"), probe=LinearProbe(fractions=(1.0,), seeds=(0,)))
+    cohort = data.build()
+    views = cohort.subgroup("view")[cohort.rows("test")].tolist()
+    (whole, *_, table), (_, *_, probed) = (
+        EVALUATIONS[name](run, choices) for name in ("zero-shot", "linear-probe")
+    )  # fmt: skip
+    rows = list(csv.DictReader(table.open()))
+    assert [(row["subgroup"], int(row["records"])) for row in rows] == [
+        ("view: AP", views.count("AP")), ("view: PA", views.count("PA")),
+    ]  # fmt: skip
+    everyone = next(csv.DictReader(whole.open()))
+    right = sum(float(row["accuracy"]) * int(row["single"]) for row in rows)
+    assert right <= float(everyone["accuracy"]) * int(everyone["single"]) <= right + 100.01
+    lines = list(csv.DictReader(probed.open()))
+    assert [(line["by"], line["subgroup"], int(line["test_records"])) for line in lines] == [
+        ("view", "AP", views.count("AP")), ("view", "PA", views.count("PA")),
+    ]  # fmt: skip
+    assert all(float(line["macro_auc_low"]) <= float(line["macro_auc"]) <= 1 for line in lines)
 
 
 def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:

@@ -26,7 +26,18 @@ PUBLIC = "public"
 Sentences = Callable[[str], "list[tuple[str, np.ndarray]]"]
 """A report to its sentences, each with labels [L] float32 of its own, in the order of ``label_names``."""
 
-WHOLE = ("label_names", "images", "fingerprint", "phi", "private", "masks", "questions", "sentences", "channels")
+WHOLE = (
+    "label_names",
+    "subgroup_names",
+    "images",
+    "fingerprint",
+    "phi",
+    "private",
+    "masks",
+    "questions",
+    "sentences",
+    "channels",
+)
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
@@ -64,6 +75,8 @@ class Cohort:
     questions: Questions | None = None  # of rows [n], those about each image; only evaluations read them
     sentences: Sentences | None = None  # labels of single sentences; None where the data set has none
     channels: int = 1  # of the images: 1 is grey; 3 is red, green and blue, uint8 [n, S, S, 3]
+    subgroups: np.ndarray | None = None  # [N, G] str: sex, age, ... of each row, "" unknown; only evaluations read them
+    subgroup_names: tuple[str, ...] = ()  # G names, each once
 
     def __post_init__(self) -> None:
         n = len(self.ids)
@@ -74,6 +87,7 @@ class Cohort:
         if len(set(self.ids)) != n:
             raise ValueError(f"cohort: ids must be unique per row, {n - len(set(self.ids))} of {n} are repeated")
         self._check_labels()
+        self._check_subgroups()
         self._check_splits()
 
     def _check_labels(self) -> None:
@@ -87,6 +101,14 @@ class Cohort:
         strange = ~(np.isnan(self.labels) | np.isin(self.labels, (1, 0, -1)))
         if strange.any():
             raise ValueError(f"cohort: {int(strange.sum())} labels are not 1, 0, -1 (uncertain) or nan (blank)")
+
+    def _check_subgroups(self) -> None:
+        shape = () if self.subgroups is None else self.subgroups.shape
+        expected = (len(self.ids), len(self.subgroup_names)) if self.subgroup_names else ()
+        if shape != expected or len(set(self.subgroup_names)) != len(self.subgroup_names):
+            raise ValueError(
+                f"cohort: subgroups have shape {shape}, expected {expected} (rows, names); their names must be unique"
+            )
 
     def _check_splits(self) -> None:
         if not len(self):
@@ -131,6 +153,12 @@ class Cohort:
                 raise ValueError(f"cohort: no row at site {site!r}; sites are {', '.join(sorted(set(self.sites)))}")
             chosen &= at_site
         return np.flatnonzero(chosen)
+
+    def subgroup(self, name: str) -> np.ndarray:
+        """[N] str: the subgroup of each row by ``name``; "" where it is not known, or the cohort has no such name."""
+        if self.subgroups is None or name not in self.subgroup_names:
+            return np.full(len(self), "")
+        return self.subgroups[:, self.subgroup_names.index(name)]
 
     def with_sites(self, sites: Sequence[str]) -> Cohort:
         """The same rows, each at its site of ``sites`` (N names)."""
@@ -182,11 +210,11 @@ class Cohort:
     def concat(cohorts: Sequence[Cohort]) -> Cohort:
         """The rows of all cohorts, one cohort after the other.
 
-        A label that a cohort does not have is nan in its rows. Masks and questions are left out, and single sentences
-        have no labels any more. Sites are None if any cohort has none. The counts of identifiers in reports (``phi``)
-        are summed, so a cohort that is refused alone is refused when joined. Beside images in colour, grey ones have
-        three equal channels. Raises ValueError without a cohort. Images of different sizes are refused when they are
-        read.
+        A label that a cohort does not have is nan in its rows, a subgroup "". Masks and questions are left out, and
+        single sentences have no labels any more. Sites are None if any cohort has none. The counts of identifiers in
+        reports (``phi``) are summed, so a cohort that is refused alone is refused when joined. Beside images in colour,
+        grey ones have three equal channels. Raises ValueError without a cohort. Images of different sizes are refused
+        when they are read.
         """
         if not cohorts:
             raise ValueError("cohort: nothing to join; give at least one cohort")
@@ -195,6 +223,7 @@ class Cohort:
             return tuple(chain.from_iterable(getattr(cohort, column) for cohort in cohorts))
 
         names, labels = _joined_labels(cohorts)
+        subgroup_names, subgroups = _joined_subgroups(cohorts)
         identifiers = sum((Counter(cohort.phi) for cohort in cohorts), Counter())
         retrieved = tuple(
             chain.from_iterable(cohort.report_from or ("",) * len(cohort) for cohort in cohorts)
@@ -215,6 +244,8 @@ class Cohort:
             phi=dict(identifiers),
             private=any(cohort.private for cohort in cohorts),
             channels=max(cohort.channels for cohort in cohorts),
+            subgroups=subgroups,
+            subgroup_names=subgroup_names,
         )
 
 
@@ -228,6 +259,14 @@ def _joined_labels(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.ndarr
         labels[start : start + len(cohort), columns] = cohort.labels
         start += len(cohort)
     return names, labels
+
+
+def _joined_subgroups(cohorts: Sequence[Cohort]) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """The names of all cohorts' subgroups, each once, and the values [N, G] of their rows; None without a name."""
+    names = tuple(dict.fromkeys(name for cohort in cohorts for name in cohort.subgroup_names))
+    if not names:
+        return (), None
+    return names, np.concatenate([np.array([cohort.subgroup(name) for name in names]).T for cohort in cohorts])
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,6 +212,19 @@ class AtSite:
     auc: float  # nan where no class has both kinds of records
 
 
+@dataclass(frozen=True)
+class OfSubgroup:
+    """The same heads on the test records of one subgroup of people, of whom the data set says it."""
+
+    subset: str
+    by: str  # e.g. "sex"
+    subgroup: str  # e.g. "F"
+    records: int
+    patients: int
+    accuracy: Interval  # percent, over resamples of these patients
+    auc: Interval | None  # macro area, 0..1; None where no class has both kinds of records
+
+
 @dataclass(frozen=True, eq=False)
 class Probed:
     """All that a probe of one model found."""
@@ -222,6 +235,7 @@ class Probed:
     probabilities: dict[str, Tensor]  # subset -> [seeds, N, L] on the test records
     results: list[Result] = field(default_factory=list)
     sites: list[AtSite] = field(default_factory=list)
+    subgroups: list[OfSubgroup] = field(default_factory=list)
 
     @property
     def truth(self) -> Tensor:
@@ -255,6 +269,9 @@ def linear_probe(settings: LinearProbe, model: Any, cohort: Cohort, steps: int |
         probed.results.append(_judged(probed, str(subset), round(fmean(counts)), majority, settings.resamples))
         if cohort.sites is not None:
             probed.sites.extend(_by_site(probed, str(subset), [cohort.sites[row] for row in rows.test]))
+        for name in cohort.subgroup_names:
+            values = cohort.subgroup(name)[rows.test]
+            probed.subgroups.extend(_by_subgroup(probed, str(subset), name, values, settings.resamples))
     return probed
 
 
@@ -333,6 +350,29 @@ def _by_site(probed: Probed, subset: str, sites: Sequence[str]) -> list[AtSite]:
     return results
 
 
+def _by_subgroup(probed: Probed, subset: str, by: str, values: np.ndarray, resamples: int) -> list[OfSubgroup]:
+    """The figures of one subset size for each subgroup of ``values`` [N], but for "", which is not known."""
+    results = []
+    for value in sorted(set(values.tolist()) - {""}):
+        here = torch.from_numpy(values == value)
+        patients = [patient for patient, among in zip(probed.patients, here.tolist(), strict=True) if among]
+        truth, by_seed = probed.truth[here], probed.probabilities[subset][:, here]
+        accuracy = macro([accuracy_of(probed.task, one, truth) for one in by_seed])
+        areas = [macro(figures) for one in by_seed if (figures := areas_of(one, truth))]
+        results.append(
+            OfSubgroup(
+                subset,
+                by,
+                value,
+                len(truth),
+                len(set(patients)),
+                bootstrap(accuracy, patients, resamples),
+                bootstrap(macro(areas), patients, resamples) if areas else None,
+            )
+        )
+    return results
+
+
 @dataclass(frozen=True)
 class Difference:
     """One model's area for a class minus another's, on the same test records; scores are means over the seeds."""
@@ -373,7 +413,7 @@ def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> li
 
 
 def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -> list[Path]:
-    """Writes ``<path>.csv`` and, as far as there are sites and other models, ``-sites.csv`` and ``-against.csv``."""
+    """Writes ``<path>.csv`` and, as far as there are such, ``-sites.csv``, ``-subgroups.csv`` and ``-against.csv``."""
     rows = probed.rows
     fixed = [len(rows.test), len(set(probed.patients)), len(rows.val), rows.left_out]
     header = [
@@ -413,6 +453,14 @@ def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -
         names = ["train_on", "site", "test_records", "accuracy", "macro_auc"]
         by_site = [[s.subset, s.site, s.records, s.accuracy, s.auc] for s in probed.sites]
         files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
+    if probed.subgroups:
+        names = ["train_on", "by", "subgroup", "test_records", "test_patients"]
+        names += ["accuracy", "accuracy_low", "accuracy_high", "macro_auc", "macro_auc_low", "macro_auc_high"]
+        cells = [
+            [g.subset, g.by, g.subgroup, g.records, g.patients, *_cells(g.accuracy), *_cells(g.auc)]
+            for g in probed.subgroups
+        ]
+        files.append(write_csv(path.with_name(f"{path.name}-subgroups"), [names, *cells]))
     if differences:
         names = [
             "train_on",

@@ -290,6 +290,13 @@ def write_results(results: Sequence[Result], choices: Sequence[Choices], path: P
     return files
 
 
+def write_subgroups(results: Sequence[Result], path: Path) -> Path:
+    """Writes ``<path>-subgroups.csv``, of results whose "site" is a subgroup of people ("sex: F")."""
+    header: list[Any] = ["model", "subgroup", "records", "single", "accuracy", "macro_auc"]
+    rows = [[r.model, r.site, r.records, r.single, (r.accuracy or (None,))[0], (r.auc or (None,))[0]] for r in results]
+    return write_csv(path.with_name(f"{path.name}-subgroups"), [header, *rows])
+
+
 def _heat_map(results: Sequence[Result], title: str) -> Any:
     models = list(dict.fromkeys(result.model for result in results))
     sites = list(dict.fromkeys(result.site for result in results))

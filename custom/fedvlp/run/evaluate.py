@@ -194,7 +194,13 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     client = assembly.client(zero.SELECTED, None)
     results, chosen = zero.zero_shot(protocol, client, states, data, cohort.label_names, load)
     title = f"{experiment.name}, round {server.round}: zero-shot accuracy, %"
-    return zero.write_results(results, chosen, _downstream_target(folder, choices, "zero-shot", cohort), title)
+    target = _downstream_target(folder, choices, "zero-shot", cohort)
+    files = zero.write_results(results, chosen, target, title)
+    people = {} if load else _subgroups(assembly, cohort)
+    if people:
+        of_people, _ = zero.zero_shot(protocol, client, states, people, cohort.label_names)
+        files.append(zero.write_subgroups(of_people, target))
+    return files
 
 
 ELSEWHERE = "other records"
@@ -233,6 +239,18 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
     if not len(rows):
         raise ValueError("zero-shot: no test record of these has an image; choose other records")
     return assembly.serve(cohort, {"test": rows})
+
+
+def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
+    """ "sex: F" -> the test films of that subgroup, whatever their site."""
+    rows = cohort.rows("test")
+    rows = rows[cohort.has_image()[rows]]
+    data = {}
+    for name in cohort.subgroup_names:
+        values = cohort.subgroup(name)[rows]
+        for value in sorted(set(values.tolist()) - {""}):
+            data[f"{name}: {value}"] = assembly.serve(cohort, {"test": rows[values == value]})
+    return data
 
 
 def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:

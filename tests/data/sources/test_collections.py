@@ -100,6 +100,21 @@ def test_nih_maps_names_and_takes_the_published_test_list(tmp_path: Path) -> Non
         NIHSource(path, str(tmp_path)).build()
 
 
+def test_published_columns_of_people_are_subgroups(tmp_path: Path) -> None:
+    """A table without them, as some copies are, has none that is known."""
+    entry = {"Image Index": "1.png", "Finding Labels": "Mass", "Patient ID": "1", "Follow-up #": "0"}
+    said = {"Patient Gender": "F", "Patient Age": "058Y", "View Position": "PA"}
+    known, unknown = (
+        NIHSource(table(tmp_path / f"{number}.csv", [row])).build() for number, row in enumerate([entry | said, entry])
+    )
+    assert known.subgroup_names == unknown.subgroup_names == ("sex", "age", "view")
+    assert known.subgroups.tolist() == [["F", "40-59", "PA"]]
+    assert unknown.subgroups.tolist() == [["", "", ""]]
+    film = chexpert_row("CheXpert-v1.0/train/patient00001/study1/view1_frontal.jpg")
+    path = table(tmp_path / "train.csv", [film | {"Sex": "Male", "Age": "90", "AP/PA": "AP"}])
+    assert CheXpertSource(path).build().subgroups.tolist() == [["Male", "80+", "AP"]]
+
+
 def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
     cohort = OpenISource(str(openi_reports(tmp_path / "xml")), labels=FIVE).build()
     assert cohort.reports[0] == "left lower pneumonia opacity in the left base"

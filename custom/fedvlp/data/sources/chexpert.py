@@ -14,6 +14,7 @@ from fedvlp.data.sources.published import Listing, Published, first_of, read_row
 from fedvlp.data.sources.table import BELOW_ROOT
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
+SUBGROUPS = {"sex": "Sex", "age": "Age", "view": "AP/PA"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CheXpertSource(Published):
         """The rows of the tables. Raises ValueError if columns are missing or an image path has another form."""
         columns = ("Path", "Frontal/Lateral", *CHEXPERT)
         tables = [self.path, self.valid] if self.valid else [self.path]
-        published = [row for table in tables for row in read_rows("chexpert", table, columns)]
+        published = [row for table in tables for row in read_rows("chexpert", table, columns, SUBGROUPS.values())]
         rows = [row for row in published if not self.frontal or row["Frontal/Lateral"] == "Frontal"]
         paths = [match for row in rows if (match := _PATH.search(row["Path"])) is not None]
         if len(paths) < len(rows):
@@ -72,4 +73,5 @@ class CheXpertSource(Published):
             splits=["val" if path["folder"] == "valid" else "" for path in paths],
             files=None if root is None else [root / row["Path"] for row in rows],
             left_out={"not frontal": len(published) - len(rows)},
+            subgroups={name: [row[column] for row in rows] for name, column in SUBGROUPS.items()},
         )

@@ -80,6 +80,7 @@ class MIMICSource(Published):
             files=None if root is None else [root / _study(row) / f"{row['dicom_id']}.{self.suffix}" for row in rows],
             left_out={"not frontal": len(films) - len(frontal), "report empty or too short": len(frontal) - len(rows)},
             phi=phi,
+            subgroups={"view": [row["ViewPosition"] for row in rows]},
         )
 
     def _table(self, name: str) -> list[Row]:

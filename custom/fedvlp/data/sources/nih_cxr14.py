@@ -10,6 +10,8 @@ from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
 from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
+SUBGROUPS = {"sex": "Patient Gender", "age": "Patient Age", "view": "View Position"}
+
 
 @dataclass(frozen=True)
 class NIHSource(Published):
@@ -36,7 +38,8 @@ class NIHSource(Published):
 
     def listing(self) -> Listing:
         """The rows of the table. Raises ValueError if columns or images are missing."""
-        rows = list(read_rows("nih_cxr14", self.path, ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")))
+        columns = ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")
+        rows = list(read_rows("nih_cxr14", self.path, columns, SUBGROUPS.values()))
         keys = [row["Image Index"] for row in rows]
         patients = [row["Patient ID"] for row in rows]
         wanted = names_of(self.labels)
@@ -50,6 +53,7 @@ class NIHSource(Published):
             names=wanted,
             splits=self._splits(keys),
             files=self._files(keys),
+            subgroups={name: [row[column] for row in rows] for name, column in SUBGROUPS.items()},
         )
 
     def _splits(self, keys: list[str]) -> list[str]:

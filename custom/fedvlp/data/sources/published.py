@@ -26,6 +26,7 @@ from fedvlp.data.masks import Box, BoxMasks
 from fedvlp.data.questions import HeldQuestions, Question
 from fedvlp.data.screening import Screened
 from fedvlp.data.sources.table import draw_splits
+from fedvlp.data.subgroups import table_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,10 +36,13 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator[dict[str, str]]:
-    """The rows of a CSV (``.gz`` and ``.zip`` too) as column -> cell, of the ``columns`` alone.
+def read_rows(
+    name: str, path: str | Path, columns: Collection[str], optional: Collection[str] = ()
+) -> Iterator[dict[str, str]]:
+    """The rows of a CSV (``.gz`` and ``.zip`` too) as column -> cell, of ``columns`` and the ``optional`` ones alone.
 
-    Spaces around the names of columns, which some collections have, are left out.
+    An optional column that the table lacks is "" in every row. Spaces around the names of columns, which some
+    collections have, are left out.
     Raises ValueError for a missing file or missing ``columns``. Errors never hold the file's content.
     """
     file = Path(path)
@@ -54,7 +58,7 @@ def read_rows(name: str, path: str | Path, columns: Collection[str]) -> Iterator
                 "give the table as it was published"
             )
         for row in reader:
-            yield {column: row[column] or "" for column in columns}  # None: the line ends before this column
+            yield {column: row.get(column) or "" for column in (*columns, *optional)}  # None: the line ends before it
 
 
 def first_of(root: Path, names: Sequence[str]) -> Path | None:
@@ -124,6 +128,9 @@ class Listing:
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
+    subgroups: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # sex, age, ... -> that of each row; "" unknown
     people: str = ""  # the source whose records and patients these are, where it is another
 
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
@@ -268,6 +275,7 @@ class Published:
         asked = None if listing.questions is None else pick(listing.questions)
         boxes = None if listing.boxes is None else {name: pick(of_rows) for name, of_rows in listing.boxes.items()}
         content += [] if asked is None else [digest(*map(_contents, chain.from_iterable(asked)))]
+        subgroups, subgroup_names = table_of({name: pick(given) for name, given in listing.subgroups.items()})
         checksums = b"" if images is None else images.checksums[rows].astype("<u4").tobytes()
         return Cohort(
             ids=ids,
@@ -285,6 +293,8 @@ class Published:
             masks=None if boxes is None else BoxMasks(boxes, self.image_size),
             questions=None if asked is None else HeldQuestions(asked),
             channels=3 if images is not None and self._in_colour else 1,
+            subgroups=subgroups,
+            subgroup_names=subgroup_names,
         )
 
     @property

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path, PureWindowsPath
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import read_masks
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
+from fedvlp.data.subgroups import AGE, table_of
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,8 @@ class TableSource:
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
+    # sex, age, ...: what evaluations judge by; names, or "a,b"; "age" becomes bands of 20 years
+    subgroup_columns: tuple[str, ...] | str = ""
     encoding: str = ""  # of the CSV, as Python names it; "": UTF-8, UTF-16 or cp1252, told from its bytes
     delimiter: str = ""  # one character; "": comma, semicolon, tab or pipe, told from the header
 
@@ -188,7 +192,8 @@ class TableSource:
         check_choice(self.burned_in)
 
     def _required(self) -> list[str]:
-        named = (self.image_column, self.report_column, *_names(self.label_columns), *_names(self.mask_columns))
+        several = (self.label_columns, self.mask_columns, self.subgroup_columns)
+        named = (self.image_column, self.report_column, *chain.from_iterable(map(_names, several)))
         return [column for column in named if column]
 
     def _named(self) -> list[str]:
@@ -220,7 +225,8 @@ class TableSource:
             )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
-                f"report_column, label_columns and mask_columns to the names in its first line{without}"
+                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line"
+                f"{without}"
             )
         return {column for column in self._named() if column in columns}
 
@@ -275,6 +281,7 @@ class TableSource:
             splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
+        subgroups, subgroup_names = _subgroups(used, _names(self.subgroup_columns))
         texts = tuple(row.get(_TEXT, "") for row in used)
         sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
@@ -298,6 +305,8 @@ class TableSource:
             private=True,
             masks=self._masks(used),
             sentences=sentences,
+            subgroups=subgroups,
+            subgroup_names=subgroup_names,
         )
 
     def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
@@ -384,6 +393,18 @@ def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) 
             raise ValueError(f"table source: {strange} values of label column {column!r} are none of 1, 0, -1, empty")
         labels[:, index] = np.array(numbers, dtype=np.float32)
     return labels, columns
+
+
+def _subgroups(rows: list[Row], columns: tuple[str, ...]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """``table_of`` of these columns. Raises ValueError for one with more values than a subgroup can have."""
+    cells = {column: ["" if report_text.is_missing(row[column]) else row[column] for row in rows] for column in columns}
+    for name, given in cells.items():
+        if name.lower() != AGE and (count := len(set(given))) > _MAX_CLASSES:
+            raise ValueError(
+                f"table source: subgroup column {name!r} has {count} values, at most {_MAX_CLASSES}; an age goes into "
+                "a column named age, which becomes bands of 20 years"
+            )
+    return table_of(cells)
 
 
 def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
