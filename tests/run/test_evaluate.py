@@ -25,8 +25,9 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
-from fedvlp.run.evaluate import EVALUATIONS, Choices
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server
+from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.training.config import Training
@@ -244,3 +245,62 @@ def test_a_model_folder_gives_its_input_size(tmp_path: Path) -> None:
     model().save(tmp_path / "model")
     assert input_size(tmp_path) == input_size(tmp_path / "model") == SIZE
     assert torch.equal(load_encoders(tmp_path).image_head[0].weight, model().image_head[0].weight)  # type: ignore[index, union-attr]
+
+
+@dataclass(frozen=True)
+class WithoutSite:
+    """A cohort that never held the records of one site."""
+
+    data: SyntheticCohort
+    site: str
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        return cohort.take(np.flatnonzero(np.asarray(cohort.sites) != self.site))
+
+
+@pytest.mark.parametrize("statistics", ["averaged", "site"])
+def test_a_site_that_is_left_out_teaches_nothing_and_is_evaluated_on(tmp_path: Path, statistics: str) -> None:
+    """Leave one site out: the model's bytes are those of a run whose cohort never had the site."""
+    config = replace(MODEL, image_size=32, head_norm="batch")
+    data = SyntheticCohort(sites=3, size=120, image_size=32)
+    experiment = Experiment(
+        "small", FedAvg(local_steps=2), config, data=data, partition=Partition(left_out="site-2", public=0.2),
+        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=1), norm_statistics=statistics,
+    )  # fmt: skip
+    absent = replace(experiment, data=WithoutSite(data, "site-2"), partition=Partition())
+    runs = []
+    for name, one in (("out", replace(experiment, partition=Partition(left_out="site-2"))), ("absent", absent)):
+        runs.append(RunFolder.create(tmp_path / name, one))
+        simulate(one, runs[-1])
+    run, other = runs
+    assert {name: tensor.tolist() for name, tensor in last_server(run).state.items()} == {
+        name: tensor.tolist() for name, tensor in last_server(other).state.items()
+    }
+    assert all(record["members"] == ["site-1", "site-3"] for record in run.history())
+    films = len(data.build().rows("test", "site-2"))
+    choices = Choices(classes=("Edema", "Pneumonia"))
+    accuracies, *_ = EVALUATIONS["zero-shot"](run, choices)
+    at_site = [int(row["records"]) for row in csv.DictReader(accuracies.open()) if row["site"] == "site-2"]
+    assert at_site == [films]
+    if statistics == "averaged":
+        (recalls,) = EVALUATIONS["retrieval"](run, choices)
+        within = [int(row["queries"]) for row in csv.DictReader(recalls.open()) if row["scope"] == "within site-2"]
+        assert within == [films] * 3
+    cohort = Assembly(experiment).cohort
+    assert len(cohort.rows("train", "public")) > 0
+    whole = data.build()
+    assert cohort.rows("train", "site-2").tolist() == whole.rows("train", "site-2").tolist()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "sentence"),
+    [
+        ("site-7, site-1", "names site-7, which is no site; the sites are site-1, site-2"),
+        ("site-1,site-2", "names every site"),
+    ],
+)
+def test_only_sites_that_are_there_can_be_left_out(left_out: str, sentence: str) -> None:
+    data = SyntheticCohort(sites=2, size=40, image_size=32)
+    with pytest.raises(ValueError, match=sentence):
+        _ = Assembly(Experiment("small", FedAvg(), MODEL, data=data, partition=Partition(left_out=left_out))).cohort

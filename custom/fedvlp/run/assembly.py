@@ -66,10 +66,12 @@ class Assembly:
         if cohort.sites is None:
             cohort = cohort.with_sites(self._deal(cohort))
         split = self.experiment.partition
+        refuse_other_sites(split.left_out_sites, cohort.sites or ())
         if split.public:
             chosen = draw_public(cohort, split.public, self.experiment.rounds.seed)
+            chosen &= ~np.isin(np.asarray(cohort.sites), split.left_out_sites)
             cohort = cohort.with_sites(np.where(chosen, PUBLIC, np.asarray(cohort.sites)).tolist())
-        cohort = drop_modalities(cohort, split.image_only, split.text_only)
+        cohort = drop_modalities(cohort, split.image_only, split.text_only, split.left_out_sites)
         refuse_other_labels(self.experiment.model, cohort)
         return retrieve_reports(cohort, self.experiment.rounds.seed) if split.retrieve else cohort
 
@@ -85,8 +87,12 @@ class Assembly:
         return [f"site-{index + 1}" for index in owner]
 
     def data_sites(self) -> tuple[str, ...]:
-        """The sites that hold records, sorted by name."""
-        return tuple(sorted(set(self.cohort.sites or ()) - {PUBLIC}))
+        """The sites that hold records and take part, sorted by name."""
+        return tuple(sorted(set(self.cohort.sites or ()) - {PUBLIC, *self.experiment.partition.left_out_sites}))
+
+    def evaluated_sites(self) -> tuple[str, ...]:
+        """``data_sites``, then those that were left out of training."""
+        return (*self.data_sites(), *self.experiment.partition.left_out_sites)
 
     def sites(self) -> tuple[str, ...]:
         """The sites that train, sorted by name. Raises ValueError where ``site_models`` names another."""
@@ -179,11 +185,11 @@ class Assembly:
         return PUBLIC in (self.cohort.sites or ())
 
     def data(self, site: str | None) -> SiteData:
-        """The records of one site; None: of all sites, without the public set."""
+        """The records of one site; None: of all that take part, without the public set."""
         rows = {split: self.cohort.rows(split, site) for split in SPLITS}
         if site is None:
-            public = np.asarray(self.cohort.sites) == PUBLIC
-            rows = {split: chosen[~public[chosen]] for split, chosen in rows.items()}
+            taking_part = np.isin(np.asarray(self.cohort.sites), self.data_sites())
+            rows = {split: chosen[taking_part[chosen]] for split, chosen in rows.items()}
         return self._served(rows, site)
 
     def _served(self, rows: dict[str, np.ndarray], site: str | None) -> Any:
@@ -261,16 +267,18 @@ def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:
     return np.isin(patients, sorted(chosen))
 
 
-def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
+def drop_modalities(cohort: Cohort, image_only: int, text_only: int, left_out: Sequence[str] = ()) -> Cohort:
     """The cohort without the reports of some sites and the images of others.
 
-    In the order of the sites, the last ``text_only`` lose their images, and the ``image_only`` before them their
-    reports. Raises ValueError where these are more than there are sites.
+    In the order of the sites but those ``left_out``, the last ``text_only`` lose their images, and the ``image_only``
+    before them their reports. Raises ValueError where these are more than there are sites.
     """
     if not image_only and not text_only:
         return cohort
     sites = np.asarray(cohort.sites)
-    order = sorted(set(sites.tolist()) - {PUBLIC}, key=lambda name: (len(name), name))  # site-2 before site-10
+    order = sorted(
+        set(sites.tolist()) - {PUBLIC, *left_out}, key=lambda name: (len(name), name)
+    )  # site-2 before site-10
     paired = len(order) - image_only - text_only
     if paired < 0:
         raise ValueError(
@@ -278,6 +286,17 @@ def drop_modalities(cohort: Cohort, image_only: int, text_only: int) -> Cohort:
         )
     without_report, without_image = order[paired : paired + image_only], order[paired + image_only :]
     return cohort.without(reports=np.isin(sites, without_report), images=np.isin(sites, without_image))
+
+
+def refuse_other_sites(left_out: Sequence[str], sites: Sequence[str]) -> None:
+    """Raises ValueError where a site to leave out is none of ``sites``, the public set, or the last one."""
+    names = sorted(set(sites) - {PUBLIC})
+    strange = [name for name in left_out if name not in names]
+    if strange or (names and set(names) == set(left_out)):
+        seen = f"{', '.join(strange)}, which is no site" if strange else "every site"
+        raise ValueError(
+            f"partition.left_out names {seen}; the sites are {', '.join(names)}. Name some of them, not all"
+        )
 
 
 def refuse_strangers(experiment: Experiment, sites: Sequence[str]) -> None:

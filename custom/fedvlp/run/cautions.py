@@ -44,7 +44,8 @@ def drawn_data(experiment: Experiment) -> list[str]:
 
 def _small_splits(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
     """Which sites have fewer training records than a batch: each of their steps takes all of them."""
-    private = {site: count for site, count in sizes.items() if site != PUBLIC}
+    elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
+    private = {site: count for site, count in sizes.items() if site not in elsewhere}
     if experiment.method.pooled:
         private = {"all sites together": sum(private.values())}
     said = [_smaller(private, experiment.training)]

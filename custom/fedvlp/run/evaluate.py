@@ -67,7 +67,7 @@ def _remembered(assembly: Assembly, site: str) -> State:
 
 def loader(assembly: Assembly) -> distortion.Load:
     """Puts a model into a client as each site has it: where sites keep their normalisation, with the site's own."""
-    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    data = {site: assembly.data(site) for site in assembly.evaluated_sites()}
     known = {site: norm_statistics.own(_remembered(assembly, site), "model") for site in data}
 
     def load(client: Client, state: State, site: str) -> None:
@@ -222,8 +222,8 @@ def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ..
 
 
 def _imaged_sites(assembly: Assembly) -> dict[str, Any]:
-    """The records of the sites with images."""
-    data = {site: assembly.data(site) for site in assembly.data_sites()}
+    """The records of the sites with images, those that were left out of training among them."""
+    data = {site: assembly.data(site) for site in assembly.evaluated_sites()}
     return {site: records for site, records in data.items() if "image" in records.modalities}
 
 

@@ -52,11 +52,17 @@ class Partition:
     text_only: int = 0  # number of sites that lose their images
     public: float = 0.0  # share of the patients of every split, 0 to below 1, who form the public set, at no site
     retrieve: bool = False  # copy a report of the public set to records without one (data/report_imputation.py)
+    left_out: str = ""  # sites that take no part and that the model is evaluated on (leave one site out): "a,b"
 
     def __post_init__(self) -> None:
         for name in ("image_only", "text_only"):
             require(getattr(self, name) >= 0, f"partition.{name} is {getattr(self, name)}; it must not be negative")
         require(0 <= self.public < 1, f"partition.public is {self.public}; it must be in [0, 1)")
+
+    @property
+    def left_out_sites(self) -> tuple[str, ...]:
+        """The names in ``left_out``."""
+        return tuple(name for given in self.left_out.split(",") if (name := given.strip()))
 
 
 @dataclass(frozen=True)
