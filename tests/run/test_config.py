@@ -117,6 +117,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "method.dro_fraction": "0.2", "method.constraint_reduction": "mean_dim", "model.image_tower": "x",
     "model.text_tower": "x", "model.text_layers": "3", "model.in_channels": "3", "model.head_norm": "none",
     "model.alignment": "false", "model.gradient_checkpointing": "true", "objective.reduction": "mean",
+    "model.adapters": "lora", "model.adapter_layers": "attention",
     "data.hard_site": "site-1", "data.shared_habits": "false",
     "data.labels": "fourteen", "data.label_code": "mention", "partition.label_code": "positive",
     "data.captions": '["Edema"]', "training.optimizer": "sgd",

@@ -167,7 +167,7 @@ class Client:
                     module.track_running_stats = False  # in train mode they would be updated: they are the state's
         if self._anchored is None or self._anchored[0] is not state or self._anchored[1] is not own:
             weights = {name: t for name, t in {**state, **(own or {})}.items() if not name.startswith(OBJECTIVE)}
-            self._anchor.load_state_dict(weights, assign=True)
+            self._anchor.load_state_dict(frozen_tensors(self.model) | weights, assign=True)
             self._anchor.requires_grad_(False)
             self._anchored = state, own
         self._anchor.eval()
@@ -226,19 +226,36 @@ class Client:
         restart_target(self.model, self.objective)
 
     def set_trainable(self, trains: Any) -> None:
-        """Freezes every parameter whose name ``trains`` refuses; a module with nothing to train goes to eval mode."""
+        """Freezes every parameter whose name ``trains`` refuses; a module with nothing to train goes to eval mode.
+
+        What the model says is frozen stays so.
+        """
+        always = frozen_prefixes(self.model)
         for name, parameter in self.parameters():
-            parameter.requires_grad_(trains(name))
+            parameter.requires_grad_(trains(name) and not name.startswith(always))
         for child in [*self.model.children(), self.objective]:
             parameters = list(child.parameters())
             child.train(not parameters or any(p.requires_grad for p in parameters))
 
 
 def named_state(model: nn.Module, objective: nn.Module) -> State:
-    """Model and objective as one State; the objective's tensors are named ``objective.<path>``."""
-    state = dict(model.state_dict())
+    """Model and objective as one State, without frozen tensors; the objective's are named ``objective.<path>``."""
+    frozen = frozen_prefixes(model)
+    state = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(frozen)}
     state.update({OBJECTIVE + name: tensor for name, tensor in objective.state_dict().items()})
     return state
+
+
+def frozen_prefixes(model: Any) -> tuple[str, ...]:
+    """What the names of a model's frozen tensors begin with: the same at every site, and no part of a State."""
+    prefixes: tuple[str, ...] = getattr(model, "frozen_prefixes", ())
+    return prefixes
+
+
+def frozen_tensors(model: Any) -> State:
+    """A model's frozen tensors, by their names in it."""
+    prefixes = frozen_prefixes(model)
+    return {name: t for name, t in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
 
 
 def restart_target(model: nn.Module, objective: nn.Module) -> None:

@@ -154,9 +154,13 @@ GROUPS = ("encoder", "alignment", "head")
 
 
 def group(name: str) -> str:
-    """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix."""
+    """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix.
+
+    Adapters of an encoder are of its group.
+    """
     prefix = name.partition(".")[0]
-    return prefix.rpartition("_")[2]
+    seen = prefix.rpartition("_")[2]
+    return "encoder" if seen == "adapter" else seen
 
 
 MODALITIES = ("image", "text")

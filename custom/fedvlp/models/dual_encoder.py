@@ -20,9 +20,10 @@ from torch.nn import functional as F
 
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch, VLOutput, group
+from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
-from fedvlp.models.initial import settled
+from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
@@ -58,6 +59,10 @@ class ModelConfig:
     pretrained: bool = False  # load the towers' published weights
     init: str = ""  # weights to start from (models/initial.py): shipped, e.g. "tiny-pool", or a folder; "": random
     gradient_checkpointing: bool = False  # store only the input of each tower block and run the block again backwards
+    adapters: str = ""  # "lora": the towers are frozen, low-rank adapters on them are trained; "": all weights are
+    adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
+    adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
+    adapter_layers: str = "all"  # linear layers of the towers that have adapters: "all", or those of "attention"
 
     def __post_init__(self) -> None:
         for name in ("image_tower", "text_tower"):
@@ -87,12 +92,48 @@ class ModelConfig:
                 "false"
             )
 
+        self._check_adapters()
+
+    def _check_adapters(self) -> None:
+        kind = self.adapters.partition("@")[0] if isinstance(self.adapters, str) else None
+        if kind not in (adapters.NONE, adapters.LORA):
+            raise ValueError(f"ModelConfig.adapters: {self.adapters!r}, expected lora, or nothing")
+        rank = self.adapter_rank
+        if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+            raise ValueError(f"ModelConfig.adapter_rank: {rank!r}, expected a whole number of at least 0")
+        if not self.adapter_alpha > 0:
+            raise ValueError(f"ModelConfig.adapter_alpha: {self.adapter_alpha!r}, expected a number above 0")
+        if self.adapter_layers not in adapters.LAYERS:
+            raise ValueError(
+                f"ModelConfig.adapter_layers: {self.adapter_layers!r}, expected {' or '.join(adapters.LAYERS)}"
+            )
+        if kind and not (self.pretrained or self.init):
+            raise ValueError(
+                "ModelConfig.adapters: frozen towers must have learned; set init to weights that every site has, e.g. "
+                "tiny-pool, or pretrained to true"
+            )
+
     def build(self, seed: int = 0) -> DualEncoder:
         """The model; the same weights for the same seed.
 
-        Every module has a random stream of its own, and the global generators stay untouched.
+        Every module has a random stream of its own, and the global generators stay untouched. Frozen towers have the
+        weights that they start from. Raises InitialWeightsError for these.
         """
-        return DualEncoder(self, seed)
+        return self._with_towers(DualEncoder(self, seed))
+
+    def pinned(self) -> ModelConfig:
+        """The same with the checksum of the weights that it starts from. Raises InitialWeightsError."""
+        init = pinned(self.init)
+        if self.adapters != adapters.LORA or not self.pretrained:
+            return replace(self, init=init)
+        return replace(self, adapters=f"{adapters.LORA}@{self.build().towers_digest()}")
+
+    def _with_towers(self, model: Any) -> Any:
+        """``model`` with its frozen towers' own weights, where they are frozen."""
+        if self.adapters:
+            load_initial(model, self.init)
+            model.verify_towers()
+        return model
 
 
 @dataclass(frozen=True)
@@ -141,8 +182,44 @@ class DualEncoder(Usable, nn.Module):
         self.text_alignment = seeded(seed, 3, lambda: alignment_block(config, text, post_norm=True))
         self.image_head = seeded(seed, 4, lambda: self.new_head("image"))
         self.text_head = seeded(seed, 5, lambda: self.new_head("text"))
+        self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
+
+    def _adapt(self, seed: int) -> None:
+        config = self.config
+        if not config.adapters:
+            return
+        rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
+        self.image_adapter = seeded(seed, 7, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
+        self.text_adapter = seeded(seed, 8, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
+
+    @property
+    def frozen_prefixes(self) -> tuple[str, ...]:
+        """What the names of the frozen tensors begin with: of both towers where these have adapters, or none."""
+        return ("image_encoder.", "text_encoder.") if self.config.adapters else ()
+
+    def towers_digest(self) -> str:
+        """SHA-256 of the frozen towers' weights."""
+        return adapters.digest(self.state_dict(), self.frozen_prefixes)
+
+    def verify_towers(self) -> None:
+        """Raises InitialWeightsError where the frozen towers are not those that the experiment was made with."""
+        wanted = self.config.adapters.partition("@")[2]
+        if wanted and wanted != (seen := self.towers_digest()):
+            raise InitialWeightsError(
+                f"model.adapters: the frozen towers have the SHA-256 {seen}, but the experiment was made with "
+                f"{wanted}; get those weights here, or begin anew with these"
+            )
+
+    def merge_adapters(self) -> None:
+        """Adds the adapters to the towers' weights, in place: the same function (to rounding), without adapters."""
+        if not self.config.adapters:
+            return
+        for tower in (self.image_encoder, self.text_encoder):
+            adapters.merge(tower)
+        del self.image_adapter, self.text_adapter
+        self.config = replace(self.config, adapters=adapters.NONE)
 
     @property
     def tokenizer(self) -> Tokenizer:

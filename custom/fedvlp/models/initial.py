@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.checkpoint import save_bytes, save_json
-from fedvlp.core.types import group
 
 SHIPPED = {
     "tiny-pool": "28aeea72cf32aea60c22a73377e941ccb9d6818f156093fe227f3d71f7a1bb07",
@@ -110,7 +109,7 @@ def load_initial(model: nn.Module, init: str) -> None:
 
 def misfits(model: Mapping[str, Tensor], seen: Mapping[str, Tensor]) -> list[str]:
     """Why the tensors ``seen`` cannot be put into ``model``, in words; empty if they can."""
-    modules = {_module(name) for name in seen} | {_module(name) for name in model if group(name) == "encoder"}
+    modules = {_module(name) for name in seen} | {_module(name) for name in model if _of_tower(name)}
     wrong = {
         "missing": sorted(name for name in model if _module(name) in modules and name not in seen),
         "unknown": sorted(name for name in seen if name not in model),
@@ -140,7 +139,7 @@ def save_initial(
 
     tensors = {}
     for name, tensor in model.state_dict().items():
-        if group(name) == "encoder":
+        if _of_tower(name):
             tensor = tensor.detach().cpu()
             tensors[name] = (tensor.to(dtype) if tensor.is_floating_point() else tensor).contiguous()
     beyond = sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
@@ -163,6 +162,11 @@ def made(init: str) -> dict[str, Any]:
 def _module(name: str) -> str:
     """The model's own submodule that a tensor belongs to, e.g. "image_head"."""
     return name.partition(".")[0]
+
+
+def _of_tower(name: str) -> bool:
+    """Whether a tensor is of a tower itself, and of none of its adapters."""
+    return _module(name).endswith("_encoder")
 
 
 def _content(wanted: Init) -> bytes:

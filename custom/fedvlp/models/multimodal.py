@@ -35,8 +35,8 @@ class MultimodalConfig(ModelConfig):
             raise ValueError(f"MultimodalConfig.labels: {len(self.labels)} names, expected at least one and no repeats")
 
     def build(self, seed: int = 0) -> MultimodalClassifier:
-        """The classifier; the same weights for the same seed."""
-        return MultimodalClassifier(self, seed)
+        """The classifier; the same weights for the same seed. Raises InitialWeightsError as ``ModelConfig.build``."""
+        return self._with_towers(MultimodalClassifier(self, seed))
 
 
 class MultimodalClassifier(DualEncoder):

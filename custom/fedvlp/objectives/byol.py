@@ -87,6 +87,11 @@ class BYOL(OnTwoViews):
 
     def __init__(self, config: BYOLConfig, model: Any) -> None:
         super().__init__(config, model.image_encoder.width)
+        if getattr(model, "frozen_prefixes", ()):
+            raise ValueError(
+                "BYOL: its target network follows a tower's own weights, which adapters leave as they are; leave "
+                "model.adapters out, or choose another objective"
+            )
         self.decay = config.decay
         self.predictor = mlp(config.dim, config.hidden, config.dim)
         self.target = Target(*self._online(model))

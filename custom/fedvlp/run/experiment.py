@@ -16,7 +16,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.initial import InitialWeightsError, parse, pinned
+from fedvlp.models.initial import InitialWeightsError, parse
 from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 from fedvlp.run.config import from_config
 from fedvlp.training.config import Training
@@ -94,12 +94,16 @@ class Experiment:
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""
-        models = tuple((site, replace(model, init=pinned(model.init))) for site, model in self.site_models)
-        return replace(self, model=replace(self.model, init=pinned(self.model.init)), site_models=models)
+        models = tuple((site, model.pinned()) for site, model in self.site_models)
+        return replace(self, model=self.model.pinned(), site_models=models)
 
     def refuse_unpinned(self) -> None:
         """Raises InitialWeightsError for weights to start from without a checksum: a job opens no file to find it."""
         for model in (self.model, *(model for _, model in self.site_models)):
+            if model.adapters and model.pretrained and "@" not in model.adapters:
+                raise InitialWeightsError(
+                    "model.adapters lacks the checksum of the frozen towers; export the job where they can be read"
+                )
             init = parse(model.init)
             if init.name and not init.digest:
                 raise InitialWeightsError(

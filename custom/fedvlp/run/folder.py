@@ -18,7 +18,7 @@ from typing import Any
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tensors, save_text, unwritten
-from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.client import OBJECTIVE, frozen_tensors
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.federation.loop import QuorumLostError
@@ -233,16 +233,20 @@ class RunFolder:
     ) -> None:
         """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
-        Its config.json says how films are prepared for it, the prompts of its classes (those of ``labels``, the
-        records', where they are known here) and of which records its running statistics are. Where sites keep theirs
-        and the server has no public set, ``state`` is without: the model then has the initial ones, and ``load_model``
-        asks for others.
+        Adapters are added to the weights of their towers. Its config.json says how films are prepared for it, the
+        prompts of its classes (those of ``labels``, the records', where they are known here) and of which records its
+        running statistics are. Where sites keep theirs and the server has no public set, ``state`` is without: the
+        model then has the initial ones, and ``load_model`` asks for others.
         """
         model = experiment.model.build(experiment.rounds.seed)
-        initial = {name: t for name, t in model.state_dict().items() if name not in state}
+        frozen = frozen_tensors(model)
+        initial = {name: t for name, t in model.state_dict().items() if name not in state.keys() | frozen.keys()}
         trained = {n: t for n, t in state.items() if not n.startswith(OBJECTIVE)}
         site_only = norm_statistics.site_only(experiment.norm_statistics, experiment.method, {**state, **initial})
-        model.load_state_dict(trained | {name: t for name, t in initial.items() if name in site_only})
+        given = {name: t for name, t in initial.items() if name in site_only}
+        model.load_state_dict(trained | given | frozen)
+        if frozen:
+            model.merge_adapters()
         rest = {n: t for n, t in state.items() if n.startswith(OBJECTIVE)}
         statistics = _statistics(model.state_dict(), site_only & initial.keys(), site_only)
         prepared = preprocessing(experiment)

@@ -1,0 +1,135 @@
+"""What low-rank adapters on frozen towers cost and save: recall at demo size, and the bytes of an exchange.
+
+    python benchmarks/adapters.py [--seeds 0-2] [--jobs 2] [--rank 8] [--quick]
+
+Recall: FedAvg's demo preset with all weights trained, with adapters on both frozen towers, and with towers that are
+frozen alone; the same start, records and steps. Test split, percent: mean of both directions and of all sites, and the
+worst site; beside it the difference to full training and its 95 % interval (Student's t over seeds), and the bytes that
+all sites sent and received. Stopped and started again, it goes on.
+Bytes of one exchange at a paper's size: ViT-B/16 and BERT-base with all twelve layers, counted from the tensors that
+travel, for heads and alignment blocks as in the paper, and for small heads without these blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import machine, say, table
+from torch import nn
+
+from fedvlp.claims.cells import cells_of, measured
+from fedvlp.claims.ledger import AVERAGE, WORST, seeded, trained
+from fedvlp.claims.results import spent
+from fedvlp.claims.scenario import Figures, Scenario
+from fedvlp.core.client import named_state
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.evaluation.intervals import over_seeds
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.initial import save_initial
+from fedvlp.run import presets
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+
+ROOT = Path(__file__).parents[1]
+FULL = "all-weights"
+MIB = 1 << 20
+PAPER = ModelConfig("vit_base_patch16_224", "bert-base-uncased", image_size=224, max_tokens=112, head_hidden=2048)
+
+
+def experiments(rank: int, quick: bool, seed: int) -> Mapping[str, Experiment]:
+    """Name -> FedAvg's demo with another model."""
+    demo: Any = seeded(presets.get("fedavg"), seed)
+    if quick:
+        demo = replace(
+            demo,
+            data=replace(demo.data, size=1000),
+            method=replace(demo.method, local_steps=2),
+            rounds=replace(demo.rounds, rounds=1),
+        )
+    models = {
+        FULL: demo.model,
+        f"adapters-{rank}": replace(demo.model, adapters="lora", adapter_rank=rank),
+        "frozen": replace(demo.model, adapters="lora", adapter_rank=0),
+    }
+    return {name: replace(demo, model=model) for name, model in models.items()}
+
+
+def figures(folder: RunFolder) -> Figures:
+    """The summary of a run, and what its sites sent and received."""
+    wire = spent(folder.history())
+    return {**trained(folder), "bytes": wire[BYTES_UP] + wire[BYTES_DOWN]}
+
+
+def exchanged(config: ModelConfig) -> int:
+    """Bytes of the tensors of a model that travel."""
+    state = named_state(config.build(), nn.Module())
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def exchanges(rank: int) -> str:
+    """The Markdown table of bytes at a paper's size."""
+    rows = []
+    small = replace(PAPER, head_hidden=256, alignment=False)
+    with TemporaryDirectory() as folder:
+        save_initial(small.build(), Path(folder), {})
+        for name, full in (("alignment blocks, heads of 2,048", PAPER), ("heads of 256 alone", small)):
+            adapted = replace(full, init=folder, adapters="lora", adapter_rank=rank)
+            whole, part = exchanged(full), exchanged(adapted)
+            rows.append([name, f"{whole / MIB:.0f}", f"{part / MIB:.1f}", f"{100 * part / whole:.2f}"])
+    return table(["beside the towers", "all weights, MiB", "with adapters, MiB", "percent"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "adapters", help="where the runs are kept")
+    parser.add_argument("--quick", action="store_true", help="one round, few steps: does everything run?")
+    options = parser.parse_args()
+    first, _, last = options.seeds.partition("-")
+    say({**machine(), **vars(options)})
+    scenario = Scenario(
+        "quick" if options.quick else "adapters",
+        "",
+        lambda seed: experiments(options.rank, options.quick, seed),
+        figures,
+        (),
+        (),
+        (),
+    )
+    names = list(scenario.experiments(int(first)))
+    cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
+    rows = measured(
+        scenario,
+        cells,
+        options.runs,
+        options.runs / "results",
+        options.jobs,
+        lambda name, seed, what: say({"model": name, "seed": seed, "cell": what}),
+    )
+    body = []
+    for name in names:
+        values = {figure: rows.values(name, figure) for figure in (AVERAGE, WORST, "bytes")}
+        shown = [
+            f"{fmean(values[figure]):.1f} ({stdev(values[figure]) if len(values[figure]) > 1 else 0:.1f})"
+            for figure in (AVERAGE, WORST)
+        ]
+        apart = [
+            "" if name == FULL else str(over_seeds(rows.difference(name, FULL, figure))) for figure in (AVERAGE, WORST)
+        ]
+        body.append([name, *shown, *apart, f"{fmean(values['bytes']) / MIB:.0f}"])
+    header = ["trained", "R@1 average", "R@1 worst", "average, less all", "worst, less all", "MiB on the wire"]
+    print(f"\nFedAvg's demo, seeds {options.seeds}\n\n{table(header, body)}\n")
+    print(f"One exchange, rank {options.rank}\n\n{exchanges(options.rank)}\n")
+    say(machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Low-rank adapters: what is frozen, what travels, and the identities of LoRA on the shipped towers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.towers import encoder
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedvlp.core.client import Client, named_state
+from fedvlp.core.types import group
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedDRA
+from fedvlp.models.adapters import AdaptedLinear, Adapter, adapt, merge
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
+from fedvlp.models.load import load_model
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.objectives import BYOLConfig, ConVIRTConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.presets import get
+from fedvlp.run.simulate import simulate
+from fedvlp.training.config import Training
+
+SHIPPED = ModelConfig(init="tiny-pool", head_norm="layer", adapters="lora", adapter_rank=4)
+BATCH = {
+    "image": torch.rand(6, 1, 64, 64, generator=torch.Generator().manual_seed(0)),
+    "text": torch.randint(5, 4000, (6, 12), generator=torch.Generator().manual_seed(1)),
+}
+
+
+def vectors(model: Any) -> Tensor:
+    output = model.eval()(BATCH)
+    return torch.cat([output.image, output.text]).detach()
+
+
+def trained_adapters(model: Any, scale: float = 0.1) -> Any:
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "_adapter." in name:
+            parameter.data.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def whole(config: ModelConfig) -> Any:
+    """The same start without adapters."""
+    model = replace(config, adapters="").build(0)
+    load_initial(model, config.init)
+    return model
+
+
+@pytest.mark.parametrize("layers", ["all", "attention"])
+def test_new_adapters_change_nothing(layers: str) -> None:
+    model = replace(SHIPPED, adapter_layers=layers).build(0)
+    adapted = {name for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+    assert any(".qkv" in name for name in adapted)
+    assert any(".expand" in name for name in adapted) == (layers == "all")
+    assert torch.equal(vectors(model), vectors(whole(SHIPPED)))
+
+
+def test_merged_adapters_are_the_same_function() -> None:
+    model = trained_adapters(SHIPPED.build(0))
+    before = vectors(model)
+    assert (before - vectors(whole(SHIPPED))).abs().max() > 0.01
+    model.merge_adapters()
+    assert not any(isinstance(module, AdaptedLinear | Adapter) for module in model.modules())
+    assert model.state_dict().keys() == whole(SHIPPED).state_dict().keys()
+    assert torch.allclose(vectors(model), before, atol=1e-5)
+
+
+def test_the_towers_neither_travel_nor_train() -> None:
+    """Of a whole federated run every byte of both towers is the one that ships; alignment, heads, adapters moved."""
+    model, objective = SHIPPED.build(0), ConVIRTConfig().build(None, 0)
+    names = named_state(model, objective)
+    assert not any(name.startswith(("image_encoder.", "text_encoder.")) for name in names)
+    assert {group(name) for name in names if "_adapter." in name} == {"encoder"}
+    client = Client("a", 0, model, objective, None)  # type: ignore[arg-type]
+    client.set_trainable(lambda name: True)
+    assert {name.partition(".")[0] for name, _ in client.trainable()} == {
+        "image_adapter", "text_adapter", "image_alignment", "text_alignment", "image_head", "text_head",
+    }  # fmt: skip
+
+
+def test_an_anchor_has_the_frozen_towers() -> None:
+    """B3 with adapters: the anchor of a state is the model with it."""
+    model = trained_adapters(SHIPPED.build(0))
+    client = Client("a", 0, model, ConVIRTConfig().build(None, 0), None)  # type: ignore[arg-type]
+    state = {name: tensor.clone() for name, tensor in client.state().items()}
+    anchor = client.anchor(state)
+    assert torch.equal(vectors(anchor), vectors(model))
+    trained_adapters(model, 0.3)
+    assert not torch.equal(vectors(client.anchor(state)), vectors(model))
+    client.load(state)
+    assert torch.equal(vectors(client.anchor(state)), vectors(model))
+
+
+def small(method: Any, **changes: Any) -> Experiment:
+    return Experiment(
+        "small", method, replace(SHIPPED, **changes), data=SyntheticCohort(sites=2, size=80, image_size=64),
+        training=Training(batch_size=8, warmup_steps=0), rounds=Rounds(rounds=2, evaluate_every=0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_run_ends_with_a_plain_model(tmp_path: Path, rank: int) -> None:
+    """The saved model is without adapters; the towers' weights that no adapter touched are those that ship.
+
+    At rank 0 all are: the towers are frozen.
+    """
+    experiment = small(FedDRA(local_steps=2, align_steps=1), adapter_rank=rank)
+    run = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, run)
+    model: Any = load_model(run.path)
+    assert model.config.adapters == ""
+    start, end = whole(SHIPPED).state_dict(), model.state_dict()
+    moved = {name for name in start if not torch.equal(start[name], end[name])}
+    of_towers = {name for name in moved if "_encoder." in name}
+    assert any(name.startswith("image_head") for name in moved)
+    assert any(name.startswith("text_alignment") for name in moved)
+    assert bool(of_towers) == (rank > 0)
+    assert all(name.endswith((".qkv.weight", ".out.weight", ".expand.weight", ".contract.weight", "project.weight"))
+               for name in of_towers), sorted(of_towers)  # fmt: skip
+    saved = run.server()
+    assert saved is not None
+    client = Assembly(experiment, run.path).client("a", None)
+    client.load(experiment.method.finish(saved[0]))
+    assert torch.allclose(vectors(client.model), vectors(model), atol=1e-5)
+
+
+def test_full_rank_on_one_layer_is_full_training_of_it() -> None:
+    """With A orthonormal and kept, B A goes where SGD takes W itself: to 1e-5 after 20 steps."""
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(32, 6), torch.randn(32, 5)
+    plain = nn.Sequential(nn.Linear(6, 5))
+    tower = nn.Sequential(nn.Linear(6, 5))
+    tower.load_state_dict(plain.state_dict())
+    adapter: Any = adapt(tower, rank=6, alpha=6.0, layers="all")["0"]
+    adapter.down.data.copy_(torch.linalg.qr(torch.randn(6, 6))[0])
+    plain[0].bias.requires_grad_(False)
+    for model, weights in ((plain, [plain[0].weight]), (tower, [adapter.up])):
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    assert adapter.up.abs().max() > 0.05
+    merge(tower)
+    assert type(tower[0]) is nn.Linear
+    assert torch.allclose(tower[0].weight, plain[0].weight, atol=1e-5)
+
+
+def test_the_towers_must_be_those_that_the_experiment_was_made_with(tmp_path: Path) -> None:
+    """Other weights below the same name are refused, whether they come from a folder or are published ones."""
+    save_initial(encoder(), tmp_path, {})
+    config = replace(encoder().config, init=str(tmp_path), adapters="lora").pinned()
+    config.build()
+    other = encoder()
+    next(other.parameters()).data += 1
+    save_initial(other, tmp_path, {})
+    with pytest.raises(InitialWeightsError, match="restore those weights"):
+        config.build()
+    digest = SHIPPED.build().towers_digest()
+    assert replace(SHIPPED, adapters=f"lora@{digest}").build().towers_digest() == digest
+    with pytest.raises(InitialWeightsError, match="the frozen towers have the SHA-256"):
+        replace(SHIPPED, adapters=f"lora@{'0' * 64}").build()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"adapters": "ia3"}, "adapters: 'ia3', expected lora"),
+        ({"adapter_rank": -1}, "adapter_rank: -1"),
+        ({"adapter_alpha": 0.0}, "adapter_alpha: 0.0"),
+        ({"adapter_layers": "mlp"}, "adapter_layers: 'mlp', expected all or attention"),
+        ({"init": ""}, "frozen towers must have learned"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        replace(SHIPPED, **changes)
+
+
+def test_what_has_no_meaning_with_adapters_is_refused() -> None:
+    with pytest.raises(ValueError, match="BYOL: its target network"):
+        BYOLConfig().build(SHIPPED.build(0), 0)
+    with pytest.raises(ValueError, match="no linear layers"):
+        adapt(nn.Sequential(nn.Conv2d(1, 2, 3)), 4, 8.0, "all")
+
+
+def test_a_classifier_has_adapters_too() -> None:
+    labels = ("Edema", "Pneumonia")
+    config = MultimodalConfig(init="tiny-pool", labels=labels, adapters="lora", adapter_rank=2)
+    model = config.build(0)
+    assert {name.partition(".")[0] for name in named_state(model, nn.Module())} >= {"classifier", "image_adapter"}
+
+
+def test_a_preset_takes_adapters_by_setting() -> None:
+    experiment = override(get("feddra"), "model.adapters", "lora")
+    full, part = (
+        sum(tensor.numel() for tensor in named_state(one.model.build(0), nn.Module()).values())
+        for one in (get("feddra"), experiment)
+    )
+    assert part < 0.4 * full
+    assert experiment.method.trains("image_adapter.blocks/0/qkv.up", "joint")
+    assert not experiment.method.trains("image_adapter.blocks/0/qkv.up", "align")
