@@ -136,6 +136,27 @@ def test_a_run_ends_with_a_plain_model(tmp_path: Path, rank: int) -> None:
     assert torch.allclose(vectors(client.model), vectors(model), atol=1e-5)
 
 
+class _StoppedError(Exception):
+    """A run was stopped on purpose."""
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """In one process, and stopped after a phase and gone on with in two worker processes, each with its own towers."""
+    experiment = small(FedDRA(local_steps=2, align_steps=1))
+    one, other = (RunFolder.create(tmp_path / name, experiment) for name in ("one", "other"))
+    simulate(experiment, one)
+
+    def stop(record: object) -> None:
+        raise _StoppedError
+
+    with pytest.raises(_StoppedError):
+        simulate(experiment, other, report=stop)
+    simulate(experiment, other, workers=2)
+    ends = [load_model(run.path).state_dict() for run in (one, other)]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
 def test_full_rank_on_one_layer_is_full_training_of_it() -> None:
     """With A orthonormal and kept, B A goes where SGD takes W itself: to 1e-5 after 20 steps."""
     torch.manual_seed(0)
