@@ -97,6 +97,24 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def kit(
+    kits: Annotated[list[Path], typer.Argument(help="Folders of sites and of the server, as provisioning wrote them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the archives.")] = Path("send"),
+    provisioning: Annotated[Path, typer.Option(help="The policies, pages and container files.")] = Path("provisioning"),
+) -> None:
+    """Makes what the lead sends to a site or the server: the kit with policies, containers and the guide, one archive.
+
+    Read the SHA-256 out by telephone. Nothing else of this repository is needed there.
+    """
+    from fedvlp.deploy.kit import make
+
+    for folder in kits:
+        made = make(folder, provisioning, out)
+        print(f"{made.role} {made.name} {'reaches' if made.role == 'site' else 'is'} {made.server}")
+        print(f"  {made.archive}\n  SHA-256 {made.sha256}")
+
+
 @policy.command("classes")
 def site_classes(
     server: Annotated[bool, typer.Option("--server", help="The server's list instead of a site's.")] = False,

@@ -80,16 +80,23 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     allowed = resources.get("class_allow_list", [])
     yield from _classes(allowed, classes)
     checked = resources.get("app_validator") == JOB_CHECK
-    said = "yes" if checked else "no: copy app_validator from provisioning/site/resources.json"
+    said = "yes" if checked else f"no: set app_validator to {JOB_CHECK} in local/resources.json"
     yield Check("jobs looked at before they start", checked, said)
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
-    yield Check("class allow-list enforced", enforced, "yes" if enforced else "no: any class may run")
+    said = "yes" if enforced else "no: take class_list_enforcement_mode and * out of local/resources.json"
+    yield Check("class allow-list enforced", enforced, said)
     brings = sorted(role for role, rights in permissions.items() if _byoc(rights))
-    yield Check("jobs with their own code", not brings, f"allowed to {', '.join(brings)}" if brings else "refused")
+    said = f"allowed to {', '.join(brings)}: set byoc to none in local/authorization.json" if brings else "refused"
+    yield Check("jobs with their own code", not brings, said)
     streams = resources.get("allow_log_streaming", True)
-    yield Check("logs sent to the server", not streams, "yes; set allow_log_streaming to false" if streams else "no")
+    said = "yes: set allow_log_streaming to false in local/resources.json" if streams else "no"
+    yield Check("logs sent to the server", not streams, said)
     secure = os.environ.get("NVFLARE_SECURE_LOGGING", "").lower() in ("1", "true", "t", "y", "yes")
-    yield Check("secure logging", secure or None, "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set here")
+    yield Check(
+        "secure logging",
+        secure or None,
+        "on" if secure else "NVFLARE_SECURE_LOGGING=true is not set: load local/site.env",
+    )
     yield _gpus(resources)
 
 
@@ -102,7 +109,7 @@ def _privacy(file: Path) -> Check:
     then nothing is applied, and nothing is said."""
     what = "privacy policy"
     if not file.exists():
-        return Check(what, None, "no local/privacy.json: results leave as they are; see provisioning/site")
+        return Check(what, None, "no local/privacy.json: results leave as they are; ask the lead for the policy")
     try:
         policy = json.loads(file.read_text(encoding="utf-8"))
         scopes, default = policy["scopes"], policy["default_scope"]
@@ -116,7 +123,9 @@ def _privacy(file: Path) -> Check:
     if unknown:
         return Check(what, False, f"FLARE passes over {', '.join(unknown)} in local/privacy.json: correct the name")
     if inward:
-        return Check(what, False, f"{', '.join(inward)} looks at what comes in: take its direction out")
+        return Check(
+            what, False, f"{', '.join(inward)} looks at what comes in: take its direction out of local/privacy.json"
+        )
     if len(named) != 1 or default not in named:
         return Check(what, False, "local/privacy.json needs one scope, its default: with two, a job chooses the weaker")
     return Check(
@@ -127,7 +136,7 @@ def _privacy(file: Path) -> Check:
 def _classes(allowed: Any, needed: Collection[str]) -> Iterator[Check]:
     """The list of classes: each entry one class, none that fedvlp's jobs do not need. A shorter list is welcome."""
     if not isinstance(allowed, list):
-        yield Check("class allow-list", False, "is no list of class names")
+        yield Check("class allow-list", False, "class_allow_list of local/resources.json is no list of class names")
         return
     wide = sorted(str(entry) for entry in allowed if entry != "*" and not _is_one_class(entry))
     runs = any(entry in allowed for entry in EXECUTORS)
@@ -168,7 +177,10 @@ def _gpus(resources: dict[str, Any]) -> Check:
         if component.get("id") == "resource_manager"
     ]
     offered, there = sum(args.get("num_of_gpus", 0) for args in managers), torch.cuda.device_count()
-    return Check("gpus offered to jobs", offered <= there, f"{offered} in resources.json, {there} in this machine")
+    said = f"{offered} in local/resources.json, {there} in this machine"
+    return Check(
+        "gpus offered to jobs", offered <= there, said if offered <= there else f"{said}: set num_of_gpus there"
+    )
 
 
 def _data(local: Path) -> Iterator[Check]:
@@ -182,16 +194,17 @@ def _data(local: Path) -> Iterator[Check]:
     yield from _overlap(local, config)
     if config.version:
         same = config.version == __version__
-        yield Check("fedvlp of the consortium", same, f"{config.version} agreed, {__version__} installed")
+        said = f"{config.version} agreed, {__version__} installed"
+        yield Check("fedvlp of the consortium", same, said if same else f"{said}: install software/ of the kit")
     if not config.data:
         yield Check("data sets", None, "none but the built-in one; rehearsals only")
     for name, source in sorted(config.data.items()):
         try:
             counts = replace(source, cache=None).prepare(SAMPLE)[1]
         except ValueError as error:  # the sources' own: counts and numbers of rows
-            yield Check(f"data set {name}", False, str(error))
+            yield Check(f"data set {name}", False, f"{error} (data.{name} in local/fedvlp.json)")
         except Exception as error:
-            yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)})")
+            yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)}; data.{name} in local/fedvlp.json)")
         else:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
             yield _text_in_films(name, source)
@@ -232,7 +245,7 @@ def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
 def _private_keys(kit: Path, own: str) -> Check:
     """Whether the site's key is there, and nobody else may read or write it or any other key of the kit."""
     if not (kit / "startup" / own).exists():
-        return Check("private key", False, f"no {own} in startup/")
+        return Check("private key", False, f"no {own} in startup/: ask the consortium for the kit again")
     keys = [path for folder in ("startup", "local") for path in sorted((kit / folder).rglob("*")) if _is_key(path)]
     modes = {path.relative_to(kit).as_posix(): path.stat().st_mode & 0o777 for path in keys}
     open_ones = [name for name, mode in modes.items() if mode & 0o077]
@@ -293,7 +306,9 @@ def _certificate(startup: Path, client: dict[str, Any], name: str) -> Iterator[C
         key = load_pem_private_key((startup / client["ssl_private_key"]).read_bytes(), None)
         own.verify_directly_issued_by(root)
     except Exception as error:
-        yield Check("certificate", False, f"{_kind(error)}: certificate, key and rootCA.pem are not one kit's")
+        yield Check(
+            "certificate", False, f"{_kind(error)}: certificate, key and rootCA.pem are not one kit's: ask for it again"
+        )
         return
     holder = str(own.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value)
     fits = own.public_key() == key.public_key() and holder == name

@@ -1,0 +1,178 @@
+"""What the lead sends to a member: a provisioned startup kit that needs nothing of this repository.
+
+To the kit that `nvflare provision` made (certificates, signed software) come the policies of its role, the container
+files, and the guide with this consortium's names. All is one archive, whose SHA-256 is read out by telephone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedvlp.deploy import software
+
+SITE, SERVER = "site", "server"
+STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
+"""The file of ``startup/`` by which a kit is one of a site, or of the server."""
+
+GUIDES = {SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "psi.txt"), SERVER: ("LEAD.md", "RUNBOOK.md")}
+CONTAINERS = {SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml"), SERVER: ("Dockerfile", "server.yml")}
+GUIDE, DOCKER = "guide", "docker"
+"""Folders of a kit."""
+
+EXAMPLE = {"site": "st-anna", "server": "fl.consortium.example", "port": "8002"}
+"""What the pages of ``provisioning/`` call them; a kit's guide has its own names instead."""
+
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+class KitError(ValueError):
+    """No archive can be made of this folder. Names files of the kit, and no content of them."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """An archive for one member."""
+
+    archive: Path
+    sha256: str  # of the archive
+    role: str  # SITE or SERVER
+    name: str  # of the member
+    server: str  # HOST:PORT that a site reaches
+
+
+def role_of(kit: Path) -> str:
+    """Whose kit it is. Raises KitError for a folder that is none of a site or a server."""
+    for role, file in STARTUP.items():
+        if (kit / "startup" / file).is_file():
+            return role
+    raise KitError(
+        f"{kit.name or 'this folder'} has neither startup/{STARTUP[SITE]} nor startup/{STARTUP[SERVER]}; give a folder "
+        "of a site or the server below prod_00, as `nvflare provision` wrote it. Kits of people are sent as they are"
+    )
+
+
+def make(kit: Path, provisioning: Path, out: Path) -> Made:
+    """Completes ``kit`` in place, and writes ``<out>/<name>.tar``, readable for its owner alone.
+
+    ``provisioning``: the folder of this repository with the policies, pages and container files. What is in ``local/``
+    already under the name of a policy is kept where it differs from FLARE's own default. Raises KitError for a kit
+    without signed software or without the policies, and where the archive is there already.
+    """
+    role = role_of(kit)
+    name, server = kit.resolve().name, _server(kit, role)
+    _refuse_unsigned(kit)
+    target = out / f"{name}.tar"
+    if target.exists():
+        raise KitError(f"{target.name} is there already; remove it, or give another folder with --out")
+    _policies(provisioning / role, kit / "local")
+    if role == SERVER:
+        _copy(provisioning / SITE / "site.env", kit / "local")
+    (kit / DOCKER).mkdir(exist_ok=True)
+    names = {"site": name if role == SITE else EXAMPLE["site"], **server}
+    for file in CONTAINERS[role]:
+        text = _named(_read(provisioning / DOCKER / file), names)
+        (kit / DOCKER / file).write_text(text, encoding="utf-8")
+    _guide(kit, role, provisioning, names)
+    out.mkdir(parents=True, exist_ok=True)
+    _pack(kit.resolve(), target)
+    return Made(
+        target, hashlib.sha256(target.read_bytes()).hexdigest(), role, name, f"{server['server']}:{server['port']}"
+    )
+
+
+def _server(kit: Path, role: str) -> dict[str, str]:
+    """Name and port of the server. Raises KitError where the kit does not say them."""
+    try:
+        given = json.loads((kit / "startup" / STARTUP[role]).read_text(encoding="utf-8"))
+        name, port = given["servers"][0]["service"]["target"].split(":")
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise KitError(
+            f"startup/{STARTUP[role]} does not say where the server is ({type(error).__name__}); provision it again"
+        ) from None
+    return {"server": name, "port": port}
+
+
+def _refuse_unsigned(kit: Path) -> None:
+    from cryptography import x509
+
+    folder = kit / software.FOLDER
+    if not folder.is_dir():
+        raise KitError(
+            f"the kit has no {software.FOLDER}/; run `make release`, and provision with fedvlp.flare.SignedSoftware as "
+            "provisioning/project.yml does"
+        )
+    try:
+        root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+    except (OSError, ValueError):
+        raise KitError("startup/rootCA.pem is missing or damaged; provision the kit again") from None
+    software.checked_sums(folder)
+    software.check_signature(folder, root)
+
+
+def _policies(given: Path, local: Path) -> None:
+    """Copies the policies into ``local/``; a file that the lead has altered there stays."""
+    if not given.is_dir():
+        raise KitError(f"there is no {given.name}/ with policies; give the folder provisioning/ with --provisioning")
+    local.mkdir(exist_ok=True)
+    for file in sorted(path for path in given.iterdir() if path.is_file()):
+        if not (local / file.name).exists():
+            _copy(file, local)
+
+
+def _copy(file: Path, folder: Path) -> None:
+    (folder / file.name).write_text(_read(file), encoding="utf-8")
+
+
+def _guide(kit: Path, role: str, provisioning: Path, names: Mapping[str, str]) -> None:
+    """The pages for this member, with its own names; a link to what the kit does not have becomes its text."""
+    folder = kit / GUIDE
+    folder.mkdir(exist_ok=True)
+    for file in GUIDES[role]:
+        text = _read(provisioning / file)
+        (folder / file).write_text(_linked(_named(text, names), GUIDES[role]), encoding="utf-8")
+
+
+def _read(file: Path) -> str:
+    if not file.is_file():
+        raise KitError(f"there is no {file.parent.name}/{file.name}; give the folder provisioning/ with --provisioning")
+    return file.read_text(encoding="utf-8")
+
+
+def _named(text: str, names: Mapping[str, str]) -> str:
+    for key, example in EXAMPLE.items():
+        text = re.sub(rf"(?<![\w.]){re.escape(example)}(?!\w)", lambda _, key=key: names[key], text)  # type: ignore[misc]
+    return text
+
+
+def _linked(text: str, there: tuple[str, ...]) -> str:
+    def plain(match: re.Match[str]) -> str:
+        target = match[2].partition("#")[0]
+        own = target in there or target == "" or match[2].startswith("https://")
+        return match[0] if own else match[1]
+
+    return LINK.sub(plain, text)
+
+
+def _pack(kit: Path, target: Path) -> None:
+    """The kit as an archive. Who may read a file stays as it is; owners' names do not go with it."""
+
+    def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    draft = target.with_name(target.name + ".partial")
+    opened: Callable[[str, int], int] = lambda path, flags: os.open(path, flags, 0o600)  # noqa: E731  # it holds a key
+    try:
+        with open(draft, "wb", opener=opened) as file, tarfile.open(fileobj=file, mode="w") as archive:
+            archive.add(kit, arcname=kit.name, filter=anonymous)
+        os.replace(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)

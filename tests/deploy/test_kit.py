@@ -1,0 +1,144 @@
+"""What the lead sends: a kit that needs nothing of this repository, with the member's own names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support import release
+from support.provisioned import BIN
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.deploy import kit as kits
+from fedvlp.deploy.kit import KitError, make
+from fedvlp.deploy.software import SoftwareError
+
+PROVISIONING = Path(__file__).parents[2] / "provisioning"
+HOST, PORT = "fl.klinik-verbund.example", 9443
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """prod_00 of a consortium with other names than the example's."""
+    folder = tmp_path_factory.mktemp("consortium")
+    project: dict[str, Any] = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
+    server, *others = project["participants"]
+    clients = [person for person in others if person["type"] == "client"][:1]
+    people = [person for person in others if person["type"] == "admin"][:1]
+    server |= {"name": HOST, "fed_learn_port": PORT, "admin_port": PORT}
+    project["participants"] = [server, {**clients[0], "name": "maria-hilf"}, *people]
+    (folder / "project.yml").write_text(yaml.safe_dump(project), encoding="utf-8")
+    release.written(folder / "build" / "release")
+    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    return folder / "kits" / "fedvlp" / "prod_00"
+
+
+@pytest.fixture
+def copied(provisioned: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(provisioned, tmp_path / "prod_00"))
+
+
+def unpacked(made: kits.Made, folder: Path) -> Path:
+    with tarfile.open(made.archive) as archive:
+        archive.extractall(folder, filter="data") if hasattr(tarfile, "data_filter") else archive.extractall(folder)
+    return folder / made.name
+
+
+def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> None:
+    made = make(copied / "maria-hilf", PROVISIONING, tmp_path / "send")
+    assert (made.role, made.name, made.server) == ("site", "maria-hilf", f"{HOST}:{PORT}")
+    assert made.sha256 == hashlib.sha256(made.archive.read_bytes()).hexdigest()
+    assert stat.S_IMODE(made.archive.stat().st_mode) == 0o600, "it holds the site's key"
+    kit = unpacked(made, tmp_path / "hospital")
+    for policy in (PROVISIONING / "site").iterdir():
+        assert (kit / "local" / policy.name).read_bytes() == policy.read_bytes()
+    guide = (kit / "guide" / "README.md").read_text(encoding="utf-8")
+    for named in ("st-anna", "fl.consortium.example", "8002"):
+        assert named not in guide
+    assert "tar -xf maria-hilf.tar" in guide
+    assert f"SERVER={HOST}" in guide
+    assert f"TCP {PORT}" in guide
+    linked = {target.partition("#")[0] for _, target in kits.LINK.findall(guide)}
+    assert linked == {"PRIVACY.md", "RUNBOOK.md"}
+    assert all((kit / "guide" / target).is_file() for target in linked)
+    commands = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE))
+    assert "provisioning/" not in commands
+    for file in re.findall(r"-f (\S+)", commands):
+        assert (kit / file).is_file(), file
+    service = yaml.safe_load((kit / "docker" / "site.yml").read_text(encoding="utf-8"))["services"]["site"]
+    assert (kit / "docker" / service["env_file"]).is_file()
+    assert (kit / "docker" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_gate_of_a_kit_passes_to_the_consortiums_port(copied: Path, tmp_path: Path) -> None:
+    kit = unpacked(make(copied / "maria-hilf", PROVISIONING, tmp_path / "send"), tmp_path / "hospital")
+    listens, connects = yaml.safe_load((kit / "docker" / "site.yml").read_text())["services"]["gate"]["command"]
+    assert listens.startswith(f"TCP4-LISTEN:{PORT},")
+    assert re.fullmatch(rf"TCP4:\$\{{SERVER\}}:{PORT},keepalive", connects)
+
+
+def test_the_server_has_its_policies(copied: Path, tmp_path: Path) -> None:
+    made = make(copied / HOST, PROVISIONING, tmp_path / "send")
+    assert (made.role, made.name) == ("server", HOST)
+    kit = unpacked(made, tmp_path / "server")
+    for name in ("resources.json", "authorization.json"):
+        assert (kit / "local" / name).read_bytes() == (PROVISIONING / "server" / name).read_bytes()
+    assert (kit / "local" / "site.env").is_file()
+    ports = yaml.safe_load((kit / "docker" / "server.yml").read_text())["services"]["server"]["ports"]
+    assert ports == [f"{PORT}:{PORT}"]
+
+
+def test_a_policy_that_the_lead_altered_stays(copied: Path, tmp_path: Path) -> None:
+    own = copied / "maria-hilf" / "local" / "fedvlp.json"
+    own.write_text(json.dumps({"version": 1}))
+    kit = unpacked(make(copied / "maria-hilf", PROVISIONING, tmp_path / "send"), tmp_path / "hospital")
+    assert json.loads((kit / "local" / "fedvlp.json").read_text()) == {"version": 1}
+
+
+def test_what_is_refused(copied: Path, tmp_path: Path) -> None:
+    """Nothing is written then; no archive replaces one that was sent."""
+    out = tmp_path / "send"
+    with pytest.raises(KitError, match=r"neither startup/fed_client\.json nor"):
+        make(copied / "admin@consortium.example", PROVISIONING, out)
+    with pytest.raises(KitError, match="give the folder provisioning/"):
+        make(copied / "maria-hilf", tmp_path, out)
+    assert not out.exists()
+    make(copied / "maria-hilf", PROVISIONING, out)
+    with pytest.raises(KitError, match=r"maria-hilf\.tar is there already"):
+        make(copied / "maria-hilf", PROVISIONING, out)
+
+
+@pytest.mark.parametrize("what", ["altered", "unsigned", "none", "no server"])
+def test_no_kit_with_other_software_is_sent(what: str, copied: Path, tmp_path: Path) -> None:
+    kit = copied / "maria-hilf"
+    if what == "altered":
+        next((kit / "software").glob("*.whl")).write_bytes(b"")
+    elif what == "unsigned":
+        (kit / "software" / "SHA256SUMS.sig").write_bytes(b"x" * 256)
+    elif what == "none":
+        shutil.rmtree(kit / "software")
+    else:
+        (kit / "startup" / "fed_client.json").write_text("{}")
+    with pytest.raises((KitError, SoftwareError)):
+        make(kit, PROVISIONING, tmp_path / "send")
+    assert not (tmp_path / "send").exists()
+
+
+def test_the_command(copied: Path, tmp_path: Path) -> None:
+    words = ["kit", str(copied / "maria-hilf"), "--out", str(tmp_path / "send"), "--provisioning", str(PROVISIONING)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    said = done.output.split()
+    assert said[:4] == ["site", "maria-hilf", "reaches", f"{HOST}:{PORT}"]
+    assert hashlib.sha256((tmp_path / "send" / "maria-hilf.tar").read_bytes()).hexdigest() in said
