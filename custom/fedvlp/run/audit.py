@@ -194,8 +194,9 @@ def _sentences(audit: Audit) -> str:
     most = audit.strongest()
     said = (
         f"Membership: the strongest of the attacks that were run ({most.attack}) tells {most.members:,} training "
-        f"records from {most.others:,} others with an area under the ROC curve of {most.area.unsigned()} percent (a coin: "
-        f"50); at a false positive rate of {RATES[0]:.0%} it finds {most.rates[0].unsigned()} percent of them. "
+        f"records from {most.others:,} others with an area under the ROC curve of {most.area.unsigned()} percent "
+        f"(a coin: 50); at a false positive rate of {RATES[0]:.0%} "
+        f"it finds {most.rates[0].unsigned()} percent of them. "
         "Stronger attacks may exist."
     )
     return "\n\n".join([said, *audit.controls()])
