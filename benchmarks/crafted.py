@@ -89,7 +89,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     say(machine())
-    names = [name for name in sorted(presets.PRESETS.keys() - set(presets.PAPERS))]
+    names = sorted(presets.PRESETS.keys() - set(presets.PAPERS))
     total: Counter[str] = Counter()
     for seed, (rate, name) in enumerate(itertools.islice(itertools.cycle(itertools.product(RATES, names)), given.runs)):
         row = run(name, seed, rate)
