@@ -1,5 +1,5 @@
-"""The command line: presets, settings, simulate, runs, report, compare, evaluate, predict, search, embed, explain,
-explore, export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+"""The command line: presets, settings, simulate, runs, report, audit, compare, evaluate, predict, search, embed,
+explain, explore, export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """

@@ -1,4 +1,4 @@
-"""`fedvlp simulate`, `runs`, `report`, `compare` and `evaluate`: runs here, and what they reached."""
+"""`fedvlp simulate`, `runs`, `report`, `audit`, `compare` and `evaluate`: runs here, and what they reached."""
 
 from __future__ import annotations
 
@@ -229,6 +229,31 @@ def report(
         raise typer.Exit(1)
     Console().print(*summary_tables(experiment.name, summary(history)))
     print(f"report {write_report(folder, intervals, films)}")
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    controls: Annotated[
+        bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
+    ] = True,
+    plugins: Plugins = None,
+) -> None:
+    """Attacks a run's model: can its training records be told from others like them? Says so in report and card."""
+    from rich.console import Console
+
+    from fedvlp.cli.tables import audit_tables
+    from fedvlp.run import audit as audits
+    from fedvlp.run.folder import RunFolder
+
+    use_plugins(plugins)
+    folder = RunFolder(run)
+    measured = audits.measure(folder, controls)
+    console = Console()
+    console.print(*audit_tables(measured))
+    for sentence in measured.controls():
+        console.print(sentence, markup=False, highlight=False)
+    print(f"wrote {audits.file_of(folder)}\nreport {write_report(folder)}")
 
 
 @app.command()

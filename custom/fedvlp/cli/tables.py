@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
+    from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
 
 
@@ -188,3 +189,15 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
         cells = [figures[of].get(key) for key in findings]
         table.add_row(label, *("n/a" if cell is None else f"{100 * cell:.1f}" for cell in cells))
     return table
+
+
+def audit_tables(audit: Audit) -> list[Table]:
+    """What the attacks reach on every model at all sites together, and what epsilon allows at most."""
+    from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
+
+    title = "membership at all sites: 50 is a coin; in brackets 95 % intervals over patients"
+    tables = [plain_table(title, COLUMNS, [row_cells(row) for row in audit.rows if not row.site])]
+    if audit.bounds:
+        title = "what epsilon leaves to any attack at most; unit: a site's whole data set"
+        tables.append(plain_table(title, BOUNDS, [bound_cells(one) for one in audit.bounds]))
+    return tables

@@ -156,6 +156,12 @@ REASONS = (
         "the server's version is not this site's, {version}: server and site must run the same job and the same fedvlp",
     ),
     Reason("RefusedError", "the task is none of this experiment: *", "the task is none of this experiment"),
+    Reason(
+        "RefusedError",
+        "* does not train the received model: *. Ask who runs the server what it sent",
+        "this site does not train the received model: it looks made to single out records. Ask who runs the server "
+        "what it sent",
+    ),
     Reason("PathError", "the server names a run folder outside this site's own; the task is refused"),
     Reason("NotHeldError", "this site's copy of the model is not the one that the server knows of"),
     Reason(

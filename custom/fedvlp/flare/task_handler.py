@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedvlp import __version__
+from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.types import Broadcast, Update
+from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.deploy.envelope import Behind, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
+from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
@@ -38,6 +40,7 @@ class TaskHandler:
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
         self._folder = ""
+        self._start: Start | None = None  # of the model that the run starts from, as this site builds it
 
     def answer(
         self,
@@ -48,8 +51,9 @@ class TaskHandler:
     ) -> Update:
         """The update; ``run`` is what the server says of its run (flare/messages.py).
 
-        Raises RefusedError for a task of another experiment or of no form, EnvelopeError for what this site lets no job
-        do, PrivacyError where the site has more than ``most_samples`` training records, before it trains.
+        Raises RefusedError for a task of another experiment, of no form, or with a crafted model, EnvelopeError for
+        what this site lets no job do, PrivacyError where the site has more than ``most_samples`` training records,
+        before it trains.
         """
         refuse_other(self.experiment, run)
         problem = check_broadcast(message, self.experiment.method.phases)
@@ -59,6 +63,7 @@ class TaskHandler:
         if envelope is not None:
             envelope.admit(self.experiment)
         site = self._prepared(run["folder"])
+        self._refuse_crafted(message, site)
         refuse_overflow(self.paths.site, site.client.data.num_train, most_samples)
         if envelope is None:
             return site.handle(message, should_stop)
@@ -72,6 +77,23 @@ class TaskHandler:
         self.behind = data.behind(named)
         return envelope.passed(update, self.behind)
 
+    def _refuse_crafted(self, message: Broadcast, site: Site) -> None:
+        """Raises RefusedError for a model that looks made to single out records (core/crafted.py)."""
+        if self._start is None:
+            self._start = start_of(self._initial(site))
+        problem = check_crafted(message.state, self._start)
+        if problem:
+            raise RefusedError(
+                f"{self.paths.site} does not train the received model: {problem}. Ask who runs the server what it sent"
+            )
+
+    def _initial(self, site: Site) -> State:
+        """The model that the run starts from; a random one where this site has not the weights of ``model.init``."""
+        try:
+            return site.client.initial() if site.client.initial else site.client.state()
+        except InitialWeightsError:
+            return site.client.state()  # its first task: nothing is loaded yet
+
     def _prepared(self, folder: str) -> Site:
         if self._site is None or folder != self._folder:
             import torch
@@ -80,7 +102,7 @@ class TaskHandler:
             local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
             experiment = at_site(self.experiment, self.paths.site, local)
             self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.paths.site)
-            self._folder = folder
+            self._folder, self._start = folder, None
         return self._site
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.report import (
+    audit,
     classifier,
     costs,
     figures,
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Site weights": weights.section,
     "Classifier": lambda run: classifier.section(run.folder, run.history),
     "Public set": lambda run: public_set.section(run.history, run.memory),
+    "What an attacker learns": audit.section,
     "Bytes and seconds": costs.section,
     "Changes that sites sent": lambda run: updates.changes(run.history, run.sites, run.style),
     "Dropped updates": lambda run: updates.dropped(run.history),

@@ -13,7 +13,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.evaluation import metric_names
 from fedvlp.report import figures
-from fedvlp.run import recalls, zero_shot_areas
+from fedvlp.run import audit, recalls, zero_shot_areas
 from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
@@ -40,6 +40,7 @@ class Run:
     cautions: list[str]  # sentences of what to know before believing the figures
     recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
     areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
+    audit: audit.Audit | None  # what attacks learn of the records; None where nobody ran them
     films: bool  # whether a person asked for films and reports of the records
     refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
@@ -84,6 +85,7 @@ class Run:
             list(cautions),
             recalls.read(folder),
             zero_shot_areas.read(folder),
+            audit.read(folder),
             films,
             refused,
         )

@@ -188,7 +188,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     threshold = getattr(experiment.method, "threshold", 2.0)
     protocol = zero.ZeroShot(classes, threshold, new_words=bool(choices.classes))
     state = experiment.method.finish(server)
-    states = {zero.GLOBAL: state} | _own_models(assembly, server, state)
+    states = {zero.GLOBAL: state} | own_models(assembly, server, state)
     data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
     load = loader(assembly) if assembly.site_only() else None
     client = assembly.client(zero.SELECTED, None)
@@ -253,7 +253,7 @@ def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
     return data
 
 
-def _own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
+def own_models(assembly: Assembly, server: Server, state: State) -> dict[str, State]:
     """Site -> its own model, where the method has such: at the server (PMS-FM, FedSM) or at the sites (Local)."""
     personal = {site: assembly.experiment.method.personal(server, site) for site in server.sites}
     if any(personal.values()):

@@ -115,6 +115,22 @@ def card(
     )
 
 
+AUDIT, AFTER_AUDIT = "<!-- audit -->", "<!-- end of audit -->"
+"""Around what `fedvlp audit` adds to the card, so that another audit takes its place."""
+
+
+def with_audit(written: str, said: str) -> str:
+    """The card with the sentences of an audit: before its classes, or at the end of a card that was edited."""
+    before, found, rest = written.partition(AUDIT)
+    if found:
+        _, _, rest = rest.partition(AFTER_AUDIT)
+        return f"{before}{AUDIT}\n{said}\n{AFTER_AUDIT}{rest}"
+    block, heading = f"{AUDIT}\n{said}\n{AFTER_AUDIT}\n", "## Classes"
+    if heading in written:
+        return written.replace(heading, f"{block}\n{heading}", 1)
+    return f"{written.rstrip()}\n\n{block}"
+
+
 def _cell(text: str) -> str:
     return f"`{text}`"
 

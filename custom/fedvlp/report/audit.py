@@ -1,0 +1,28 @@
+"""The report's section on the audit: what attacks on the trained model learn of the records."""
+
+from __future__ import annotations
+
+from fedvlp.report.html import table, text
+from fedvlp.report.run import Run
+from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
+
+EXPLANATION = (
+    "Membership: can an attacker who has the model and a record say whether it was trained on? Training records are "
+    "compared with held-out ones of other patients of the same site, as many findings, and reports of like length. "
+    "Area under the ROC curve in percent, 50 is a coin; then the share of training records that are found while "
+    "so many of the others are taken for some. In brackets: 95 % intervals over patients. A stronger attack may exist, "
+    "and a low figure is no guarantee; only differential privacy gives a bound."
+)
+UNIT = "What epsilon leaves to any attack at most. Its unit is a site's whole data set."
+
+
+def section(run: Run) -> str:
+    """The attacks, their controls and the bound of epsilon, as HTML; "" where no audit was run."""
+    audit = run.audit
+    if audit is None:
+        return ""
+    out = f"<p>{text(EXPLANATION)}</p>" + "".join(f"<p>{text(sentence)}</p>" for sentence in audit.controls())
+    out += table(COLUMNS, [row_cells(row) for row in audit.rows])
+    if audit.bounds:
+        out += f"<p>{text(UNIT)}</p>{table(BOUNDS, [bound_cells(one) for one in audit.bounds])}"
+    return out

@@ -1,0 +1,130 @@
+"""Models that a dishonest server makes to single out records, on the real towers; and honest ones, which must pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedvlp.core.crafted import check_crafted, signs_of, start_of
+from fedvlp.core.types import State
+from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+
+PRESETS = ("fedavg", "feddra", "fedbn", "car-mfl", "pms-fm", "creamfl")
+
+
+def built(preset: str) -> State:
+    model: DualEncoder = presets.get(preset).model.build(0)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def first_of(state: State, ending: str) -> str:
+    return next(name for name in state if name.startswith("image_encoder.") and name.endswith(ending))
+
+
+def binning(state: State) -> None:
+    """Robbing the Fed: every row measures the mean brightness, against staggered thresholds; noise hides nothing."""
+    weight = state[first_of(state, "expand.weight")]
+    generator = torch.Generator().manual_seed(0)
+    weight.copy_(torch.ones_like(weight) / weight.shape[1])
+    weight.add_(torch.randn(weight.shape, generator=generator) * 0.2 / weight.shape[1])
+
+
+def thresholds(state: State) -> None:
+    """The thresholds alone: quantiles of a normal distribution, in order."""
+    bias = state[first_of(state, "expand.bias")]
+    bias.copy_(-torch.distributions.Normal(0.0, 1.0).icdf(torch.linspace(0.001, 0.999, len(bias))))
+
+
+def pixels_through(state: State) -> None:
+    """MedLeak: the convolutions hand the pixels on: one weight of each kernel is 1, the others are 0."""
+    weight = state[first_of(state, "stem.0.weight")]
+    flat = weight.zero_().flatten(1)
+    flat[torch.arange(len(flat)), torch.arange(len(flat)) % flat.shape[1]] = 1.0
+
+
+def identity(state: State) -> None:
+    """An attention block that hands its tokens on, with a little noise so that nothing is exactly 0."""
+    weight = state[first_of(state, "out.weight")]
+    weight.copy_(torch.eye(len(weight)) + 0.001 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
+
+
+def dead_text_tower(state: State) -> None:
+    """Only the film is of interest: the words give nothing."""
+    state["text_encoder.words.weight"].zero_()
+
+
+def dead_norm(state: State) -> None:
+    state[first_of(state, "norm.weight")].zero_()
+
+
+def exploding(state: State) -> None:
+    """One batch of gradients is to outweigh all others."""
+    state[first_of(state, "qkv.weight")].mul_(1e4)
+
+
+def one_loud_word(state: State) -> None:
+    """A row of the word embedding that drowns every other word: reports with this word are singled out."""
+    state["text_encoder.words.weight"][77] = 100.0
+
+
+CRAFTED = [binning, thresholds, pixels_through, identity, dead_text_tower, dead_norm, exploding, one_loud_word]
+
+
+@pytest.mark.parametrize("craft", CRAFTED)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_construction_is_refused_and_named(preset: str, craft: Callable[[State], None]) -> None:
+    honest, start = built(preset), start_of(built(preset))
+    assert check_crafted(honest, start) is None
+    craft(honest)
+    why = check_crafted(honest, start)
+    assert why is not None
+    assert "single out records" in why
+    changed = [name for name, tensor in built(preset).items() if not torch.equal(tensor, honest[name])]
+    assert why.split()[0] in changed
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_the_start_has_too_is_no_sign(preset: str) -> None:
+    """A run that starts from an identity, as some adapters do, is not refused for it."""
+    state = built(preset)
+    identity(state)
+    assert check_crafted(state, start_of(state)) is None
+
+
+def test_another_start_with_other_random_weights_passes() -> None:
+    """A continued run holds weights that this site never built."""
+    config = replace(presets.get("fedavg").model, init="")
+    start, other = (start_of(config.build(seed).state_dict()) for seed in (0, 1))
+    assert start.keys() == other.keys()
+    assert check_crafted(config.build(1).state_dict(), start) is None
+
+
+def test_what_a_preset_trains_beside_its_model_passes_at_the_start() -> None:
+    assembly = Assembly(presets.get("creamfl"))
+    start = start_of(assembly.initial())
+    assert any(name.startswith("objective.") for name in assembly.initial())
+    assert check_crafted(assembly.initial(), start) is None
+
+
+def test_honest_steps_at_a_hundred_times_the_learning_rate_pass() -> None:
+    """The limits are far from what training reaches: AdamW moves no weight by more than about the learning rate."""
+    state, start = built("fedavg"), start_of(built("fedavg"))
+    generator = torch.Generator().manual_seed(2)
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
+    assert check_crafted(state, start) is None
+
+
+def test_small_tensors_and_statistics_are_not_looked_at() -> None:
+    assert signs_of("head.running_mean", torch.zeros(64)) is None
+    assert signs_of("temperature", torch.ones(1)) is None
+    assert signs_of("steps", torch.zeros(64, dtype=torch.int64)) is None
+    few = signs_of("classifier.weight", torch.ones(5, 64))
+    assert few is not None
+    assert few.one_direction == 0.0
