@@ -128,6 +128,10 @@ class ModelConfig:
             return replace(self, init=init)
         return replace(self, adapters=f"{adapters.LORA}@{self.build().towers_digest()}")
 
+    def is_pinned(self) -> bool:
+        """Whether the weights of frozen towers are named by their checksum: here, or by that of ``init``."""
+        return not self.pretrained or self.adapters != adapters.LORA
+
     def _with_towers(self, model: Any) -> Any:
         """``model`` with its frozen towers' own weights, where they are frozen."""
         if self.adapters:

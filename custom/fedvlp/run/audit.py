@@ -113,12 +113,14 @@ class Audit:
         leaks = self.of(PLANTED)
         if leaks:
             leak = max(leaks, key=lambda row: row.area.value)
-            found = "The attack finds it."
+            said_of_leak = "The attack finds it."
             if leak.area.value <= LEAK_ABOVE:
-                found = f"The attack misses it (expected above {LEAK_ABOVE:.0f}), so low figures here prove nothing."
+                said_of_leak = (
+                    f"The attack misses it (expected above {LEAK_ABOVE:.0f}), so low figures here prove nothing."
+                )
             said.append(
                 f"Planted leak, a model trained on {leak.members} records alone: area {leak.area.unsigned()} "
-                f"({leak.attack}). {found}"
+                f"({leak.attack}). {said_of_leak}"
             )
         else:
             said.append("No leak was planted (--no-controls), so nothing shows that the attack would find one.")

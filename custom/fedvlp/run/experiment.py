@@ -16,7 +16,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.initial import InitialWeightsError, parse
+from fedvlp.models.initial import InitialWeightsError, parse, pinned
 from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 from fedvlp.run.config import from_config
 from fedvlp.training.config import Training
@@ -94,13 +94,13 @@ class Experiment:
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""
-        models = tuple((site, model.pinned()) for site, model in self.site_models)
-        return replace(self, model=self.model.pinned(), site_models=models)
+        models = tuple((site, _pinned(model)) for site, model in self.site_models)
+        return replace(self, model=_pinned(self.model), site_models=models)
 
     def refuse_unpinned(self) -> None:
         """Raises InitialWeightsError for weights to start from without a checksum: a job opens no file to find it."""
         for model in (self.model, *(model for _, model in self.site_models)):
-            if model.adapters and model.pretrained and "@" not in model.adapters:
+            if isinstance(model, ModelConfig) and not model.is_pinned():
                 raise InitialWeightsError(
                     "model.adapters lacks the checksum of the frozen towers; export the job where they can be read"
                 )
@@ -130,3 +130,8 @@ class Experiment:
             )
             followed[setting.name] = wanted
         return replace(group, **followed) if followed else group
+
+
+def _pinned(model: ModelConfig) -> ModelConfig:
+    """The model with the checksum of its weights; a plugin's own kind of model has but those of ``init``."""
+    return model.pinned() if isinstance(model, ModelConfig) else replace(model, init=pinned(model.init))

@@ -121,8 +121,8 @@ AUDIT, AFTER_AUDIT = "<!-- audit -->", "<!-- end of audit -->"
 
 def with_audit(written: str, said: str) -> str:
     """The card with the sentences of an audit: before its classes, or at the end of a card that was edited."""
-    before, found, rest = written.partition(AUDIT)
-    if found:
+    before, marked, rest = written.partition(AUDIT)
+    if marked:
         _, _, rest = rest.partition(AFTER_AUDIT)
         return f"{before}{AUDIT}\n{said}\n{AFTER_AUDIT}{rest}"
     block, heading = f"{AUDIT}\n{said}\n{AFTER_AUDIT}\n", "## Classes"

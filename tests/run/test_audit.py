@@ -1,0 +1,145 @@
+"""`fedvlp audit` on finished runs: its controls, its file, what report and card say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedAvg, Local
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.report.audit import section
+from fedvlp.report.run import Run
+from fedvlp.run import audit as audits
+from fedvlp.run import presets
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.model_card import AUDIT, with_audit
+from fedvlp.run.simulate import simulate
+from fedvlp.training.config import Training
+
+DATA = SyntheticCohort(sites=2, size=160, image_size=64)
+START = ModelConfig(init="tiny-pool", head_norm="layer")
+"""Towers that have learned: random ones of this size hardly tell one record from another in so few steps."""
+
+
+def finished(folder: Path, method: Any, **changes: Any) -> RunFolder:
+    experiment = Experiment(
+        "small", method, START, data=DATA, training=Training(batch_size=8),
+        rounds=Rounds(rounds=1, evaluate_every=0), **changes,
+    )  # fmt: skip
+    run = RunFolder.create(folder, experiment)
+    simulate(experiment, run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return finished(tmp_path_factory.mktemp("runs"), FedAvg(local_steps=1))
+
+
+@pytest.fixture(scope="module")
+def audit(run: RunFolder) -> audits.Audit:
+    """With a third of the steps by which a leak is planted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audits, "LEAK_STEPS", 100)
+        return audits.measure(run, resamples=100)
+
+
+def test_members_were_trained_on_and_others_were_not(run: RunFolder) -> None:
+    """No patient is on two sides, and no member is held out."""
+    attacked = audits._Attacked(run)
+    cohort = attacked.assembly.cohort
+    for site, rows in attacked.rows.items():
+        patients = {name: {cohort.patients[row] for row in of} for name, of in rows.items()}
+        assert patients[audits.MEMBERS].isdisjoint(patients[audits.OTHERS] | patients[audits.POOL])
+        assert patients[audits.OTHERS].isdisjoint(patients[audits.POOL])
+        assert set(rows[audits.MEMBERS]) == set(cohort.rows("train", site))
+        assert not set(rows[audits.OTHERS]) & set(cohort.rows("train"))
+
+
+def test_the_controls(audit: audits.Audit) -> None:
+    """Before training members are like others; a model that saw a few of them alone gives them away."""
+    for row in audit.of(audits.UNTRAINED):
+        assert row.area.low - 3 <= 50 <= row.area.high + 3
+    assert max(row.area.value for row in audit.of(audits.PLANTED)) > audits.LEAK_ABOVE
+    untrained, planted = audit.controls()
+    assert "as it must be" in untrained
+    assert "The attack finds it" in planted
+    assert {row.site for row in audit.rows} == {"", "site-1", "site-2"}
+
+
+def test_the_file_is_read_as_it_was_written(run: RunFolder, audit: audits.Audit) -> None:
+    again = audits.read(run)
+    assert again is not None
+    assert json.dumps(audits._plain(again.rows), default=vars) == json.dumps(audits._plain(audit.rows), default=vars)
+    assert (again.round, again.dropped, again.bounds) == (audit.round, audit.dropped, audit.bounds)
+    damaged = RunFolder(run.path.parent / "damaged")
+    audits.file_of(damaged).parent.mkdir(parents=True)
+    audits.file_of(damaged).write_text("{}")
+    with pytest.raises(ValueError, match="run `fedvlp audit RUN` again"):
+        audits.read(damaged)
+    assert audits.read(RunFolder(run.path.parent / "none")) is None
+
+
+def test_report_and_card_say_it_once(run: RunFolder, audit: audits.Audit) -> None:
+    card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
+    assert card.count(AUDIT) == 1
+    assert "Stronger attacks may exist." in card
+    assert with_audit(card, "anew").count(AUDIT) == 1
+    assert "anew" in with_audit(card, "anew")
+    page = section(Run.read(run))
+    assert audits.PLANTED in page
+    assert "The attack finds it" in page
+
+
+def test_the_command(run: RunFolder) -> None:
+    done = CliRunner().invoke(app, ["audit", str(run.path), "--no-controls"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "No leak was planted" in done.output
+    assert "audit.json" in done.output
+
+
+@pytest.mark.parametrize("kind", ["classifier", "local"])
+def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: Path) -> None:
+    if kind == "local":
+        measured = audits.measure(finished(tmp_path, Local(local_steps=1)), controls=False, resamples=20)
+        assert {row.model for row in measured.rows} == {audits.UNTRAINED, audits.OWN}
+        return
+    experiment = presets.get("mfedavg")
+    config: Any = experiment.model
+    assert isinstance(config, MultimodalConfig)
+    small = replace(
+        experiment, data=replace(experiment.data, size=300), method=replace(experiment.method, local_steps=1),
+        rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    run = RunFolder.create(tmp_path, small)
+    simulate(small, run)
+    measured = audits.measure(run, resamples=20)
+    assert {row.attack for row in measured.of(audits.UNTRAINED)} == {"loss"}
+    assert max(row.area.value for row in measured.of(audits.PLANTED)) > audits.LEAK_ABOVE
+
+
+def test_epsilon_has_its_bound(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the epsilons that a site told the largest counts."""
+    told = [{"round": 0, "phase": "train", "sites": {}}, {"round": 1, "phase": "train", "sites": {}}]
+    spent = iter([{"site-1": {audits.EPSILON: 0.5}}, {"site-1": {audits.EPSILON: 1.0}, "site-2": {}}])
+    monkeypatch.setattr(audits, "by_site", lambda record: next(spent))
+    attacked = audits._Attacked(run)
+    attacked.history = told
+    (bound,) = attacked._bounds(1e-5)
+    assert (bound.site, bound.epsilon) == ("site-1", 1.0)
+    assert bound.rates[0] == pytest.approx(100 * (2.718281828 * 0.01 + 1e-5))
+
+
+def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has not finished"):
+        audits.measure(RunFolder(tmp_path))
