@@ -128,3 +128,16 @@ def test_small_tensors_and_statistics_are_not_looked_at() -> None:
     few = signs_of("classifier.weight", torch.ones(5, 64))
     assert few is not None
     assert few.one_direction == 0.0
+
+
+@pytest.mark.parametrize("craft", [None, exploding, one_loud_word, identity])
+def test_noise_on_every_weight_is_no_sign(craft: Callable[[State], None] | None) -> None:
+    """A privacy policy may add noise far above the weights to all; what a crafted layer says may then drown in it."""
+    state, start = built("fedavg"), start_of(built("fedavg"))
+    generator = torch.Generator().manual_seed(3)
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            tensor.add_(8.0 * torch.randn(tensor.shape, generator=generator))
+    if craft is not None:
+        craft(state)
+    assert (check_crafted(state, start) is None) == (craft in (None, one_loud_word))

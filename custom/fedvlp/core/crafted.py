@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ VANISHING = 0.9  # share of weights below ``TINY`` of the largest: an identity o
 TINY = 1e-2
 DIAGONAL = 0.9  # share of the square sum that lies on the diagonal of a square matrix
 ONE_DIRECTION = 0.9  # share of the square sum that one direction has: all rows measure the same
-GROWTH = 50.0  # times the root mean square of the start (at least ``FLOOR``)
+GROWTH = 50.0  # times the root mean square of the start, or the usual one of this model (at least ``FLOOR``)
 SPIKE = 500.0  # times the same, of the largest value
 FLOOR = 0.1
 
@@ -96,18 +97,18 @@ def start_of(state: Mapping[str, Tensor]) -> Start:
 
 def check_crafted(state: Mapping[str, Tensor], start: Start) -> str | None:
     """Why this received model looks made to single out records, or None. Tensors that ``start`` lacks are passed by."""
-    for name, before in start.items():
-        if name not in state:
-            continue
-        now = signs_of(name, state[name])
-        problem = now and _problem(now, before)
+    seen = {name: now for name in start if name in state and (now := signs_of(name, state[name])) is not None}
+    usual = median(now.scale for now in seen.values()) if seen else 0.0
+    for name, now in seen.items():
+        problem = _problem(now, start[name], usual)
         if problem:
             return f"{name} {problem}; training gives no such weights: the model may be made to single out records"
     return None
 
 
-def _problem(now: Signs, before: Signs) -> str | None:
-    limit = max(before.scale, FLOOR)
+def _problem(now: Signs, before: Signs, usual: float) -> str | None:
+    """``usual``: the median of this model's root mean squares, for the noise of a privacy policy raises all alike."""
+    limit = max(before.scale, usual, FLOOR)
     if now.zeros > ZEROS >= before.zeros:
         return f"is 0 in {now.zeros:.0%} of its values"
     if now.vanishing > VANISHING >= before.vanishing:
