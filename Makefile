@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-all docs golden towers mutants lint bench lock release sbom clean
+.PHONY: demo poc test test-slow test-all docs golden towers mutants lint bench lock release sbom clean
 
 # Nothing is installed whose SHA-256 is not in the lock: first what a site needs (wheels alone; with them setuptools, by
 # which the rest is built), then the tools of development, then fedvlp itself, of which pip fetches nothing.
@@ -39,10 +39,14 @@ poc: $(VENV)/ready
 test: $(VENV)/ready
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# The rest too: simulator, provisioned and POC runs, several processes per site, another device. Three at a time on two
-# cores: half of their time they wait for each other.
-test-all: test
-	$(BIN)/python -m pytest -n 3 -m slow
+# The rest: simulator, provisioned and POC runs, several processes per site, another device. Four at a time on two cores:
+# half of their time they wait for each other.
+test-slow: $(VENV)/ready
+	$(BIN)/python -m pytest -n 4 -m slow
+
+# Both in one go, the slow ones first: fast tests then fill the time that the slow ones wait.
+test-all: $(VENV)/ready
+	$(BIN)/python -m pytest -n 5
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
 # A warning is an error; mkdocs does not count warnings when it is told to be quiet.

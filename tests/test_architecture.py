@@ -28,7 +28,7 @@ ONLY = {  # a third-party package, and the parts that may import it
     "transformers": {"models"},
     "onnxruntime": {"models"},
     "open_clip": {"models"},
-    "opacus": {"flare"},
+    "opacus": {"flare", "run"},
     "tenseal": {"flare"},
     "private_set_intersection": {"flare"},
     "typer": {"cli"},

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.overview import CAPTION, QUANTILES, TILE, contact_sheet, label_counts, report_lengths, split_counts
+from fedvlp.data.overview import (
+    CAPTION,
+    QUANTILES,
+    TILE,
+    caption,
+    contact_sheet,
+    label_counts,
+    report_lengths,
+    split_counts,
+    subgroup_counts,
+)  # fmt: skip
 
 nan = np.nan
 
@@ -36,6 +47,19 @@ def test_counts_by_split() -> None:
         "val": {"records": 1, "images": 1, "patients": 1, "studies": 1, "reports": 0},
         "test": {"records": 1, "images": 1, "patients": 1, "studies": 1, "reports": 1},
     }
+
+
+def test_a_caption_has_split_site_view_and_labels() -> None:
+    """Cut where the sheet ends; what is not known is left out."""
+    plain = cohort()
+    assert caption(plain, 0) == "train\nEdema"
+    views = replace(plain, sites=("north",) * 6, subgroup_names=("view",), subgroups=np.array([["AP"]] * 5 + [[""]]))
+    assert caption(views, 4) == "train north AP\nEdema"
+    assert caption(views, 5) == "train north\nEdema, Fracture"
+    assert subgroup_counts(views, "view") == {"AP": {"north": 5}, "": {"north": 1}}
+    assert subgroup_counts(replace(views, sites=None), "view")["AP"] == {"train": 3, "val": 1, "test": 1}
+    long = replace(views, sites=("a hospital with a long name",) * 6)
+    assert [len(line) for line in caption(long, 5).splitlines()] == [26, 15]
 
 
 def test_counts_by_label() -> None:

@@ -73,7 +73,7 @@ def test_what_figures_leave_under_each_policy(name: str) -> None:
     filters = read(SITE / name)["scopes"][0]["task_result_filters"]
     rule = next(entry["args"] for entry in filters if entry["path"] == "fedvlp.flare.AllowMetrics")
     if name == "privacy-dp.json":
-        assert rule == {"names": ["seconds", "privacy/epsilon"], "drop": True}
+        assert rule == {"names": ["seconds", "privacy/epsilon", "privacy/record_epsilon"], "drop": True}
     else:
         assert rule["digits"] == 3
 

@@ -20,6 +20,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.privacy_filters import (
     RECEIVED,
     AllowMetrics,
+    AuditOutgoing,
     ClipAndNoise,
     ExcludeVariables,
     RememberReceived,
@@ -231,6 +232,47 @@ def test_only_the_tensors_that_a_site_names_are_sent_as_they_came(tmp_path: Path
     assert "matches no tensor" in refused(SendAsReceived(["text_*", "txt_*"]), sent, context(tmp_path, brought))
     evaluated = kept.process(messages.send_update(update(state={})), context(tmp_path, None))
     assert messages.receive_update(evaluated, "site-1").state == {}
+
+
+def telling(rows: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A word embedding of 50 rows as it came, and after a step with decay that read so many words."""
+    before = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    after = before * 0.999
+    after[:rows] += 1e-3 * torch.randn(rows, 8, generator=torch.Generator().manual_seed(1))
+    return {**STATE, "text_encoder.words.weight": before}, {**STATE, "text_encoder.words.weight": after}
+
+
+def test_an_update_from_which_words_can_be_read_does_not_leave(tmp_path: Path) -> None:
+    """The refusal names the tensor and the number; behind SendAsReceived, or with noise on every row, it passes."""
+    brought, trained = telling(rows=3)
+    here, words = context(tmp_path, brought), ["text_encoder.words*"]
+    said = refused(AuditOutgoing(words, most=2), update(state=trained), here)
+    assert said == (
+        "PrivacyError: words of this site's reports can be read off the update; its engineer lists SendAsReceived, or "
+        "noise, before AuditOutgoing"
+    )
+    for audit in (AuditOutgoing(words, most=3), AuditOutgoing(words, most=-1)):
+        passed = messages.receive_update(audit.process(messages.send_update(update(state=trained)), here), "site-1")
+        assert torch.equal(passed.state["text_encoder.words.weight"], trained["text_encoder.words.weight"])
+    behind = SendAsReceived(words).process(messages.send_update(update(state=trained)), here)
+    assert messages.receive_update(AuditOutgoing(words).process(behind, here), "site-1").state.keys() == trained.keys()
+    _, noised = telling(rows=50)
+    passed = messages.receive_update(
+        AuditOutgoing(words).process(messages.send_update(update(state=noised)), here), "site-1"
+    )
+    assert passed.state.keys() == noised.keys()
+
+
+def test_a_change_that_travels_beside_the_model_is_audited_too(tmp_path: Path) -> None:
+    brought, trained = telling(rows=3)
+    name = "text_encoder.words.weight"
+    change = {**STATE, name: brought[name], f"change/{name}": trained[name] - brought[name]}
+    said = refused(AuditOutgoing(["text_encoder.words*"]), update(state=change), context(tmp_path, brought))
+    assert "words of this site's reports can be read off" in said
+    assert "matches no tensor" in refused(AuditOutgoing(["txt*"]), update(state=trained), context(tmp_path, brought))
+    assert "is no embedding that was" in refused(AuditOutgoing(["text_head.*"]), update(), context(tmp_path))
+    with pytest.raises(ValueError, match="names"):
+        AuditOutgoing([])
 
 
 def test_metrics_by_name(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def cohort() -> Cohort:
         studies=tuple(f"canary-study-{row}" for row in range(8)), label_names=("Edema",), labels=labels,
         reports=("canary one", "canary one", *(f"canary {'word ' * row}{row}" for row in range(2, 7)), ""),
         splits=np.array(["train"] * 5 + ["val", "test", "test"]), sites=("b",) * 6 + ("a",) * 2, images=films,
+        subgroup_names=("view",), subgroups=np.array([["AP"], ["AP"], ["PA"], [""], ["AP"], ["PA"], ["AP"], ["PA"]]),
         fingerprint="x", imaged=np.arange(8) < 7, phi={"date": 2},
     )  # fmt: skip
 
@@ -66,6 +67,9 @@ def test_records_and_labels_by_site(page: Page) -> None:
     assert page.tables["By site"] == [
         ["site", "records", "train", "val", "test", "images", "reports", "patients"],
         ["a", "2", "0", "0", "2", "1", "1", "2"], ["b", "6", "5", "1", "0", "6", "6", "6"],
+    ]  # fmt: skip
+    assert page.tables["By view"] == [
+        ["view", "records", "a", "b"], ["AP", "4", "1", "3"], ["PA", "3", "1", "2"], ["not known", "1", "0", "1"],
     ]  # fmt: skip
     assert page.tables["Labels"][1] == ["Edema", "3", "4", "0", "1", "0 (0.0 %)", "3 (50.0 %)"]
     drawn = page.tables["Positive records (%), with 95 % intervals"]

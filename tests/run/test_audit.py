@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
+from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
@@ -128,18 +129,34 @@ def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: 
     assert max(row.area.value for row in measured.of(audits.PLANTED)) > audits.LEAK_ABOVE
 
 
-def test_epsilon_has_its_bound(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the epsilons that a site told the largest counts."""
-    told = [{"round": 0, "phase": "train", "sites": {}}, {"round": 1, "phase": "train", "sites": {}}]
-    spent = iter([{"site-1": {audits.EPSILON: 0.5}}, {"site-1": {audits.EPSILON: 1.0}, "site-2": {}}])
-    monkeypatch.setattr(audits, "by_site", lambda record: next(spent))
+def test_epsilon_has_its_bound(run: RunFolder) -> None:
+    """Of the epsilons that a site told the largest counts, for each unit."""
+    sites = [{"site-1": {SITE_EPSILON: 0.5}}, {"site-1": {SITE_EPSILON: 1.0}, "site-2": {RECORD_EPSILON: 2.0}}]
     attacked = audits._Attacked(run)
-    attacked.history = told
-    (bound,) = attacked._bounds(1e-5)
-    assert (bound.site, bound.epsilon) == ("site-1", 1.0)
-    assert bound.rates[0] == pytest.approx(100 * (2.718281828 * 0.01 + 1e-5))
+    attacked.history = [{"round": round, "phase": "train", "sites": told} for round, told in enumerate(sites)]
+    of_record, of_set = attacked._bounds(1e-5)
+    assert (of_set.site, of_set.epsilon, of_set.unit) == ("site-1", 1.0, audits.DATA_SET)
+    assert of_set.rates[0] == pytest.approx(100 * (2.718281828 * 0.01 + 1e-5))
+    assert (of_record.site, of_record.epsilon, of_record.unit) == ("site-2", 2.0, audits.RECORD)
+    assert of_record.delta == run.experiment().training.dp_delta
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has not finished"):
         audits.measure(RunFolder(tmp_path))
+
+
+def test_the_words_of_an_update_stand_out(run: RunFolder) -> None:
+    """Without a policy: all words of eight reports, and nearly nothing else; of a pass over all, most."""
+    measured = audits.measure(run, controls=False, resamples=20)
+    assert measured == audits.read(run)
+    few = [words for words in measured.words if words.reports == audits.FEW]
+    assert {words.site for words in few} == {row.site for row in measured.rows if row.site}
+    assert len(few) > 1
+    for words in few:
+        assert words.steps == 1
+        assert words.recovered > 95
+        assert words.right > 95 > 50 > words.guess
+    page = section(Run.read(run))
+    assert "by guessing" in page
+    assert "SendAsReceived" in page

@@ -29,8 +29,19 @@ def batches_of(size: int, experiment: presets.Experiment = SMALL) -> presets.Exp
     return replace(experiment, training=replace(experiment.training, batch_size=size))
 
 
-def test_the_papers_presets_are_those_with_a_papers_towers() -> None:
-    assert set(presets.PAPERS) == {name for name in presets.PRESETS if name.endswith("-paper")}
+def test_presets_with_published_towers_are_a_papers_or_for_real_films() -> None:
+    published = {name for name, preset in presets.PRESETS.items() if preset.model.pretrained}
+    assert {*presets.PAPERS, *presets.OF_REAL_FILMS} == published
+    assert len(presets.OF_REAL_FILMS) == 4
+
+
+@pytest.mark.parametrize("name", presets.OF_REAL_FILMS)
+def test_a_preset_of_real_films_on_drawn_ones_says_so(name: str) -> None:
+    preset = batches_of(2, presets.get(name))
+    (said,) = cautions(preset, COHORT)
+    assert said.startswith(f"{name} is for real films and reports")
+    assert said.endswith("give --data")
+    assert cautions(replace(preset, data=TableSource("pairs.csv")), COHORT) == []
 
 
 @pytest.mark.parametrize("name", presets.PAPERS)

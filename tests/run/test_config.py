@@ -126,10 +126,15 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "training.precision": "auto", "training.attention": "auto", "training.compile": "true",
     "training.channels_last": "true", "training.accumulation": "plain", "training.gather_negatives": "true",
     "training.optimizer_state": "keep", "training.make_up_warmup": "true",
+    "training.dp_delta": "1e-4",
     "training.device": "auto", "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true",
     "wire.skip_unchanged": "true", "rounds.max_share": "0.4", "rounds.averaging": "median", "rounds.trim": "0.1",
     "site_models": '[["site-1", {"path": "fedvlp.models.ModelConfig", "args": {"image_size": 32}}]]',
 }  # fmt: skip
+
+
+BOUND = ("model.pretrained", "training.dp_noise", "training.cache_features")
+"""What needs other settings beside it: tests of its own say so."""
 
 
 def another(name: str, value: Any) -> str:
@@ -140,7 +145,7 @@ def another(name: str, value: Any) -> str:
     return f"{value}x"
 
 
-@pytest.mark.parametrize("name", [name for name, _ in leaves(DEMO) if name != "model.pretrained"])
+@pytest.mark.parametrize("name", [name for name, _ in leaves(DEMO) if name not in BOUND])
 def test_the_fingerprint_changes_with_any_field(name: str) -> None:
     """So a site or a resumed run with any other setting is refused."""
     value = dict(leaves(DEMO))[name]

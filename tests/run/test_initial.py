@@ -79,6 +79,17 @@ def test_the_weight_averaging_demos_start_from_the_shipped_encoders() -> None:
     assert not any(torch.equal(start[name], tensor) for name, tensor in states[0].items() if tensor.dim() > 1)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_fresh_is_not_what_the_encoders_were_trained_beside(seed: int) -> None:
+    """Seed 0's heads once were those of the pre-training, and its runs began at R@1 12 where others began at 3."""
+    demo = PRESETS["feddra"]
+    start = Assembly(replace(demo, rounds=replace(demo.rounds, seed=seed))).initial()
+    pool = Assembly(PRESETS["tiny-pool"]).initial()
+    drawn = [name for name in start if group(name) != "encoder" and start[name].unique().numel() > 1]
+    assert len(drawn) >= 8
+    assert not [name for name in drawn if torch.equal(start[name], pool[name])]
+
+
 def test_the_pool_is_of_other_people_than_any_demo() -> None:
     """Pre-training must not see what is judged: another seed means other patients, scanners and wording."""
     pool = PRESETS["tiny-pool"].data.build()

@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 from torch import library
-from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from fedvlp.core.checkpoint import load_tensors
@@ -59,6 +58,15 @@ class Pretended(torch.Tensor):
         return run(op, *args, **(kwargs or {}))
 
 
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """``function`` of every leaf of lists, tuples and dictionaries: torch's own tree_map is half of a run's time."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(function, one) for one in value)
+    if isinstance(value, dict):
+        return {key: mapped(function, one) for key, one in value.items()}
+    return function(value)
+
+
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The operation on the CPU; its results are on the device unless they were asked for on the CPU."""
     mine: dict[int, Pretended] = {}
@@ -72,7 +80,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         others = others or (isinstance(value, torch.Tensor) and value.dim() > 0)
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
-    name, (unwrapped, options) = op.name(), tree_map(real, (args, kwargs))
+    name, (unwrapped, options) = op.name(), mapped(real, (args, kwargs))
     free = name in COPIES or (name in INDEXING and isinstance(args[0], Pretended))
     if mine and others and not free:
         raise RuntimeError(f"{name}: all tensors must be on one device")
@@ -88,7 +96,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         known = mine.get(id(value))
         return known if known is not None else Pretended(value) if isinstance(value, torch.Tensor) else value
 
-    return tree_map(pretended, out)
+    return mapped(pretended, out)
 
 
 def factory(name: str) -> Callable[..., Pretended]:

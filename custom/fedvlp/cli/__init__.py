@@ -1,5 +1,5 @@
 """The command line: presets, settings, simulate, runs, report, audit, compare, evaluate, predict, search, embed,
-explain, explore, export, sweep, claims, reproduce, pretrain, jobs, new, prepare, doctor, site.
+explain, explore, export, sweep, claims, reproduce, pretrain, towers, jobs, new, prepare, doctor, site.
 
 Each command says what it wrote, where.
 """
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, use
+from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, towers, use
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
@@ -23,6 +23,7 @@ app.add_typer(claims.app)
 app.add_typer(reproduce.app)
 app.add_typer(pretrain.app)
 app.add_typer(sites.app)
+app.add_typer(towers.app, name="towers")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(new.app, name="new")
 app.add_typer(sites.policy, name="site")

@@ -88,7 +88,8 @@ def configured(
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
-    margin = experiment.model.image_size * 9 // 8
+    size = experiment.model.image_size
+    margin = size if experiment.training.cache_features else size * 9 // 8  # for random crops
     if at and (data or sites):
         raise ValueError("--site gives every site its data set; leave --data and --sites out")
     if at:

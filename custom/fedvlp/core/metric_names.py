@@ -6,6 +6,8 @@ The names are in metrics.csv and in TensorBoard, so they must not change:
 - ``probe/<name>``: what the method's ``probe`` measured of the received model.
 - ``update_norm/<site>``: L2 norm of the change that a site sent.
 - ``bytes_down``, ``bytes_up``: bytes of tensors to and from all sites; ``seconds``: of the phase.
+- ``privacy/epsilon``: spent so far for a site's whole data set, by its policy (flare/privacy_filters.py);
+  ``privacy/record_epsilon``: for one of its records, by record-level training (training/dp_sgd.py).
 - ``processor_seconds``: processor time of a site's task in a phase that trains, without the evaluation in it; in runs
   on one machine alone (`fedvlp simulate`).
 """
@@ -13,6 +15,8 @@ The names are in metrics.csv and in TensorBoard, so they must not change:
 from __future__ import annotations
 
 BYTES_DOWN, BYTES_UP, SECONDS, PROCESSOR_SECONDS = "bytes_down", "bytes_up", "seconds", "processor_seconds"
+
+SITE_EPSILON, RECORD_EPSILON = "privacy/epsilon", "privacy/record_epsilon"
 
 TIMES = (SECONDS, PROCESSOR_SECONDS)
 """What two runs with the same bytes may differ in."""

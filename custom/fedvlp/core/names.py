@@ -67,6 +67,7 @@ PUBLIC = {
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",
+    "fedvlp.flare.AuditOutgoing": "fedvlp.flare.privacy_filters.AuditOutgoing",
     "fedvlp.flare.SendAsReceived": "fedvlp.flare.privacy_filters.SendAsReceived",
     "fedvlp.flare.SignedSoftware": "fedvlp.flare.kits.SignedSoftware",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.tracking.SiteCurves",

@@ -26,7 +26,8 @@ LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
     "InitialWeightsError", "MemoryGoneError", "NoRecordsError", "NormalisationError", "NotHeldError", "OverlapError",
-    "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RefusedError",
+    "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RecordPrivacyError",
+    "RefusedError",
     "SelectorError", "SiteConfigError", "StateMismatchError", "UnreadableImageError", "UnreadableRunError",
 )  # fmt: skip
 KINDS = frozenset({*PYTHONS, *LIBRARIES, *OWN})
@@ -328,6 +329,17 @@ REASONS = (
         "PrivacyError",
         "this site does not let * go ({number} tensors match *); agree on a method that does not share them",
         "this site does not let {number} of the tensors go; agree on a method that does not share them",
+    ),
+    Reason(
+        "PrivacyError",
+        "{number} rows of * stand out, so words of this site's reports can be read off; *",
+        "words of this site's reports can be read off the update; its engineer lists SendAsReceived, or noise, before "
+        "AuditOutgoing",
+    ),
+    Reason(
+        "PrivacyError",
+        "* is no embedding that was received, so what it tells cannot be measured",
+        "a tensor that the site audits is no embedding that was received",
     ),
     Reason("PrivacyError", "the method sends tensors beside the model, which noise does not cover here"),
     Reason("PrivacyError", "the method sends tensors beside the model, which are not encrypted here"),

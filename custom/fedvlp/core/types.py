@@ -45,6 +45,11 @@ own. What an objective draws (``Client.drawn``): ``views`` [B, V, C, H, W] float
 ``masked`` [B, P] bool, True at the patches that a view hides.
 """
 
+IMAGE_TOKENS, TEXT_TOKENS = "image_tokens", "text_tokens"
+"""Keys of a batch: what frozen towers make of its records, [B, M, W] and [B, T, W] float32; ``image`` is then missing.
+
+training/frozen_features.py puts them there."""
+
 SPECIAL, WORD, CONTINUATION = 0, 1, 2
 """What a token id stands for: [CLS], [SEP] or padding; the first piece of a word; another piece of the same word."""
 

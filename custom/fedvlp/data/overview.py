@@ -15,6 +15,7 @@ from fedvlp.data.cohort import SPLITS, Cohort
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 TILE = 160  # side of a sample on the contact sheet, pixels
 CAPTION = 30  # height of the text below a sample, pixels
+WIDTH = 26  # letters of a line of it
 
 
 def split_counts(cohort: Cohort) -> dict[str, dict[str, int]]:
@@ -104,8 +105,26 @@ def repeated_reports(cohort: Cohort) -> tuple[int, int]:
     return len(shared), sum(report in shared for report in cohort.reports)
 
 
+def subgroup_counts(cohort: Cohort, name: str) -> dict[str, dict[str, int]]:
+    """Value of the subgroup ``name`` -> site, or split, of :func:`groups` -> records. "" where it is not known."""
+    values = cohort.subgroup(name)
+    order = sorted(set(values.tolist()), key=lambda value: (value == "", value))
+    return {
+        value: {group: int((values[rows] == value).sum()) for group, rows in groups(cohort).items()} for value in order
+    }
+
+
+def caption(cohort: Cohort, row: int) -> str:
+    """Two lines for a sample: split, site and subgroups such as the view; and the positive labels."""
+    site = [] if cohort.sites is None else [cohort.sites[row]]
+    known = [value for name in cohort.subgroup_names if (value := str(cohort.subgroup(name)[row]))]
+    positive = [name for name, value in zip(cohort.label_names, cohort.labels[row], strict=True) if value == 1]
+    lines = (" ".join([str(cohort.splits[row]), *site, *known]), ", ".join(positive))
+    return "\n".join(line[:WIDTH] for line in lines)
+
+
 def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, columns: int = 6) -> int:
-    """Writes a PNG of up to ``samples`` images, drawn by ``seed``, with split and positive labels below each.
+    """Writes a PNG of up to ``samples`` images, drawn by ``seed``, each with its ``caption`` below.
 
     Returns how many there are. The cohort must have at least one image.
     """
@@ -121,7 +140,6 @@ def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, colum
     for index, (row, pixels) in enumerate(zip(rows.tolist(), cohort.images(rows), strict=True)):
         left, top = index % columns * TILE, index // columns * (TILE + CAPTION)
         sheet.paste(Image.fromarray(pixels).resize((TILE - 4, TILE - 4), Image.Resampling.BOX), (left + 2, top + 2))
-        positive = [name for name, value in zip(cohort.label_names, cohort.labels[row], strict=True) if value == 1]
-        draw.text((left + 3, top + TILE), f"{cohort.splits[row]}\n{', '.join(positive)[:26]}", fill=0)
+        draw.text((left + 3, top + TILE), caption(cohort, row), fill=0)
     sheet.save(file)
     return len(rows)

@@ -15,7 +15,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.training import distributed
+from fedvlp.training import distributed, dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
@@ -50,6 +50,12 @@ class Evaluate(Protocol):
     def __call__(self, client: Client, splits: tuple[str, ...]) -> dict[str, float]: ...
 
 
+class Account(Protocol):
+    """Epsilon of one of ``records`` training records after ``steps`` steps of record-level training."""
+
+    def __call__(self, training: Training, records: int, steps: int) -> float: ...
+
+
 class Site:
     """A site: its client, its method and its memory."""
 
@@ -60,6 +66,7 @@ class Site:
         training: Training,
         memory: SiteMemory,
         evaluate: Evaluate | None = None,
+        account: Account | None = None,
     ) -> None:
         self.client = client
         self.method = method
@@ -70,6 +77,7 @@ class Site:
         )
         self.moments = SiteMemory(memory.folder / MOMENTS if memory.folder else None)
         self.evaluate = evaluate
+        self.account = account
 
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = lambda: False) -> Update:
         """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
@@ -95,6 +103,7 @@ class Site:
                 if message.phase != EVALUATE:
                     terms = train(method, client, message, self.training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
+                    metrics |= self._spent(message, index)
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
             finally:
                 client.release()
@@ -129,6 +138,13 @@ class Site:
         source = message.state if evaluated else uploaded
         stays = {name: source[name] for name in sorted(self.client.site_only & source.keys())}
         return norm_statistics.remembered(stays, model)
+
+    def _spent(self, message: Broadcast, index: int) -> dict[str, float]:
+        """What the run has cost a record of this site in privacy, this phase included."""
+        if not self.training.dp_noise or self.account is None:
+            return {}
+        steps = dp_sgd.steps(self.method, message.round, index)
+        return {metric_names.RECORD_EPSILON: self.account(self.training, self.client.data.num_train, steps)}
 
     def _moments(self, message: Broadcast, task: tuple[int, int]) -> State | None:
         """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""

@@ -24,12 +24,14 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
+from fedvlp.core.metric_names import SITE_EPSILON
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
+from fedvlp.evaluation.audit.words import standing_out
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.privacy_budget import Ledger
@@ -171,7 +173,7 @@ class ClipAndNoise(UpdateFilter):
             f"privacy of {self.dataset!r}: release {count}, epsilon {spent:.3f} of {self.epsilon:g} "
             f"at delta {self.delta:g}",
         )
-        metrics = {**update.metrics, "privacy/epsilon": spent}  # follows from the settings and the count alone
+        metrics = {**update.metrics, SITE_EPSILON: spent}  # follows from the settings and the count alone
         return replace(update, state=released, metrics=metrics)
 
 
@@ -220,6 +222,48 @@ class SendAsReceived(UpdateFilter):
                     raise PrivacyError(f"{name} was not received, so it cannot be sent as it came")
                 state[name] = before[name]
         return replace(update, state=state)
+
+
+class AuditOutgoing(UpdateFilter):
+    """Attacks the update that is about to leave, as its receiver could, and refuses one that tells more than ``most``.
+
+    Of the two-dimensional tensors named in ``names`` (exactly, or with ``*``, ``?``, ``[ab]``), word embeddings above
+    all, the rows that changed otherwise than all do tell which words occurred (evaluation/audit/words.py). How many
+    these are is in the site's own log. Where none or every row stands out, as under noise, nothing is told. List it
+    after the filters that protect: it then sees what leaves. ``most`` below 0 refuses nothing. A name that matches
+    nothing is a mistake.
+    """
+
+    def __init__(self, names: Sequence[str], most: int = 0) -> None:
+        super().__init__()
+        require(bool(names) and not isinstance(names, str), "AuditOutgoing: names is a list of tensor names")
+        self.names = list(names)
+        self.most = most
+
+    def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        if not update.state:
+            return update
+        before = received(fl_ctx)
+        for pattern in self.names if before else ():
+            if not any(fnmatchcase(name, pattern) for name in before):
+                raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
+        for name, tensor in {**update.state, **update.aux}.items():
+            own = subject(name)
+            if not any(fnmatchcase(one, pattern) for pattern in self.names for one in (name, own)):
+                continue
+            start = before.get(own)
+            if start is None or tensor.ndim != 2 or start.shape != tensor.shape:
+                raise PrivacyError(f"{name} is no embedding that was received, so what it tells cannot be measured")
+            after = tensor if own == name else start.cpu() + tensor.cpu()  # a change travels beside the tensor
+            out = int(standing_out(start.cpu(), after.cpu()).sum())
+            told = out if out < len(tensor) else 0
+            self.log_info(fl_ctx, f"outgoing: {told} of {len(tensor)} rows of {name} stand out")
+            if 0 <= self.most < told:
+                raise PrivacyError(
+                    f"{told} rows of {name} stand out, so words of this site's reports can be read off; at most "
+                    f"{self.most} may. Add SendAsReceived for it, or noise"
+                )
+        return update
 
 
 class AllowMetrics(UpdateFilter):

@@ -75,7 +75,8 @@ class Timeouts:
 
 
 def model_bytes(experiment: Experiment) -> int:
-    """The size of the model that travels; it is built with random weights."""
-    model = replace(experiment.model, pretrained=False).build(0)
+    """The size of the model that travels; it is built with random weights, unless its towers are frozen."""
+    frozen = getattr(experiment.model, "adapters", "")
+    model = (experiment.model if frozen else replace(experiment.model, pretrained=False)).build(0)
     state = named_state(model, experiment.objective.build(model))
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

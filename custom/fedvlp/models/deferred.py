@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedvlp.core.types import Batch, VLOutput
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput
 
 if TYPE_CHECKING:
     from fedvlp.core.client import MicroBatching
 
-INPUTS = ("image", "text", "text_mask", "views")
-"""Keys of a batch that the towers read."""
+INPUTS = ("image", "text", "text_mask", "views", IMAGE_TOKENS, TEXT_TOKENS)
+"""Keys of a batch that the towers read, or that stand for what they would make of it."""
 
 
 @dataclass(frozen=True)

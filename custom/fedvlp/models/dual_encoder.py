@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.seeds import seeded
-from fedvlp.core.types import Batch, VLOutput, group
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group
 from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
@@ -44,8 +44,8 @@ class ModelConfig:
     FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224 pixels, head_hidden 2048.
     """
 
-    image_tower: str = "tiny"  # "tiny", a timm name, or a local folder in timm's layout
-    text_tower: str = "tiny"  # "tiny", "gru", a transformers name, or a local folder
+    image_tower: str = "tiny"  # "tiny", "lite0" (models/fetched.py), a timm name, or a local folder in timm's layout
+    text_tower: str = "tiny"  # "tiny", "gru", "minilm" (models/fetched.py), a transformers name, or a local folder
     embedding_dim: int = 128  # d, length of the unit vectors
     text_layers: int | None = None  # use the first so many layers of the text tower; None: all; papers: 6
     max_tokens: int = 64  # T, tokens of a report with the summary token; the papers use 112
@@ -240,8 +240,11 @@ class DualEncoder(Usable, nn.Module):
         return self.towers(batch) if self.micro_batches is None else Deferred(self, batch, self.micro_batches)
 
     def towers(self, batch: Batch) -> Encoded:
-        """Runs both towers on all of ``batch``; position 0 of the text is always a real token."""
-        image, image_attention = None, None
+        """Runs both towers on all of ``batch``; position 0 of the text is always a real token.
+
+        Tokens that the batch has already (training/frozen_features.py) are taken as they are.
+        """
+        image, image_attention = batch.get(IMAGE_TOKENS), None
         if "image" in batch:
             image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
         views = of_views(self.image_encoder, batch["views"]) if "views" in batch else None  # [B, V, M, W]
@@ -250,7 +253,9 @@ class DualEncoder(Usable, nn.Module):
         mask = batch.get("text_mask")
         mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
-        text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
+        text, text_attention = batch.get(TEXT_TOKENS), None
+        if text is None:
+            text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
         return Encoded(image, text, mask, image_attention, text_attention, views)
 
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:

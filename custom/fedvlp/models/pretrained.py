@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fedvlp.models.fetched import located
 from fedvlp.models.tiny import Block, GRUText, TextTower, TinyImage, TinyText, Tokenizer, Tower, heads_for
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tow
     from fedvlp.models.image import timm_tower
 
     args = None if architecture is None else architecture["args"]
-    return timm_tower(config.image_tower, config.image_size, config.pretrained, config.in_channels or 3, args)
+    name = located(config.image_tower)
+    return timm_tower(name, config.image_size, config.pretrained, config.in_channels or 3, args)
 
 
 def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
@@ -47,4 +49,4 @@ def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokeniz
 
     if architecture is not None:
         return rebuild_tower(architecture, config.max_tokens, tokenizer)
-    return transformers_tower(config.text_tower, config.text_layers, config.max_tokens, config.pretrained)
+    return transformers_tower(located(config.text_tower), config.text_layers, config.max_tokens, config.pretrained)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedvlp.report.html import table, text
 from fedvlp.report.run import Run
-from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
+from fedvlp.run.audit import BOUNDS, COLUMNS, WORDS, bound_cells, row_cells, words_cells
 
 EXPLANATION = (
     "Membership: can an attacker who has the model and a record say whether it was trained on? Training records are "
@@ -13,7 +13,13 @@ EXPLANATION = (
     "so many of the others are taken for some. In brackets: 95 % intervals over patients. A stronger attack may exist, "
     "and a low figure is no guarantee; only differential privacy gives a bound."
 )
-UNIT = "What epsilon leaves to any attack at most. Its unit is a site's whole data set."
+UNIT = "What epsilon leaves to any attack at most, on a record or on whether the whole data set of a site took part."
+READ_OFF = (
+    "Words that the server, who sees every update, reads off one: the rows of the word embedding that changed "
+    "otherwise than all do. Recovered: of the words in the reports that the update was trained on. Right: of the "
+    "words that are named. The shipped policy (SendAsReceived) sends these rows as they came; under privacy-he.json "
+    "the server sees no update."
+)
 
 
 def section(run: Run) -> str:
@@ -25,4 +31,6 @@ def section(run: Run) -> str:
     out += table(COLUMNS, [row_cells(row) for row in audit.rows])
     if audit.bounds:
         out += f"<p>{text(UNIT)}</p>{table(BOUNDS, [bound_cells(one) for one in audit.bounds])}"
+    if audit.words:
+        out += f"<p>{text(READ_OFF)}</p>{table(WORDS, [words_cells(one) for one in audit.words])}"
     return out

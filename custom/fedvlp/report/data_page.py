@@ -85,15 +85,24 @@ def _records(cohort: Cohort, groups: Mapping[str, np.ndarray]) -> str:
     """Tables of records, images, patients, studies and reports: by split, and by site where records have one."""
     counts = overview.split_counts(cohort)
     out = table(("split", *counts["train"]), [(split, *of.values()) for split, of in counts.items()])
+    of_subgroups = "".join(_subgroup(cohort, name) for name in cohort.subgroup_names)
     if cohort.sites is None:
-        return out
+        return out + of_subgroups
     imaged, reported = cohort.has_image(), cohort.has_report()
     rows = []
     for site, chosen in groups.items():
         splits = [int((cohort.splits[chosen] == split).sum()) for split in counts]
         patients = len({cohort.patients[row] for row in chosen})
         rows.append((site, len(chosen), *splits, int(imaged[chosen].sum()), int(reported[chosen].sum()), patients))
-    return f"{out}<h3>By site</h3>{table(('site', 'records', *counts, 'images', 'reports', 'patients'), rows)}"
+    by_site = table(("site", "records", *counts, "images", "reports", "patients"), rows)
+    return f"{out}<h3>By site</h3>{by_site}{of_subgroups}"
+
+
+def _subgroup(cohort: Cohort, name: str) -> str:
+    """Table of the records of every value of a subgroup, by site, or by split where records have none."""
+    counts = overview.subgroup_counts(cohort, name)
+    rows = [(value or "not known", sum(of.values()), *of.values()) for value, of in counts.items()]
+    return f"<h3>By {text(name)}</h3>{table((name, 'records', *overview.groups(cohort)), rows)}"
 
 
 def _skipped(summary: Mapping[str, int], skipped: Mapping[str, Sequence[str]]) -> str:

@@ -27,11 +27,14 @@ from fedvlp.federation.server_trainer import ServerTrainer
 from fedvlp.federation.site import Evaluate, Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.initial import load_initial
+from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import about
+from fedvlp.training import frozen_features
+from fedvlp.training.frozen_features import FrozenFeatures
 
 
 class Assembly:
@@ -131,9 +134,15 @@ class Assembly:
 
         Where weights are averaged, sites start from those that they receive instead. ``model.init`` takes the place of
         the encoders' weights. Raises InitialWeightsError for it.
+
+        What is beside those is fresh. With the seed that they were pre-trained with it would be what they were trained
+        beside, and a run that begins so is ahead of one with any other seed: it takes another.
         """
         config, run = self.config(site), self.experiment.rounds.seed
-        model, objective = self._build(config, run if site is None else seed(run, site, "initial"))
+        own = run if site is None else seed(run, site, "initial")
+        if config.init and made(config.init).get("seed") == own:
+            own = seed(own, "fresh")
+        model, objective = self._build(config, own)
         load_initial(model, config.init)
         restart_target(model, objective)
         return named_state(model, objective)
@@ -202,7 +211,12 @@ class Assembly:
         sentences = "sentences" in objective.needs
         data = SiteData(cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
-        return data if device.type == "cpu" else OnDevice(data, device)
+        served: Any = data if device.type == "cpu" else OnDevice(data, device)
+        if not self.experiment.training.cache_features:
+            return served
+        frozen_features.refuse(model, objective)
+        cache = getattr(self.experiment.data, "cache", None)
+        return FrozenFeatures(served, model.to(device), Path(cache) if cache else None)
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""
@@ -249,7 +263,7 @@ class Assembly:
         client = self.client(name, self.data(site), site)
         memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
         evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
-        return Site(client, self.experiment.method, self.experiment.training, memory, evaluate)
+        return Site(client, self.experiment.method, self.experiment.training, memory, evaluate, record_epsilon)
 
 
 def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:

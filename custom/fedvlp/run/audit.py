@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.core.client import Client
-from fedvlp.core.types import State
+from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
+from fedvlp.core.types import Batch, State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.membership import (
@@ -34,6 +35,7 @@ from fedvlp.evaluation.audit.membership import (
     pair_scores,
     standardised,
 )
+from fedvlp.evaluation.audit.words import Words, recovered
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.multimodal import MultimodalConfig
@@ -41,8 +43,8 @@ from fedvlp.models.serialization import CARD
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import last_server, loader, own_models
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import by_site
-from fedvlp.run.model_card import EPSILON, with_audit
+from fedvlp.run.metrics import largest_by_site
+from fedvlp.run.model_card import with_audit
 
 UNTRAINED, TRAINED, OWN, PLANTED = "untrained", "trained", "sites' own", "planted leak"
 """Models that are attacked: the first and the last are the controls."""
@@ -63,8 +65,13 @@ CHANCE_WITHIN, LEAK_ABOVE = 3.0, 90.0
 
 FOUND = tuple(f"found at {rate:.0%} false" for rate in RATES)
 COLUMNS = ("model", "score", "site", "members", "others", "area, %", *FOUND)
-BOUNDS = ("site", "epsilon", "delta", "area, %", *FOUND)
-"""Heads of the tables of attacks and of bounds."""
+RECORD, DATA_SET = "one record", "whole data set"
+BOUNDS = ("site", "epsilon", "unit", "delta", "area, %", *FOUND)
+WORDS = ("site", "reports", "steps", "words", "recovered, %", "right, %", "by guessing, %")
+"""Heads of the tables of attacks, of bounds, and of words read off an update."""
+
+FEW = 8
+"""Reports of the smallest update that is attacked."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ class Bound:
 
     site: str
     epsilon: float
+    unit: str  # whose: RECORD or DATA_SET
     delta: float
     area: float
     rates: tuple[float, ...]  # at each of ``RATES``
@@ -86,6 +94,7 @@ class Audit:
     dropped: int  # records of no stratum with both members and others
     rows: tuple[Membership, ...]
     bounds: tuple[Bound, ...]  # of the sites that told an epsilon
+    words: tuple[Words, ...] = ()  # what updates tell of reports, where a word embedding travels
 
     def of(self, model: str, site: str = "") -> list[Membership]:
         """The attacks on one model, at one site or all together."""
@@ -136,7 +145,13 @@ def row_cells(row: Membership) -> tuple[str, ...]:
 def bound_cells(bound: Bound) -> tuple[str, ...]:
     """One site's bound as a line of a table of ``BOUNDS``."""
     rates = (f"{value:.1f}" for value in (bound.area, *bound.rates))
-    return bound.site, f"{bound.epsilon:.3g}", f"{bound.delta:g}", *rates
+    return bound.site, f"{bound.epsilon:.3g}", bound.unit, f"{bound.delta:g}", *rates
+
+
+def words_cells(words: Words) -> tuple[str, ...]:
+    """What one update tells as a line of a table of ``WORDS``."""
+    shares = ("none" if math.isnan(of) else f"{of:.1f}" for of in (words.recovered, words.right, words.guess))
+    return words.site, f"{words.reports:,}", str(words.steps), f"{words.words:,}", *shares
 
 
 def file_of(folder: RunFolder) -> Path:
@@ -156,12 +171,18 @@ def read(folder: RunFolder) -> Audit | None:
             for row in content["rows"]
         )
         bounds = tuple(Bound(**{**bound, "rates": tuple(bound["rates"])}) for bound in content["bounds"])
-        return Audit(content["round"], content["dropped"], rows, bounds)
+        words = tuple(Words(**_with_nan(one)) for one in content.get("words", ()))
+        return Audit(content["round"], content["dropped"], rows, bounds, words)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(
             f"{folder.path}: evaluation/audit.json is not what fedvlp wrote there; remove it and run "
             "`fedvlp audit RUN` again"
         ) from None
+
+
+def _with_nan(written: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON's null is nan here."""
+    return {name: math.nan if value is None else value for name, value in written.items()}
 
 
 def _interval(written: Mapping[str, float | None]) -> Interval:
@@ -270,7 +291,51 @@ class _Attacked:
         if controls:
             rows += self._planted(initial, resamples)
         dropped = sum(int((weight == 0).sum()) for weight in weights.values())
-        return Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)))
+        return Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(self._words(state)))
+
+    def _words(self, state: State) -> Iterator[Words]:
+        """What the server reads off an update of each site: of one step on few reports, and of one pass over all."""
+        name = self._word_embedding(state)
+        for site, rows in self.rows.items() if name else ():
+            data = self.assembly.serve(self.assembly.cohort, {MEMBERS: rows[MEMBERS]})
+            if "text" not in data.modalities:
+                continue
+            count = len(rows[MEMBERS])
+            few = min(FEW, count)
+            size = min(max(2, self.experiment.training.batch_size), count)
+            for reports, batch in ((few, few), (count, size)):
+                client = self.assembly.client(site, data)
+                distortion.load(client, state, site)
+                before = client.state()[name].detach().cpu().clone()
+                read = self._one_pass(
+                    client, list(data.batches(MEMBERS, batch, drop_last=True))[: -(-reports // batch)]
+                )
+                after = client.state()[name].detach().cpu()
+                seen = sum(len(ids) for ids, _ in read)
+                ids = torch.cat([ids[mask] for ids, mask in read])
+                yield recovered(site, before, after, ids, seen, len(read))
+
+    def _word_embedding(self, state: State) -> str:
+        """The name of the text tower's word embedding, if sites send it; "" otherwise."""
+        method = self.experiment.method
+        vocabulary = getattr(getattr(self.assembly.modules()[0], "tokenizer", None), "vocabulary", 0)
+        rows = (
+            name for name, tensor in state.items()
+            if name.startswith("text_encoder.") and tensor.ndim == 2 and len(tensor) == vocabulary
+        )  # fmt: skip
+        sent = (name for name in rows if any(method.shares(name, phase) for phase in self._phases()))
+        return next(sent, "")
+
+    def _one_pass(self, client: Client, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+        """Trains on the batches once, by the run's own optimiser; returns ids and mask of what it read."""
+        client.set_trainable(lambda name: True)
+        optimizer = self.experiment.training.build([weight for _, weight in client.trainable()], 1.0)
+        for batch in batches:
+            loss = self._own_loss(client.model(batch), batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [(batch["text"].cpu(), batch["text_mask"].cpu()) for batch in batches]
 
     def _phases(self) -> tuple[str, ...]:
         return self.experiment.method.phases(0)
@@ -390,14 +455,13 @@ class _Attacked:
 
     def _bounds(self, delta: float) -> Iterator[Bound]:
         """What differential privacy leaves to an attack, by site that told its epsilon."""
-        spent: dict[str, float] = {}
-        for record in self.history:
-            for site, figures in by_site(record).items():
-                if EPSILON in figures:
-                    spent[site] = max(figures[EPSILON], spent.get(site, 0.0))
-        for site, epsilon in sorted(spent.items()):
-            rates = tuple(100 * largest_rate(rate, epsilon, delta) for rate in RATES)
-            yield Bound(site, epsilon, delta, 100 * largest_area(epsilon, delta), rates)
+        units = {
+            RECORD: (RECORD_EPSILON, self.experiment.training.dp_delta), DATA_SET: (SITE_EPSILON, delta)
+        }  # fmt: skip
+        for unit, (name, at) in units.items():
+            for site, epsilon in sorted(largest_by_site(self.history, name).items()):
+                rates = tuple(100 * largest_rate(rate, epsilon, at) for rate in RATES)
+                yield Bound(site, epsilon, unit, at, 100 * largest_area(epsilon, at), rates)
 
 
 def _members(rows: Mapping[str, Sequence[int] | np.ndarray]) -> Tensor:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.run import presets
+from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.site_sources import SiteSources
+from fedvlp.training import dp_sgd
 from fedvlp.training.config import Training
 
 FILE = "cautions.json"
@@ -21,7 +23,8 @@ FILE = "cautions.json"
 def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
     disclosed = [f"{experiment.name}: {said}"] if (said := experiment.method.discloses()) else []
-    return [*drawn_data(experiment), *disclosed, *_small_splits(experiment, train_sizes(cohort))]
+    sizes = train_sizes(cohort)
+    return [*drawn_data(experiment), *disclosed, *_epsilon(experiment, sizes), *_small_splits(experiment, sizes)]
 
 
 def train_sizes(cohort: Cohort) -> dict[str, int]:
@@ -30,10 +33,17 @@ def train_sizes(cohort: Cohort) -> dict[str, int]:
 
 
 def drawn_data(experiment: Experiment) -> list[str]:
-    """The sentence for a paper's preset that is trained on drawn films; none for any other."""
+    """The sentence for a preset of real films that is trained on drawn ones; none for any other."""
     data = experiment.data
     sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
-    if experiment.name not in presets.PAPERS or not any(isinstance(source, SyntheticCohort) for source in sources):
+    if not any(isinstance(source, SyntheticCohort) for source in sources):
+        return []
+    if experiment.name in presets.OF_REAL_FILMS:
+        return [
+            f"{experiment.name} is for real films and reports, but these are the built-in cohort's, drawn by a "
+            "program: towers that learned from photographs and everyday sentences see little in them; give --data"
+        ]
+    if experiment.name not in presets.PAPERS:
         return []
     return [
         f"{experiment.name} has a paper's towers and schedule, but these are not the paper's data: the films and "
@@ -42,13 +52,33 @@ def drawn_data(experiment: Experiment) -> list[str]:
     ]
 
 
-def _small_splits(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
-    """Which sites have fewer training records than a batch: each of their steps takes all of them."""
+def _epsilon(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
+    """What a run with record-level differential privacy costs by its end, and what that covers."""
+    training, rounds = experiment.training, experiment.rounds.rounds
+    if not training.dp_noise or not rounds:
+        return []
+    last = rounds - 1
+    steps = dp_sgd.steps(experiment.method, last, len(experiment.method.phases(last)) - 1)
+    private = _private(experiment, sizes)
+    spent = {site: record_epsilon(training, count, steps) for site, count in private.items()}
+    worst = max(spent, key=lambda site: spent[site])
+    return [
+        f"differential privacy of one record (an image-text pair): epsilon {spent[worst]:.3g} at delta "
+        f"{training.dp_delta:g} after {steps} steps, the largest of the sites, that of {worst}. A patient with several "
+        "records costs more. The number of records and figures of val and test are not covered"
+    ]
+
+
+def _private(experiment: Experiment, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Training records by who trains on them, without the public set and sites that take no part."""
     elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
     private = {site: count for site, count in sizes.items() if site not in elsewhere}
-    if experiment.method.pooled:
-        private = {"all sites together": sum(private.values())}
-    said = [_smaller(private, experiment.training)]
+    return {"all sites together": sum(private.values())} if experiment.method.pooled else private
+
+
+def _small_splits(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
+    """Which sites have fewer training records than a batch: each of their steps takes all of them."""
+    said = [_smaller(_private(experiment, sizes), experiment.training)]
     if experiment.method.uses_public and PUBLIC in sizes:
         said.append(_smaller({"the public set": sizes[PUBLIC]}, experiment.server_training or experiment.training))
     return [sentence for sentence in said if sentence]

@@ -19,6 +19,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, parse, pinned
 from fedvlp.objectives import OBJECTIVES, ConVIRTConfig
 from fedvlp.run.config import from_config
+from fedvlp.training import dp_sgd, frozen_features
 from fedvlp.training.config import Training
 
 POOLED = "pooled"
@@ -89,6 +90,11 @@ class Experiment:
         require(seen in CHOICES, f"norm_statistics is {seen!r}; choose {' or '.join(CHOICES)}")
         # FLARE's component builder does not build what is in a list
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
+        if self.training.cache_features:
+            for model in (self.model, *(model for _, model in self.site_models)):
+                frozen_features.refuse_towers(model)
+        if self.training.dp_noise:
+            dp_sgd.refuse_settings(self.method, self.training)
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))
 

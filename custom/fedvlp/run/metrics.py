@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,13 @@ class MLflow:
 def suffix(record: Record, tag: str) -> str:
     """What is appended to a curve's name: "/<phase>" where every phase of a round has the curve, else nothing."""
     return f"/{record['phase']}" if is_of_phase(tag) and record["phase"] != EVALUATE else ""
+
+
+def largest_by_site(history: Sequence[Record], name: str) -> dict[str, float]:
+    """Site -> the largest value of its figure ``name`` in a run."""
+    seen: dict[str, float] = {}
+    for record in history:
+        for site, figures in by_site(record).items():
+            if name in figures:
+                seen[site] = max(figures[name], seen.get(site, 0.0))
+    return seen

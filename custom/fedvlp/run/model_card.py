@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.names import name_of
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.dual_encoder import describe
 from fedvlp.models.initial import SHIPPED, parse
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.metrics import Record, by_site, summary
+from fedvlp.run.metrics import Record, largest_by_site, summary
 from fedvlp.run.site_sources import SiteSources
-
-EPSILON = "privacy/epsilon"
-"""Figure of a site that clips and noises its updates (flare/privacy_filters.py)."""
 
 TEMPLATE = """\
 # {name}: an image-text model trained with fedvlp
@@ -192,21 +190,28 @@ def _recall_rows(figures: Mapping[str, Mapping[str, float]], columns: Mapping[st
 
 
 def _privacy(history: Sequence[Record]) -> str:
-    spent: dict[str, float] = {}
-    for record in history:
-        for site, figures in by_site(record).items():
-            if EPSILON in figures:
-                spent[site] = max(figures[EPSILON], spent.get(site, 0.0))
-    if not spent:
+    of_sets, of_records = (largest_by_site(history, name) for name in (SITE_EPSILON, RECORD_EPSILON))
+    if not of_sets and not of_records:
         return (
             "No site reported differential privacy: nothing bounds what these weights may tell of single records. "
             "Share them as you would share what was learned from the records themselves."
         )
-    said = ", ".join(f"{site} {epsilon:.3g}" for site, epsilon in sorted(spent.items()))
-    return (
-        f"Epsilon that sites reported: {said}, at the delta of each site's own policy. The unit is a site's whole data "
-        "set, so it says how well one site's taking part is hidden. Other sites reported none."
-    )
+    said = []
+    if of_sets:
+        said.append(
+            f"Epsilon that sites reported: {_listed(of_sets)}, at the delta of each site's own policy. The unit is a "
+            "site's whole data set, so it says how well one site's taking part is hidden. Other sites reported none."
+        )
+    if of_records:
+        said.append(
+            f"Epsilon of record-level training: {_listed(of_records)}, at the delta of the experiment. The unit is one "
+            "record, an image-text pair: of a patient with several, each alone."
+        )
+    return " ".join(said)
+
+
+def _listed(spent: Mapping[str, float]) -> str:
+    return ", ".join(f"{site} {epsilon:.3g}" for site, epsilon in sorted(spent.items()))
 
 
 def _classes(prompts: Mapping[str, Sequence[str]]) -> str:

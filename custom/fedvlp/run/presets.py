@@ -57,6 +57,15 @@ PAPER = ModelConfig(
 )  # fmt: skip
 
 
+REAL = ModelConfig(
+    image_tower="lite0", text_tower="minilm", max_tokens=112, image_size=224, head_hidden=256, head_norm="layer",
+    alignment=False, text_pooling="mean", pretrained=True, adapter_rank=0,
+    adapters="lora@f1a865086cb40f48d18bc3cee106e6ac1ded4ef89fcd5c7ffd2031d5df88060a",
+)  # fmt: skip
+"""Published towers (`fedvlp towers fetch`), frozen, that any machine can have; their checksum is known beforehand.
+
+The projection heads alone are trained, seconds a round: an alignment block as wide as Lite0 (1,280) takes minutes."""
+
 AUTO: dict[str, Any] = {"precision": "auto", "attention": "auto", "device": "auto"}
 """For the papers' sizes: each site trains as fast as its machine can. Demos give the same bytes everywhere."""
 
@@ -98,6 +107,15 @@ def _paper(name: str, method: Method) -> Experiment:
     training = Training(batch_size=388, lr=2e-5, weight_decay=0.05, threads=8, **AUTO)
     data = SyntheticCohort(image_size=256)
     return Experiment(name, method, PAPER, data=data, training=training, rounds=Rounds(rounds=25))
+
+
+def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
+    """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU."""
+    training = Training(
+        batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10, threads=2, cache_features=True
+    )
+    data = SyntheticCohort(image_size=224)  # whole: what is computed once is not cropped at random
+    return Experiment(name, method, REAL, data=data, training=training, rounds=Rounds(rounds=6))
 
 
 def _self_supervised(name: str, method: Method, objective: Objective) -> Experiment:
@@ -253,6 +271,10 @@ PRESETS: dict[str, Experiment] = {
             "fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20, share=True), DistillerConfig()
         ),
         PMS_FM_PAPER,
+        _real("feddra-real", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
+        _real("fedavg-real", FedAvg(local_steps=50)),
+        _real("local-real", Local(local_steps=50)),
+        _real("central-real", Centralized(local_steps=50), batch_size=4 * 32),  # as many records a step as four sites
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),
@@ -260,8 +282,11 @@ PRESETS: dict[str, Experiment] = {
 }
 
 
-PAPERS = tuple(name for name, experiment in PRESETS.items() if experiment.model.pretrained)
+PAPERS = tuple(name for name in PRESETS if name.endswith("-paper"))
 """The presets with the towers of a paper. Their figures mean something on the paper's data alone (run/cautions.py)."""
+
+OF_REAL_FILMS = tuple(name for name in PRESETS if name.endswith("-real"))
+"""The presets with frozen published towers, for a user's own films and reports."""
 
 
 def get(name: str) -> Experiment:

@@ -51,9 +51,16 @@ class Training:
     compile: bool = False  # torch.compile of both towers, where the machine has a compiler
     channels_last: bool = False  # memory format of images and convolutions
     clip_norm: float = 0.0  # largest norm of the gradient of all trained parameters together; 0 = any
+    dp_noise: float = 0.0  # record-level differential privacy (training/dp_sgd.py): the noise's standard deviation in
+    #                        units of what one record can change; 0 = none
+    dp_clip: float = 1.0  # largest norm of a group's gradient under dp_noise
+    dp_group: int = 8  # records, on average, of the groups whose gradients are shortened; at least 2
+    dp_delta: float = 1e-5  # at which epsilon is told, below 1; less than one over a site's records
     micro_batch: int = 0  # rows that go through the towers at a time, for batches larger than memory; 0 = all
     accumulation: str = "cached"  # of micro-batches: cached (gradient caching: loss and negatives of the whole batch,
     #                               exactly, for a second forward pass) | plain (each has its own loss and negatives)
+    cache_features: bool = False  # frozen towers (model.adapters=lora, adapter_rank=0) see each record once, cropped at
+    #                               the centre, and not at every step (training/frozen_features.py)
     gather_negatives: bool = False  # over several processes: False: each has its own loss and negatives, as in the
     #                                 papers' code; True: those of the whole batch, exactly
     device: str = "cpu"  # cpu | cuda | auto
@@ -70,6 +77,10 @@ class Training:
             value = getattr(self, name)
             require(0 <= value < 1, f"training.{name} is {value}; it must be in [0, 1)")
         require(self.threads >= 1, f"training.threads is {self.threads}; at least 1")
+        require(0 <= self.dp_noise < math.inf, f"training.dp_noise is {self.dp_noise}; 0 = no privacy of records")
+        require(0 < self.dp_clip < math.inf, f"training.dp_clip is {self.dp_clip}; it must be positive and finite")
+        require(self.dp_group >= 2, f"training.dp_group is {self.dp_group}; a contrastive group needs at least 2")
+        require(0 < self.dp_delta < 1, f"training.dp_delta is {self.dp_delta}; it must be in (0, 1)")
         require(0 <= self.clip_norm < math.inf, f"training.clip_norm is {self.clip_norm}; 0 = no clipping")
         for name in ("warmup_steps", "micro_batch", "checkpoint_steps"):
             value = getattr(self, name)

@@ -13,6 +13,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
+from fedvlp.training import dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint
 from fedvlp.training.step import Stepper
@@ -42,9 +43,15 @@ def train(
     phases = method.phases(message.round)
     index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
-    step = Stepper(client, training, message, seed(client.seed, client.name, message.round, index, "ranks"))
+    ranks = seed(client.seed, client.name, message.round, index, "ranks")
+    step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, ranks)
     warms_up = not (optimizer and step.go_on(optimizer))
-    batches = method.batches(client, message, training.batch_size, generator)
+    if training.dp_noise:
+        dp_sgd.refuse_settings(method, training)
+        dp_sgd.refuse_modules(client)
+        batches = dp_sgd.batches(client, method.steps(message.phase), training)
+    else:
+        batches = method.batches(client, message, training.batch_size, generator)
     if warms_up and training.make_up_warmup:
         batches = prolonged(batches, client, training, generator)
     views = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "views"))
