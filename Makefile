@@ -13,8 +13,8 @@ export PYTHONDONTWRITEBYTECODE =
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 $(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt provisioning/psi.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --require-hashes --only-binary :all: -r provisioning/requirements.txt
-	$(PIP) install --require-hashes --no-build-isolation -r constraints.txt
+	$(PIP) install --no-deps --require-hashes --only-binary :all: -r provisioning/requirements.txt
+	$(PIP) install --no-deps --require-hashes --no-build-isolation -r constraints.txt
 	$(PIP) install --no-deps --require-hashes --only-binary :all: -r provisioning/psi.txt
 	$(PIP) install --no-deps --no-build-isolation -e .
 	$(PIP) uninstall --yes rfc3987-syntax lark # jsonschema would compile their grammar in every process with MONAI

@@ -140,7 +140,7 @@ def test_the_image_asks_one_index_and_takes_what_the_lock_names() -> None:
     assert "-r requirements.txt" in fetched[0]
     for command in fetched:
         assert command.count('--index-url "$INDEX"') == 1
-        for words in ("--require-hashes", "--only-binary :all:", "PIP_CONFIG_FILE=/dev/null"):
+        for words in ("--require-hashes", "--no-deps", "--only-binary :all:", "PIP_CONFIG_FILE=/dev/null"):
             assert words in command
     for words in ("--no-index", "--no-deps", "fedvlp-*.whl"):
         assert words in own, "fedvlp itself is the signed wheel, and nothing is fetched"
