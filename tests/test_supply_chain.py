@@ -127,7 +127,7 @@ def installs() -> list[list[str]]:
 def test_make_installs_nothing_without_a_hash() -> None:
     *fetched, own = installs()
     assert [words[-1] for words in fetched[:2]] == ["provisioning/requirements.txt", "constraints.txt"]
-    assert all({"--require-hashes", "--no-deps"} <= set(words) for words in fetched), "the lock alone says what is installed"
+    assert all({"--require-hashes", "--no-deps"} <= set(words) for words in fetched), "pip resolves nothing"
     assert {"--no-deps", "--no-build-isolation", "."} <= set(own), "pip fetches nothing for it, setuptools neither"
     assert "--only-binary" in fetched[0]
     assert "--no-build-isolation" in fetched[1], "what is no wheel is built with the setuptools of the lock"
