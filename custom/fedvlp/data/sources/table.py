@@ -23,7 +23,7 @@ from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import read_masks
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
-from fedvlp.data.subgroups import AGE, table_of
+from fedvlp.data.subgroups import AGE, VIEW, table_of
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class TableSource:
     patient_column: str = "patient_id"  # absent: each image its own patient
     study_column: str = "study_id"  # absent: each image its own study
     split_column: str = "split"  # absent or "": drawn by patient, per site
+    view_column: str = "view"  # AP, PA, ...: a subgroup, and films are counted by it; absent or "": not known
     val_fraction: float = 0.1  # of the patients, when splits are drawn
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
@@ -198,7 +199,7 @@ class TableSource:
 
     def _named(self) -> list[str]:
         """All columns that the settings name."""
-        optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
+        optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
         return [*self._required(), *filter(None, optional)]
 
     def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
@@ -281,7 +282,7 @@ class TableSource:
             splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
-        subgroups, subgroup_names = _subgroups(used, _names(self.subgroup_columns))
+        subgroups, subgroup_names = _subgroups(used, self._grouping(present))
         texts = tuple(row.get(_TEXT, "") for row in used)
         sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
@@ -308,6 +309,11 @@ class TableSource:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
         )
+
+    def _grouping(self, present: set[str]) -> dict[str, str]:
+        """Subgroup -> the column that says it; the views are always called "view", so that sites can be joined."""
+        columns = {name: name for name in _names(self.subgroup_columns) if name != self.view_column}
+        return columns | ({VIEW: self.view_column} if self.view_column in present else {})
 
     def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
         """The labels of the sentences of all reports; None without a table of sentences."""
@@ -395,14 +401,18 @@ def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) 
     return labels, columns
 
 
-def _subgroups(rows: list[Row], columns: tuple[str, ...]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """``table_of`` of these columns. Raises ValueError for one with more values than a subgroup can have."""
-    cells = {column: ["" if report_text.is_missing(row[column]) else row[column] for row in rows] for column in columns}
+def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """``table_of`` of subgroup -> column. Raises ValueError for one with more values than a subgroup can have."""
+    cells = {
+        name: ["" if report_text.is_missing(row[column]) else row[column] for row in rows]
+        for name, column in columns.items()
+    }
     for name, given in cells.items():
         if name.lower() != AGE and (count := len(set(given))) > _MAX_CLASSES:
             raise ValueError(
                 f"table source: subgroup column {name!r} has {count} values, at most {_MAX_CLASSES}; an age goes into "
-                "a column named age, which becomes bands of 20 years"
+                "a column named age, which becomes bands of 20 years; "
+                'view_column="" leaves the views out'
             )
     return table_of(cells)
 
