@@ -33,6 +33,7 @@ BELOW_ROOT = {"below_root": True}
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
+LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
 _ID, _TEXT, _NUMBER, _TOO_LONG = (
     "\0id",
     "\0text",
@@ -55,14 +56,17 @@ class _Skips:
 
     def check(self) -> None:
         """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
+        if self._total == 0:
+            raise ValueError("table source: the table has no row below its header; give the one that was exported whole")
         bad = sum(map(len, self.rows.values()))
-        if bad == self._total or bad > self._most * self._total:  # an empty table too
+        if bad == self._total or bad > self._most * self._total:
             ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
+            with_text = any(reason.startswith("burned-in") for reason in self.rows)
+            looked = "; look at the films with text in them: burned_in=accept takes them as they are" * with_text
             counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts) or 'the table is empty'}. Repair them (row 1 is below the header), or raise "
-                "max_skipped"
+                f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{looked}"
             )
 
 
@@ -185,6 +189,8 @@ class TableSource:
         return cohort, summary
 
     def _check(self) -> None:
+        if self.root and not Path(self.root).is_dir():
+            raise ValueError("table source: the folder of the images (root) is no folder")
         for name in ("val_fraction", "test_fraction", "max_skipped"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"table source: {name} must be in 0..1, got {getattr(self, name)}")
@@ -226,7 +232,8 @@ class TableSource:
             )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
-                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line"
+                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line, e.g. "
+                "table:FILE,image_column=Bild,report_column=Befund"
                 f"{without}"
             )
         return {column for column in self._named() if column in columns}
@@ -421,7 +428,7 @@ def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np
     """Labels [N, L] of N words, nan for an empty one, and the L classes: ``values``, or the words that occur."""
     names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
     if len(names) > _MAX_CLASSES:
-        raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}")
+        raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}")
     labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
     labels[[report_text.is_missing(word) for word in words]] = np.nan
     return labels, names
