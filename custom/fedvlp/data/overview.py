@@ -105,12 +105,18 @@ def repeated_reports(cohort: Cohort) -> tuple[int, int]:
     return len(shared), sum(report in shared for report in cohort.reports)
 
 
-def subgroup_counts(cohort: Cohort, name: str) -> dict[str, dict[str, int]]:
-    """Value of the subgroup ``name`` -> site, or split, of :func:`groups` -> records. "" where it is not known."""
+def subgroup_counts(cohort: Cohort, name: str, counted: np.ndarray | None = None) -> dict[str, dict[str, int]]:
+    """Value of the subgroup ``name`` -> site, or split, of :func:`groups` -> records. "" where it is not known.
+
+    ``counted`` [N] bool: the records to count; None: all.
+    """
+    of_rows = groups(cohort)
     values = cohort.subgroup(name)
-    order = sorted(set(values.tolist()), key=lambda value: (value == "", value))
+    rows = np.ones(len(cohort), dtype=bool) if counted is None else counted
+    order = sorted(set(values[rows].tolist()), key=lambda value: (value == "", value))
     return {
-        value: {group: int((values[rows] == value).sum()) for group, rows in groups(cohort).items()} for value in order
+        value: {group: int((values[of_group][rows[of_group]] == value).sum()) for group, of_group in of_rows.items()}
+        for value in order
     }
 
 

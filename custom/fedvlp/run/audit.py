@@ -230,6 +230,7 @@ class _Attacked:
     """A finished run, and the records by which it is attacked."""
 
     def __init__(self, folder: RunFolder) -> None:
+        folder.experiment()  # says so where there is no run
         require(folder.model.exists(), f"{folder.path} has not finished, so there is no model to attack; go on with it")
         self.experiment = folder.experiment()
         torch.set_num_threads(self.experiment.training.threads)

@@ -287,10 +287,10 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
 
     Each model of ``choices.against`` is probed alike and compared by DeLong's test.
     """
+    models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
     cohort = _records(folder, choices)
     one, *others = (
-        probes.linear_probe(choices.probe, load_encoders(path).to(_device(folder)), cohort, choices.steps)
-        for path in (folder.path, *choices.against)
+        probes.linear_probe(choices.probe, model.to(_device(folder)), cohort, choices.steps) for model in models
     )
     named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
     differences = probes.compare(one, named, choices.probe.resamples)
