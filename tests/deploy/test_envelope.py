@@ -438,7 +438,7 @@ def test_a_job_without_a_presets_name_is_shown_whole() -> None:
 
 def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, dict[str, str]]:
     """A site that trains so many steps on so few records from towers that have learned."""
-    chosen = asked(method__local_steps=steps, training__lr=2e-3, training__warmup_steps=0, training__batch_size=16)
+    chosen = asked(method__local_steps=steps, training__lr=1e-3, training__warmup_steps=0, training__batch_size=16)
     chosen = override(chosen, "model.head_norm", "layer")
     handler = TaskHandler(chosen, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
     assembly = Assembly(at_site(chosen, SITE, kit / "local"))
@@ -452,7 +452,7 @@ def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, d
 def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A planted leak: sixteen records, again and again. The log has the area and nothing of a record."""
     limits(kit, least_records=2, most_membership=80)
-    handler, message, run = leak(kit, steps=25, records=16)
+    handler, message, run = leak(kit, steps=60, records=16)
     with caplog.at_level("INFO"), pytest.raises(EnvelopeError, match="can be told from others with an area of") as said:
         handler.answer(message, run, lambda: False)
     assert float(str(said.value).partition("area of ")[2].split()[0]) > 90

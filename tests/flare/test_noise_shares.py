@@ -1,4 +1,4 @@
-"""Noise that sites share: of the sum it is what epsilon was booked for, also where sites drop out down to the quorum."""
+"""Noise that sites share: of the sum it is what epsilon was booked for, also where sites drop out."""
 
 from __future__ import annotations
 

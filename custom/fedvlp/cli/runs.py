@@ -237,6 +237,9 @@ def audit(
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
     ] = True,
+    invert: Annotated[
+        float, typer.Option("--invert", help="Seconds to draw films from a gradient; tiny towers alone are worth it.")
+    ] = 0.0,
     plugins: Plugins = None,
 ) -> None:
     """Attacks a run's model: can its training records be told from others like them? Says so in report and card."""
@@ -248,7 +251,7 @@ def audit(
 
     use_plugins(plugins)
     folder = RunFolder(run)
-    measured = audits.measure(folder, controls)
+    measured = audits.measure(folder, controls, invert=invert)
     console = Console()
     console.print(*audit_tables(measured))
     for sentence in measured.controls():

@@ -435,8 +435,8 @@ REASONS = (
     Reason("PrivacyError", "the update has other tensors than the task brought, so its change is unknown"),
     Reason(
         "PrivacyError",
-        "this site has {number} training records, and the noise is made for 1 to {number2} at each site; all sites agree "
-        "on another samples of NoiseAndEncrypt",
+        "this site has {number} training records, and the noise is made for 1 to {number2} at each site; all sites "
+        "agree on another samples of NoiseAndEncrypt",
     ),
     Reason(
         "PrivacyError",

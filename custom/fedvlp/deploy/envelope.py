@@ -69,7 +69,7 @@ class Envelope:
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
-    most_membership: float = 100.0  # percent, 50 to 100: refused above (evaluation/audit/outgoing.py); 100: not measured
+    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/outgoing.py); 100: not measured
     least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
 
     def __post_init__(self) -> None:
@@ -99,7 +99,9 @@ class Envelope:
         """Raises EnvelopeError unless a job with this experiment may run here."""
         _refuse_extremes(experiment)
         if self.presets or self.accepted:
-            usual = replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
+            usual = (
+                replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
+            )
             named = any(_is_preset(usual, name) for name in self.presets) or fingerprint(experiment) in self.accepted
             if not named:
                 raise EnvelopeError(

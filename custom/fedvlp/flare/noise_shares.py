@@ -1,7 +1,7 @@
 """Noise that the sites of an encrypted run share: each adds a part, and nobody sees anything but the sum.
 
-Distributed noise (Dwork et al., 2006, doi:10.1007/11761679_29) under the encryption of flare/encryption.py. For the same
-epsilon the noise of the mean is about sqrt(N) times smaller than where each of N sites adds all of it.
+Distributed noise (Dwork et al., 2006, doi:10.1007/11761679_29) under the encryption of flare/encryption.py. For the
+same epsilon the noise of the mean is about sqrt(N) times smaller than where each of N sites adds all of it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedvlp.flare.privacy_filters import ClipAndNoise, received
 class NoiseAndEncrypt(ClipAndNoise):
     """task_result filter of a site, in the place of ``Encrypt``: clips, adds a share of the noise, and encrypts.
 
-    Site k sends ``n_k (w + d_k min(1, clip / |d_k|)) + N(0, (noise_multiplier clip samples)^2 / honest)`` as ciphertexts;
-    of such sums everybody sees but the total. ``samples``: training records of the largest site, the same number at all
-    sites, so that one site changes the total by at most ``2 clip samples``. ``honest``: shares that are sure to be in
-    every total and that its reader does not know. A round needs the updates of a quorum, and a site that reads the total
-    knows its own share, so ``honest`` must be below the site's ``envelope.least_quorum``; by one less for each site that
-    may work together with it. Epsilon is booked for ``honest`` shares: sites that drop out, down to the quorum, do not
-    raise it, and those that answer beyond it only lower it. Its unit is the whole data set of a site.
+    Site k sends ``n_k (w + d_k min(1, clip / |d_k|)) + N(0, (noise_multiplier clip samples)^2 / honest)`` encrypted;
+    of such sums nobody sees anything but the total. ``samples``: training records of the largest site, the same number
+    at all sites, so that one site changes the total by at most ``2 clip samples``. ``honest``: shares that are sure to
+    be in every total and that its reader does not know. A round needs the updates of a quorum, and a site that reads
+    the total knows its own share, so ``honest`` must be below the site's ``envelope.least_quorum``, and lower by one
+    for each site that may work together with it. Epsilon is booked for ``honest`` shares: sites that drop out, down to
+    the quorum, do not raise it, and those that answer beyond it lower it. Its unit is the whole data set of a site.
 
     Whoever has a single ciphertext and the sites' common key reads that update under its share of the noise alone.
     """
@@ -62,8 +62,8 @@ class NoiseAndEncrypt(ClipAndNoise):
         own = update.num_samples
         if not 1 <= own <= self.samples:
             raise PrivacyError(
-                f"this site has {own} training records, and the noise is made for 1 to {self.samples} at each site; all "
-                "sites agree on another samples of NoiseAndEncrypt"
+                f"this site has {own} training records, and the noise is made for 1 to {self.samples} at each site; "
+                "all sites agree on another samples of NoiseAndEncrypt"
             )
         cipher = Cipher.load(self.context, fl_ctx)
         share = share_of(self.noise_multiplier, self.honest) * self.samples / own  # it is multiplied by own below

@@ -1,9 +1,9 @@
 """Membership by a record's gradient: how long it is, and whether the model went the way that it points.
 
-A record that was trained on has a shorter gradient (Nasr et al., 2019, https://arxiv.org/abs/1812.00910), and an update
-that it took part in goes against it (Li et al., 2022, https://arxiv.org/abs/2208.11945). Counted over the weights of the
-linear layers, which are most of a transformer's: of these the gradient of every record of a batch follows from what
-went into the layer and what came back to it (Goodfellow, 2015, https://arxiv.org/abs/1510.01799).
+A record that was trained on has a shorter gradient (Nasr et al., 2019, https://arxiv.org/abs/1812.00910), and an
+update that it took part in goes against it. Counted over the weights of the linear layers, which are most of a
+transformer's: of these the gradient of every record of a batch follows from what went into the layer and what came back
+to it (Goodfellow, 2015, https://arxiv.org/abs/1510.01799).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Membership of one update: can its receiver, who knows the model before it, say which records it was trained on?
 
-Measured where the records are, before the update leaves: on the records that it was trained on against the site's held-out
-ones, as many findings and texts of like length. Scores are how far the update moved loss and cosine of each record, and
-whether it went against the record's gradient (gradients.py).
+Measured where the records are, before the update leaves: on the records that it was trained on against the site's
+held-out ones of as many findings and texts of like length. Scores are how far the update moved loss and cosine of each
+record, and whether it went against the record's gradient (gradients.py).
 """
 
 from __future__ import annotations
