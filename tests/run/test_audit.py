@@ -149,6 +149,18 @@ def test_the_command(run: RunFolder) -> None:
     assert "audit.json" in done.output
 
 
+def test_a_site_sees_what_its_limit_would_measure(run: RunFolder) -> None:
+    """One more update of each site; nothing of the run changes."""
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(app, ["audit", str(run.path), "--outgoing"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for site in ("site-1", "site-2"):
+        (line,) = [line for line in done.output.splitlines() if line.startswith(f"{site}: area ")]
+        assert 0 <= float(line.split()[2]) <= 100
+    assert "envelope.most_membership" in done.output
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("kind", ["classifier", "local"])
 def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: Path) -> None:
     if kind == "local":

@@ -234,10 +234,10 @@ REASONS = (
     Reason("InitialWeightsError", "model.init *", "the weights to start from are not there, or damaged"),
     Reason(
         "NormalisationError",
-        "*: the server sent {number} tensors of batch normalisation, e.g. *; under norm_statistics=site it has none. "
-        "Server and site must run the same experiment",
-        "the server sent {number} tensors of batch normalisation; under norm_statistics=site it has none. Server and "
-        "site must run the same experiment",
+        "*: the server sent {number} tensors of batch normalisation or private adapters, e.g. *; under these settings "
+        "it has none. Server and site must run the same experiment",
+        "the server sent {number} tensors of batch normalisation or private adapters; under these settings it has "
+        "none. Server and site must run the same experiment",
     ),
     # Counting shared patients
     Reason(

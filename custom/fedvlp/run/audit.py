@@ -43,6 +43,7 @@ from fedvlp.evaluation.intervals import Interval
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.serialization import CARD
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.audit_representations import SENT, representation_scores
 from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
 from fedvlp.run.evaluate import last_server, loader, own_models
 from fedvlp.run.folder import RunFolder
@@ -126,7 +127,7 @@ class Audit:
 
     def strongest(self) -> Membership:
         """The attack on what training made, at all sites together, with the largest area."""
-        return max(self.of(TRAINED) + self.of(OWN), key=lambda row: row.area.value)
+        return max(self.of(TRAINED) + self.of(OWN) + self.of(SENT), key=lambda row: row.area.value)
 
     def controls(self) -> list[str]:
         """What the controls say, a sentence each; they decide whether the other figures are evidence."""
@@ -267,7 +268,7 @@ class _Attacked:
 
     def __init__(self, folder: RunFolder) -> None:
         require(folder.model.exists(), f"{folder.path} has not finished, so there is no model to attack; go on with it")
-        self.experiment = folder.experiment()
+        self.folder, self.experiment = folder, folder.experiment()
         torch.set_num_threads(self.experiment.training.threads)
         self.assembly = Assembly(self.experiment, folder.path)
         self.server = last_server(folder)
@@ -324,6 +325,7 @@ class _Attacked:
         if own:
             of_own = {site: self._scores(site, own.get(site, state), load) for site in self.data}
             scored[OWN] = self._gained(start, of_own, aligned=True)
+        scored |= representation_scores(self.assembly, self.folder, state, self.data)
         weights = self._weights(self.rows)
         rows = [row for model, of in scored.items() for row in self._measured(model, of, weights, resamples)]
         if controls:
