@@ -1,9 +1,9 @@
 """Membership by what sites show of public records, where no weights travel (CreamFL and its relatives).
 
 The attacker has a model of its own and, of every public record, what the site's model makes of it. From its own
-representations it guesses the site's by a linear map (ridge regression on the public records), a simple form of stealing
-an encoder (StolenEncoder; Liu et al., 2022, https://arxiv.org/abs/2201.05889). The score of any other record is the
-cosine of the guesses for its film and its report: a site's model was trained to make these alike for its own records.
+representations it guesses the site's by a linear map (ridge regression on the public records), which is a simple form
+of stealing an encoder (Liu et al., 2022, https://arxiv.org/abs/2201.05889). The score of any other record is the cosine
+of the guesses for its film and its report: a site's model was trained to make these alike for its own records.
 """
 
 from __future__ import annotations
