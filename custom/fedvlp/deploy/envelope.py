@@ -150,7 +150,7 @@ class Envelope:
 
     def refuse_telling(self, area: Interval) -> None:
         """Raises EnvelopeError for an update of which records can be told, even at the interval's low end."""
-        if area.low > self.most_membership:
+        if not area.low <= self.most_membership:  # nor where it is nan
             raise EnvelopeError(
                 f"records that the update was trained on can be told from others with an area of {area.value:.1f} "
                 f"({area.low:.1f} at least); this site lets none go above {self.most_membership:g}: fewer local steps, "

@@ -112,8 +112,8 @@ class Audit:
     rows: tuple[Membership, ...]
     bounds: tuple[Bound, ...]  # of the sites that told an epsilon
     words: tuple[Words, ...] = ()  # what updates tell of reports, where a word embedding travels
-    canaries: tuple[Exposure, ...] = ()  # of image-text models
-    sites: tuple[SiteInference, ...] = ()  # where sites send weights
+    canaries: tuple[Exposure, ...] = ()  # these three of image-text models, where sites send weights
+    sites: tuple[SiteInference, ...] = ()
     inversion: tuple[Inversion, ...] = ()  # where it was asked for
 
     def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
@@ -314,12 +314,12 @@ class _Attacked:
     def audit(self, controls: bool, resamples: int, delta: float, invert: float) -> Audit:
         state = self.experiment.method.finish(self.server)
         own = own_models(self.assembly, self.server, state)
-        updates = Updates(self.assembly, state, self.rows)
         initial = self.assembly.initial()
         load = loader(self.assembly)
+        updates = Updates(self.assembly, state, self.rows, load)
         start = {site: self._scores(site, initial, distortion.load, own.get(site, state)) for site in self.data}
         scored = {UNTRAINED: {site: scores.of for site, scores in start.items()}}
-        if any(map(updates.shared, state)) or not own:
+        if updates.travels or not own:
             of_all = {site: self._scores(site, state, load) for site in self.data}
             scored[TRAINED] = self._gained(start, of_all, aligned=not own)
         if own:

@@ -51,10 +51,12 @@ Rows = Mapping[str, Mapping[str, np.ndarray]]
 class Updates:
     """The updates that the sites of a run would send next, and attacks on them."""
 
-    def __init__(self, assembly: Assembly, state: State, rows: Rows) -> None:
+    def __init__(self, assembly: Assembly, state: State, rows: Rows, load: distortion.Load) -> None:
+        """``state``: the trained model, which ``load`` puts into a client as a site has it."""
         self.assembly, self.experiment = assembly, assembly.experiment
-        self.state, self.rows = state, rows
+        self.state, self.rows, self.load = state, rows, load
         self.seed = self.experiment.rounds.seed
+        self.travels = any(map(self.shared, state))  # whether sites send weights
 
     def shared(self, name: str) -> bool:
         """Whether sites send the tensor."""
@@ -95,7 +97,7 @@ class Updates:
     def _client(self, site: str, data: Any) -> Client:
         """The trained model at a site, all of it to be trained."""
         client = self.assembly.client(site, data)
-        distortion.load(client, self.state, site)
+        self.load(client, self.state, site)
         client.set_trainable(lambda name: True)
         return client
 
@@ -116,7 +118,7 @@ class Updates:
         rows, cohort = self.rows[site], self.assembly.cohort
         count = min(CANARIES, len(rows[OTHERS]) // 2)
         data = self.assembly.serve(cohort, {name: rows[name] for name in (MEMBERS, OTHERS)})
-        if count < 2:
+        if count < 2 or not self.travels:
             return
         words = sorted({word for row in rows[MEMBERS] for word in re.findall(r"[^\W_]+", cohort.reports[row].lower())})
         own, others = phrases(2 * count, words, self.seed), phrases(CANDIDATES - 1, words, self.seed + 1)
@@ -174,7 +176,7 @@ class Updates:
     def sites(self) -> Iterator[SiteInference]:
         """Whose update it is, where there are several sites and they send weights."""
         names = list(self.rows)
-        if len(names) < 2 or not any(map(self.shared, self.state)):
+        if len(names) < 2 or not self.travels:
             return
         gradients = [(number, vector) for number, site in enumerate(names) for vector in self._gradients(site)]
         if {number for number, _ in gradients} != set(range(len(names))):
@@ -212,6 +214,8 @@ class Updates:
 
     def inversion(self, seconds: float) -> Iterator[Inversion]:
         """Films of the site with most records, from the gradient of one step on few of them."""
+        if not self.travels:
+            return
         site = self._largest()
         rows = self.rows[site]
         others = rows[OTHERS][:FILMS_BESIDE]
