@@ -74,20 +74,19 @@ def test_the_controls(audit: audits.Audit) -> None:
     for row in audit.of(audits.UNTRAINED):
         assert row.area.low - 3 <= 50 <= row.area.high + 3
     assert max(row.area.value for row in audit.of(audits.PLANTED)) > audits.LEAK_ABOVE
-    untrained, planted = audit.controls()
+    untrained, planted, _ = audit.controls()
     assert "as it must be" in untrained
     assert "The attack finds it" in planted
     assert {row.site for row in audit.rows} == {"", "site-1", "site-2"}
 
 
 def test_records_are_told_by_their_gradients_too(audit: audits.Audit) -> None:
-    """Alone, what was learned by heart has a short gradient, and the model went against it."""
+    """Alone, what was learned by heart has a short gradient."""
     of_leak = {row.attack: row.area.value for row in audit.of(audits.PLANTED)}
     assert of_leak["gradient"] > 75
-    assert of_leak["alignment"] > 75
     assert "gradient, gained" in of_leak
     assert {row.attack for row in audit.of(audits.TRAINED)} == {
-        "loss", "cosine", "gradient", "loss, gained", "cosine, gained", "gradient, gained", "alignment",
+        "loss", "cosine", "gradient", "loss, gained", "cosine, gained", "gradient, gained",
     }  # fmt: skip
 
 

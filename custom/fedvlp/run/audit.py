@@ -24,7 +24,7 @@ from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure
 from fedvlp.evaluation.audit.canaries import PLANTED as PLANTED_CANARIES
-from fedvlp.evaluation.audit.gradients import ALIGNED, GRADIENT
+from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.inversion import Inversion
 from fedvlp.evaluation.audit.membership import (
     RATES,
@@ -71,14 +71,6 @@ COLUMNS = ("model", "score", "site", "members", "others", "area, %", *FOUND)
 RECORD, DATA_SET = "one record", "whole data set"
 BOUNDS = ("site", "epsilon", "unit", "delta", "area, %", *FOUND)
 """Heads of the tables of attacks and of bounds."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores [members + others] of a site's records, by attack, and of the change that followed (gradients.py)."""
-
-    of: dict[str, Tensor]
-    aligned: Tensor
 
 
 @dataclass(frozen=True)
@@ -317,14 +309,13 @@ class _Attacked:
         initial = self.assembly.initial()
         load = loader(self.assembly)
         updates = Updates(self.assembly, state, self.rows, load)
-        start = {site: self._scores(site, initial, distortion.load, own.get(site, state)) for site in self.data}
-        scored = {UNTRAINED: {site: scores.of for site, scores in start.items()}}
+        start = {site: self._scores(site, initial, distortion.load) for site in self.data}
+        scored = {UNTRAINED: start}
         if updates.travels or not own:
-            of_all = {site: self._scores(site, state, load) for site in self.data}
-            scored[TRAINED] = self._gained(start, of_all, aligned=not own)
+            scored[TRAINED] = self._gained(start, {site: self._scores(site, state, load) for site in self.data})
         if own:
             of_own = {site: self._scores(site, own.get(site, state), load) for site in self.data}
-            scored[OWN] = self._gained(start, of_own, aligned=True)
+            scored[OWN] = self._gained(start, of_own)
         scored |= representation_scores(self.assembly, self.folder, state, self.data)
         weights = self._weights(self.rows)
         rows = [row for model, of in scored.items() for row in self._measured(model, of, weights, resamples)]
@@ -341,32 +332,24 @@ class _Attacked:
             inversion=tuple(updates.inversion(invert)) if invert else (),
         )
 
-    def _phases(self) -> tuple[str, ...]:
-        return self.experiment.method.phases(0)
-
-    def _gained(
-        self, start: Mapping[str, Scores], after: Mapping[str, Scores], aligned: bool
-    ) -> dict[str, dict[str, Tensor]]:
+    def _gained(self, start: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         """Every site's scores, and beside them how far they are above those of the untrained model."""
-        out = {}
-        for site, scores in after.items():
-            gained = {name + GAINED: score - start[site].of[name] for name, score in scores.of.items()}
-            out[site] = {**scores.of, **gained} | ({ALIGNED: start[site].aligned} if aligned else {})
-        return out
+        return {
+            site: {**scores, **{name + GAINED: score - start[site][name] for name, score in scores.items()}}
+            for site, scores in after.items()
+        }
 
-    def _scores(self, site: str, state: State, load: distortion.Load, after: State | None = None) -> Scores:
-        """Scores of a site's records under a model; their alignment with the change from it to the model ``after``."""
+    def _scores(self, site: str, state: State, load: distortion.Load) -> dict[str, Tensor]:
+        """Scores [members + others] of a site's records by attack."""
         client = self.assembly.client(site, self.data[site])
         load(client, state, site)
-        change = {name: after[name] - state[name] for name in after} if after else {}
-        return self._of_model(client, self.data[site], change)
+        return self._of_model(client, self.data[site])
 
-    def _of_model(self, client: Client, data: Any, change: State) -> Scores:
+    def _of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
         batches = {name: list(data.batches(name, LEAK_BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
         client.set_trainable(lambda name: True)
-        scores = record_scores(client.model, batches)
-        found = record_directions(client.model, batches, change)
-        return Scores({**scores, GRADIENT: found.shortness()}, found.alignment())
+        found = record_directions(client.model, batches, {})
+        return {**record_scores(client.model, batches), GRADIENT: found.shortness()}
 
     def _weights(self, rows: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
         """Site -> weights of its members and others."""
@@ -423,13 +406,9 @@ class _Attacked:
         data = self.assembly.serve(self.assembly.cohort, rows)
         client = self.assembly.client(site, data)
         distortion.load(client, initial, site)
-        before = {name: tensor.detach().clone() for name, tensor in client.state().items()}
+        start = {site: self._of_model(client, data)}
         self._memorise(client, data, len(rows[MEMBERS]))
-        after = self._of_model(client, data, {})
-        change = {name: tensor.detach() - before[name] for name, tensor in client.state().items()}
-        distortion.load(client, before, site)
-        start = self._of_model(client, data, change)
-        scores = self._gained({site: start}, {site: after}, aligned=True)[site]
+        scores = self._gained(start, {site: self._of_model(client, data)})[site]
         member = _members(rows)
         weight = torch.ones(len(member), dtype=torch.float64)
         for attack, of in scores.items():

@@ -1,9 +1,10 @@
 """Membership by a record's gradient: how long it is, and whether the model went the way that it points.
 
 A record that was trained on has a shorter gradient (Nasr et al., 2019, https://arxiv.org/abs/1812.00910), and an
-update that it took part in goes against it. Counted over the weights of the linear layers, which are most of a
-transformer's: of these the gradient of every record of a batch follows from what went into the layer and what came back
-to it (Goodfellow, 2015, https://arxiv.org/abs/1510.01799).
+update that it took part in goes against it. The latter is so for one update: over a whole run the model turns, and a
+leak that the former finds is not seen in the direction of the total change. Counted over the weights of the linear
+layers, which are most of a transformer's: of these the gradient of every record of a batch follows from what went into
+the layer and what came back to it (Goodfellow, 2015, https://arxiv.org/abs/1510.01799).
 """
 
 from __future__ import annotations
