@@ -161,11 +161,16 @@ GROUPS = ("encoder", "alignment", "head")
 def group(name: str) -> str:
     """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix.
 
-    Adapters of an encoder are of its group.
+    Adapters of an encoder are of its group, private ones too.
     """
     prefix = name.partition(".")[0]
     seen = prefix.rpartition("_")[2]
-    return "encoder" if seen == "adapter" else seen
+    return "encoder" if seen in ("adapter", "private") else seen
+
+
+def is_private(name: str) -> bool:
+    """Whether a tensor is of an adapter that never leaves its site (models/adapters.py)."""
+    return name.partition(".")[0].endswith("_private")
 
 
 MODALITIES = ("image", "text")

@@ -231,8 +231,8 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
     """The test images of a cohort of no site. Raises ValueError where there is none, or no model is made for them."""
     if assembly.site_only():
         raise ValueError(
-            "zero-shot: every site of this run keeps its normalisation (norm_statistics=site), so no model is made for "
-            "other records; leave --data out, or evaluate a run with averaged statistics"
+            "zero-shot: every site of this run keeps its normalisation (norm_statistics=site) or private adapters, so "
+            "no model is made for other records; leave --data out, or evaluate a run without"
         )
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
