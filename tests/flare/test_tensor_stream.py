@@ -16,7 +16,8 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.aggregation import StreamingMean, in_site_order, update_norm
+from fedvlp.core.aggregation import StreamingMean, in_site_order
+from fedvlp.core.change import update_norm
 from fedvlp.core.gate import check, check_tensors
 from fedvlp.core.types import Expected, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
