@@ -36,7 +36,7 @@ from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.change import EXACT_NUMEL, Change
 from fedvlp.core.gate import check_tensors
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, LazyState, State, Update
+from fedvlp.core.types import Broadcast, LazyState, State, Update, size_of
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.methods import FedAvg
 
@@ -97,6 +97,9 @@ class Held(LazyState):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._state[name]
+
+    def size(self, name: str) -> int:
+        return size_of(self._state[name])
 
 
 class Contest:

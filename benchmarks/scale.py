@@ -31,7 +31,7 @@ from common import MIB, machine, rounded, say, table
 from torch import Tensor
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, LazyState, State, Update
+from fedvlp.core.types import Broadcast, LazyState, State, Update, size_of
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.methods.softpull import SoftPull
@@ -122,6 +122,9 @@ class Trained(LazyState):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._received[name] * self._factor
+
+    def size(self, name: str) -> int:
+        return size_of(self._received[name])
 
 
 def trained(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Update]]:

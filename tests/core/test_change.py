@@ -13,7 +13,7 @@ from fedvlp.core import change
 from fedvlp.core.aggregation import bounded
 from fedvlp.core.change import BESIDE, STATISTICS, WEIGHTS, Change, change_norms, update_norm
 from fedvlp.core.gate import check, check_tensors
-from fedvlp.core.types import Expected, LazyState, State, Update
+from fedvlp.core.types import Expected, LazyState, State, Update, size_of
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 
@@ -29,6 +29,9 @@ class Counting(LazyState):
     def __getitem__(self, name: str) -> Tensor:
         self.reads[name] += 1
         return self._state[name]
+
+    def size(self, name: str) -> int:
+        return size_of(self._state[name])
 
 
 @pytest.fixture(params=["float64", "float32"])

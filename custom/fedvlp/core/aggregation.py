@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedvlp.core.change import BESIDE, BLOCK, EXACT_NUMEL, KINDS, Norms, change_norms, kind_of
 from fedvlp.core.checkpoint import unwritten
-from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update
+from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update, size_of
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
@@ -307,6 +307,11 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
 
 
 def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message, read one by one; what else a reply may hold is for the gate to refuse."""
-    values = (value for tensors in (message.state, message.aux) for value in tensors.values())
-    return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))
+    """Bytes of the tensors in a message; what else a reply may hold is for the gate to refuse."""
+    return sum(_size(tensors) for tensors in (message.state, message.aux))
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    if isinstance(tensors, LazyState):
+        return sum(tensors.size(name) for name in tensors)
+    return sum(size_of(value) for value in tensors.values())

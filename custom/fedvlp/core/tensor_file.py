@@ -33,9 +33,8 @@ class TensorFile(LazyState):
         """Raises CheckpointError for a file that is missing, damaged or of another kind."""
         try:
             with open(path, "rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(size))
-                end = file.seek(0, os.SEEK_END)
+                size, end = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+                header = json.loads(file.read(min(size, end)))
             header.pop("__metadata__", None)
             self._start = {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
             self._shape = {name: tuple(entry["shape"]) for name, entry in header.items()}

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedvlp.core.types import LazyState, State
+from fedvlp.core.types import LazyState, State, size_of
 
 PIPE_BYTES = 1 << 20
 """Tensors of together fewer bytes go through the pipe."""
@@ -60,6 +60,9 @@ class Views(LazyState):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
+
+    def size(self, name: str) -> int:
+        return size_of(self._tensors[name])
 
 
 def tensor_bytes(state: Mapping[str, Tensor]) -> bytes:
