@@ -34,6 +34,15 @@ class LazyState(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def size(self, name: str) -> int:
+        """Bytes of a tensor. Who can tell without making it does."""
+        return size_of(self[name])
+
+
+def size_of(value: object) -> int:
+    """Bytes of a tensor; of anything else 0."""
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
 
 Batch = dict[str, Tensor]
 """One step's input; a missing key is a missing modality.
