@@ -313,8 +313,8 @@ class Watched:
     def __init__(self, data: Any, targets: Callable[[Tensor], Tensor] | None = None) -> None:
         self.unwatched = data
         self._targets = targets or (lambda labels: labels)
-        self._trained: set[int] = set()
-        self._readings: list[tuple[str, set[int]]] = []  # split and records, of every time that it was read
+        self._trained: list[Tensor] = []  # rows of every batch, wherever they are: to look at them, a GPU is waited for
+        self._readings: list[tuple[str, list[Tensor]]] = []  # split and rows, of every time that it was read
         self._classes: list[tuple[str, list[Tensor]]] = []  # split and targets [B, L], of every time
 
     def __getattr__(self, name: str) -> Any:
@@ -324,7 +324,7 @@ class Watched:
         return _noting(self.unwatched.train_batches(steps, batch_size, generator), self._trained)
 
     def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
-        reading: set[int] = set()
+        reading: list[Tensor] = []
         self._readings.append((split, reading))
         targets: list[Tensor] = []
         self._classes.append((split, targets))
@@ -333,20 +333,21 @@ class Watched:
     def _with_targets(self, batches: Iterator[Batch], into: list[Tensor]) -> Iterator[Batch]:
         for batch in batches:
             if "labels" in batch:
-                into.append(self._targets(batch["labels"]).cpu())
+                into.append(self._targets(batch["labels"]))
             yield batch
 
     @property
     def trained(self) -> frozenset[int]:
         """Positions, in the training split, of the records that were trained on; all that were read, as ``behind``."""
-        read = set().union(*(rows for split, rows in self._readings if split == "train"))
-        return frozenset(self._trained or read)
+        read = [batch for split, rows in self._readings if split == "train" for batch in rows]
+        return frozenset(_distinct(self._trained or read))
 
     def behind(self, data: str = "") -> Behind:
         """What has been served; for a kind of figure, the fewest of one reading. ``data``: name of the data set."""
 
         def fewest(split: str, otherwise: int) -> int:
-            return min((len(rows) for name, rows in self._readings if name == split and rows), default=otherwise)
+            read = (_distinct(rows) for name, rows in self._readings if name == split and rows)
+            return min((len(rows) for rows in read), default=otherwise)
 
         trained = len(self.trained)
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
@@ -360,7 +361,7 @@ class Watched:
         for split, batches in self._classes:
             if split not in HELD_OUT or not batches:
                 continue
-            targets = torch.cat(batches)  # [n, L]
+            targets = torch.cat(batches).cpu()  # [n, L]
             counts = torch.minimum((targets == 1).sum(0), (targets == 0).sum(0)).tolist()
             for finding, count in zip(self.unwatched.label_names, counts, strict=True):
                 name = f"{split}/{finding}"
@@ -368,7 +369,11 @@ class Watched:
         return fewest
 
 
-def _noting(batches: Iterator[Batch], into: set[int]) -> Iterator[Batch]:
+def _noting(batches: Iterator[Batch], into: list[Tensor]) -> Iterator[Batch]:
     for batch in batches:
-        into.update(batch["row"].tolist())
+        into.append(batch["row"])
         yield batch
+
+
+def _distinct(rows: list[Tensor]) -> set[int]:
+    return {row for batch in rows for row in batch.tolist()}

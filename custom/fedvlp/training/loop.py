@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
+from fedvlp.core.device import prefetched
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
@@ -38,6 +39,8 @@ def train(
     steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
     ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
     optimiser's tensors of earlier phases, in which those of this phase take their place.
+
+    On a GPU the host queues steps and never waits for one: loss terms stay there until the phase ends.
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
@@ -68,7 +71,7 @@ def train(
         deque(islice(batches, unfinished.steps), maxlen=0)
         history = unfinished.restore(client, step)
     with step.running():
-        for batch in batches:
+        for batch in prefetched(batches, client.device):
             if should_stop():
                 raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
             history.append(step(batch, losses, corrected))

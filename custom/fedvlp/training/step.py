@@ -214,11 +214,17 @@ def _size(batch: Batch) -> int:
 
 
 def compile_towers(model: Any) -> None:
-    """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler."""
+    """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler.
+
+    Towers that an earlier phase has compiled stay so: compiling again would begin with an empty cache.
+    """
+    towers = [tower for tower in (model.image_encoder, model.text_encoder) if tower._compiled_call_impl is None]
+    if not towers:
+        return
     try:
         torch.compile(torch.neg)(torch.zeros_like(next(model.parameters())))
     except Exception as error:
         logger.warning("training.compile: no working compiler here (%s); the model runs as it is", type(error).__name__)
         return
-    for tower in (model.image_encoder, model.text_encoder):
+    for tower in towers:
         tower.compile()
