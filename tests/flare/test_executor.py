@@ -32,8 +32,9 @@ from fedvlp.deploy.envelope import EnvelopeError
 from fedvlp.federation import site as site_module
 from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
+from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import MOST_SAMPLES, TaskHandler
+from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment

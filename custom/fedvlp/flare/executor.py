@@ -1,6 +1,7 @@
-"""A site's executors: a task is answered in the job's own process, or in a child that may die without harm.
+"""A site's executor at a hospital: a task is answered in a child process that may die without harm.
 
-Both call flare/task_handler.py. No line here knows a method's name.
+The one that answers in the job's own process is in flare/site_executor.py. Both call flare/task_handler.py. No line
+here knows a method's name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
-from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
@@ -21,37 +21,11 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedvlp.core.types import Failure, FailureKind
 from fedvlp.deploy.site_config import SiteConfigError, envelope_at, processes_at
-from fedvlp.federation.site import reason
 from fedvlp.flare import child_protocol, messages
+from fedvlp.flare.messages import BEHIND, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import BEHIND, MOST_SAMPLES, TaskHandler
+from fedvlp.flare.site_executor import SiteExecutor as SiteExecutor  # where job files of before name it
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.loop import Aborted
-
-
-class SiteExecutor(Executor):
-    """Trains in the job's process at a site. What a site remembers is on disk, so a restarted process goes on."""
-
-    def __init__(self, **experiment: Any) -> None:
-        """``experiment`` are the fields of ``presets.Experiment``, the same as the controller's."""
-        super().__init__()
-        messages.register()  # before the first task is fetched
-        self.experiment = Experiment(**experiment)
-        self._handler: TaskHandler | None = None
-
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        try:
-            message, run = messages.receive_broadcast(shareable)
-            self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
-            most = fl_ctx.get_prop(MOST_SAMPLES)
-            update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
-            fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
-        except Aborted:
-            return make_reply(ReturnCode.TASK_ABORTED)
-        except Exception as error:
-            self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
-            return messages.send_failure(error)
-        return messages.send_update(update)
 
 
 def command(processes: int) -> list[str]:
