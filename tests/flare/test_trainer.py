@@ -206,7 +206,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> dict[str, Pairs]:
 
 @pytest.fixture
 def fl_ctx(tmp_path: Path) -> FLContext:
-    return Engine("a", tmp_path / "a", SIMULATED).new_context()
+    return Engine("a", tmp_path / "workspace" / "a", SIMULATED).new_context()
 
 
 class Fake:

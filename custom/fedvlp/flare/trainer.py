@@ -101,8 +101,10 @@ class Trainer:
         for known in self._assemblies:
             if (known.experiment, known.folder, known.accept_phi_risk) == mine:
                 return known
-        self._assemblies.append(Assembly(*mine))
-        return self._assemblies[-1]
+        made = Assembly(*mine)
+        made.side_by_side = True  # the simulator waits meanwhile
+        self._assemblies.append(made)
+        return made
 
 
 def main(folder: Path, parent: int, started: str) -> None:
