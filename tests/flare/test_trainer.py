@@ -36,7 +36,17 @@ from fedvlp.flare.jobs import write_job
 from fedvlp.flare.paths import SIMULATED
 from fedvlp.flare.raw_tensors import RawTensor, raw
 from fedvlp.flare.site_executor import SiteExecutor
-from fedvlp.flare.trainer_link import SOCKET, Answer, TrainerLink, TrainerLostError, receive, send, started_at
+from fedvlp.flare.trainer_link import (
+    PROCESS,
+    READY,
+    SOCKET,
+    Answer,
+    TrainerLink,
+    TrainerLostError,
+    receive,
+    send,
+    started_at,
+)
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
 from fedvlp.run.config import fingerprint, override
@@ -75,6 +85,8 @@ class Stub:
 
     def _run(self, serve: Callable[[Connection], None]) -> None:
         with self.listener, self.listener.accept() as connection:
+            connection.recv_bytes()
+            connection.send_bytes(READY)
             serve(connection)
 
 
@@ -185,6 +197,64 @@ def test_a_real_trainer_answers_two_visits_and_ends_with_its_simulator(folder: P
         parent.communicate()
     assert gone(other)
     assert not place.exists()
+
+
+@pytest.fixture
+def parent() -> Iterator[int]:
+    """A process for which trainers may live."""
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    yield process.pid
+    process.communicate()
+
+
+NOTHING = {"message": {}, "settings": {}, "paths": {}}
+"""What a trainer answers at once: that it is no task."""
+
+
+def test_a_trainer_makes_way_after_its_tasks_and_when_it_is_made_of_something_else(folder: Path, parent: int) -> None:
+    asks = TrainerLink(folder / "place", parent, started_at(parent) or "", folder / "log")
+
+    def asked(made_of: str) -> int:
+        assert asks.ask(NOTHING, {}, never, made_of=made_of, tasks=3).failure
+        return int((folder / "place" / PROCESS).read_text().split()[0])
+
+    first = [asked("a") for _ in range(3)]
+    assert len(set(first)) == 1
+    fourth = asked("a")
+    assert gone(first[0])
+    other = asked("b")
+    assert gone(fourth)
+    assert len({first[0], fourth, other}) == 3
+    assert asked("b") == other
+    assert (folder / "log").exists()
+
+
+def test_a_trainer_that_falls_silent_costs_one_task(folder: Path, parent: int) -> None:
+    asks = TrainerLink(folder / "place", parent, started_at(parent) or "")
+    assert asks.ask(NOTHING, {}, never, silence=60.0).failure
+    stopped = int((folder / "place" / PROCESS).read_text().split()[0])
+
+    def stop(content: Any) -> None:
+        os.kill(stopped, signal.SIGSTOP)
+
+    with pytest.MonkeyPatch.context() as patch:
+        sends = trainer_link.send
+        patch.setattr(trainer_link, "send", lambda *args: (stop(args), sends(*args)))
+        with pytest.raises(TrainerLostError) as lost:
+            asks.ask(NOTHING, {}, never, silence=2.0)
+    assert lost.value.begun
+    assert gone(stopped)
+    assert asks.ask(NOTHING, {}, never, silence=60.0).failure
+
+
+def test_a_trainer_that_hangs_in_a_task_of_nobody_is_replaced(folder: Path, parent: int) -> None:
+    """Whoever had asked it was killed; the next task is not lost."""
+    asks = TrainerLink(folder / "place", parent, started_at(parent) or "")
+    assert asks.ask(NOTHING, {}, never).failure
+    stopped = int((folder / "place" / PROCESS).read_text().split()[0])
+    os.kill(stopped, signal.SIGSTOP)
+    assert asks.ask(NOTHING, {}, never, silence=2.0).failure
+    assert gone(stopped)
 
 
 def test_a_simulator_without_a_number_of_its_own_has_no_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,16 @@ BEHIND = "fedvlp_behind"
 MOST_SAMPLES = "fedvlp_most_samples"
 """Property of a task's context: how many records of a site the encryption of its answer has room for."""
 
+SITE, FAILURE, COUNTED = "fedvlp_site", "fedvlp_failure", "fedvlp_counted"
+"""Between a job's process and its child: what the child is told beside the task, why it has no update, and how many
+records its update rests on."""
+
+CHILD_LOST = (
+    "the training process ended or fell silent before it answered (killed for lack of memory, crashed or hung); this "
+    "site's log has its last lines. A smaller training.batch_size needs less memory"
+)
+"""What a site says of a training process that is gone."""
+
 CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper() and isinstance(value, str))
 """What FLARE itself answers."""
 

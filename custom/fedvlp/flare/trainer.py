@@ -1,9 +1,12 @@
-"""The trainer of a simulator: ``python -m fedvlp.flare.trainer FOLDER PARENT STARTED``, by flare/trainer_link.py.
+"""A process that trains and stays: ``python -m fedvlp.flare.trainer FOLDER PARENT STARTED MADE_OF TASKS``.
 
-FLARE's simulator, at fewer threads than sites, starts a process for every task of a site. This process stays, with what
-it would take them time to make again: imports, cohort, tokens, modules. It knows nothing that is not on disk: what a
-site remembers is written before it answers (federation/site.py). It serves one visit at a time, from a socket in
-``FOLDER``, and ends with the simulator's process ``PARENT``, which started at ``STARTED``.
+FLARE starts a process for every task of a site: its simulator, at fewer threads than sites, and a hospital's job
+(flare/executor.py). This one stays, with what it would take them time to make again: imports, cohort, tokens, modules.
+It knows nothing that is not on disk: what a site remembers is written before it answers (federation/site.py).
+
+flare/trainer_link.py starts it. It does one task at a time, from a socket in ``FOLDER``, and ends with the process
+``PARENT``, which started at ``STARTED``; after so many ``TASKS`` (0: any number); or when it is asked for by somebody
+for whom it is made of something else.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.raw_tensors import RawTensor, raw, with_torch
-from fedvlp.flare.trainer_link import SOCKET, receive, send, started_at
+from fedvlp.flare.trainer_link import PROCESS, READY, SOCKET, receive, send, started_at
 
 if TYPE_CHECKING:
     from fedvlp.flare.task_handler import TaskHandler
@@ -38,7 +41,7 @@ AUX = "aux/"
 
 
 class Trainer:
-    """Answers the tasks of all sites of one simulator. Sites of one experiment share cohort and modules."""
+    """Answers the tasks of a site, or of all sites of one simulator, which share cohort and modules."""
 
     def __init__(self) -> None:
         self._experiments: dict[str, Experiment] = {}
@@ -70,7 +73,7 @@ class Trainer:
         held = with_torch(tensors)
         state = {name: tensor for name, tensor in held.items() if not name.startswith(AUX)}
         aux = {name.removeprefix(AUX): tensor for name, tensor in held.items() if name.startswith(AUX)}
-        handler = self._handler(asked["settings"], SitePaths(**asked["paths"]))
+        handler = self._handler(asked["settings"], asked.get("plugins", []), SitePaths(**asked["paths"]))
         update = handler.answer(Broadcast(state=state, aux=aux, **meta), run, should_stop, asked["most_samples"])
         said = {
             "update": {name: value for name, value in header(update).items() if name != "site"},
@@ -80,12 +83,15 @@ class Trainer:
         named = {**update.state, **{AUX + name: tensor for name, tensor in update.aux.items()}}
         return said, {name: raw(tensor) for name, tensor in named.items()}
 
-    def _handler(self, settings: dict[str, Any], paths: SitePaths) -> TaskHandler:
+    def _handler(self, settings: dict[str, Any], brought: list[str], paths: SitePaths) -> TaskHandler:
         from fedvlp.flare.task_handler import TaskHandler
+        from fedvlp.run import plugins
         from fedvlp.run.config import from_config
         from fedvlp.run.experiment import Experiment
 
         text = json.dumps(settings, sort_keys=True)
+        for file in brought:
+            plugins.use(file)
         if text not in self._experiments:
             self._experiments[text] = Experiment(**{name: from_config(value) for name, value in settings.items()})
         key = text, paths
@@ -107,22 +113,27 @@ class Trainer:
         return made
 
 
-def main(folder: Path, parent: int, started: str) -> None:
-    """Serves visits until the parent ends."""
+def main(folder: Path, parent: int, started: str, made_of: str, tasks: int) -> None:
+    """Does tasks until the parent ends."""
     with Listener(str(folder / SOCKET), "AF_UNIX") as listener:
         if os.fork():
             os._exit(0)  # who started this may go on: somebody listens
         os.setsid()
+        (folder / PROCESS).write_text(f"{os.getpid()} {started_at(os.getpid())}", encoding="utf-8")
         threading.Thread(target=_end_with, args=(folder, parent, started), daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, with which this process ends
-        trainer = Trainer()
-        while True:
-            with listener.accept() as connection, contextlib.suppress(EOFError, OSError):  # a visit that was killed
+        trainer, done = Trainer(), 0
+        while not tasks or done < tasks:
+            with listener.accept() as connection, contextlib.suppress(EOFError, OSError):  # one that was killed
+                if connection.recv_bytes() != made_of.encode():
+                    break
+                connection.send_bytes(READY)
+                done += 1
                 _serve(trainer, connection)
 
 
 def _serve(trainer: Trainer, connection: Connection) -> None:
-    """One task. The visit says nothing after it has asked: what can be read then is that it is gone."""
+    """One task. Who asks says nothing after that: what can be read then is that it is gone."""
     asked, tensors = receive(connection)
     said, state = trainer.answer(asked, tensors, connection.poll)
     send(connection, said, state)
@@ -130,10 +141,12 @@ def _serve(trainer: Trainer, connection: Connection) -> None:
 
 def _end_with(folder: Path, parent: int, started: str) -> None:
     while started_at(parent) == started and folder.exists():
+        with contextlib.suppress(OSError):
+            os.utime(folder / PROCESS)
         time.sleep(LOOKS)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
