@@ -27,9 +27,10 @@ from fedvlp.evaluation.audit.outgoing import UnmeasuredError
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
+from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED, AllowMetrics, SendAsReceived
-from fedvlp.flare.task_handler import BEHIND, TaskHandler
+from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.methods import FedAvg
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly

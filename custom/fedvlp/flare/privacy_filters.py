@@ -34,8 +34,8 @@ from fedvlp.deploy.site_config import envelope_at
 from fedvlp.evaluation.audit.words import standing_out
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages, overlap_messages
+from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.privacy_budget import Ledger
-from fedvlp.flare.task_handler import BEHIND
 
 RECEIVED = "fedvlp_received"
 

@@ -24,13 +24,6 @@ from fedvlp.run.experiment import Experiment
 
 logger = logging.getLogger(__name__)
 
-BEHIND = "fedvlp_behind"
-"""Property of a task's context: how many records its answer rests on, for the site's outgoing filters."""
-
-
-MOST_SAMPLES = "fedvlp_most_samples"
-"""Property of a task's context: how many records of a site the encryption of its answer has room for."""
-
 
 class RefusedError(ValueError):
     """The task does not belong to the experiment that this site was given, or is of no form that its server sends."""
@@ -39,9 +32,13 @@ class RefusedError(ValueError):
 class TaskHandler:
     """Answers tasks of one experiment at one site. The site is built at the first task of a run."""
 
-    def __init__(self, experiment: Experiment, paths: SitePaths) -> None:
+    def __init__(
+        self, experiment: Experiment, paths: SitePaths, assemble: Callable[..., Assembly] | None = None
+    ) -> None:
+        """``assemble``: makes the assembly of an experiment, a run's folder and the accepted risk (run/assembly.py)."""
         self.experiment = experiment
         self.paths = paths
+        self._assemble = assemble
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
         self._folder = ""
@@ -125,7 +122,8 @@ class TaskHandler:
             torch.set_num_threads(self.experiment.training.threads)
             local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
             experiment = at_site(self.experiment, self.paths.site, local)
-            self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.paths.site)
+            assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
+            self._site = assembly.site(self.paths.site)
             self._folder, self._start = folder, None
         return self._site
 

@@ -26,6 +26,7 @@ from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
+from fedvlp.models.side_by_side import apart, both
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
@@ -173,6 +174,7 @@ class DualEncoder(Usable, nn.Module):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     attention: bool = False
+    side_by_side: bool = False  # whether image and text are computed in two threads (models/side_by_side.py)
     micro_batches: MicroBatching | None = (
         None  # how the towers see a batch in parts, while gradients are cached (training/grad_cache.py)
     )
@@ -255,19 +257,35 @@ class DualEncoder(Usable, nn.Module):
 
         Tokens that the batch has already (training/frozen_features.py) are taken as they are.
         """
-        image, image_attention = batch.get(IMAGE_TOKENS), None
+        image, text = self._both(lambda: self._image_tower(batch), lambda: self._text_tower(batch))
+        return Encoded(**image, **text)
+
+    def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:
+        image, attention = batch.get(IMAGE_TOKENS), None
         if "image" in batch:
-            image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
+            image, attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
         views = of_views(self.image_encoder, batch["views"]) if "views" in batch else None  # [B, V, M, W]
+        return {"image": image, "image_attention": attention, "views": views}
+
+    def _text_tower(self, batch: Batch) -> dict[str, Tensor | None]:
         if "text" not in batch:
-            return Encoded(image, image_attention=image_attention, views=views)
+            return {}
         mask = batch.get("text_mask")
         mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
-        text, text_attention = batch.get(TEXT_TOKENS), None
+        text, attention = batch.get(TEXT_TOKENS), None
         if text is None:
-            text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
-        return Encoded(image, text, mask, image_attention, text_attention, views)
+            text, attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
+        return {"text": text, "text_mask": mask, "text_attention": attention}
+
+    def _both(self, image: Callable[[], Any], text: Callable[[], Any]) -> tuple[Any, Any]:
+        """What is done for the image and for the text, one after the other unless they go side by side."""
+        return both(image, text) if self._in_two else (image(), text())
+
+    @property
+    def _in_two(self) -> bool:
+        """Cached gradients run the towers again when the loss is differentiated, which has its own order."""
+        return self.side_by_side and self.micro_batches is None
 
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens and, where asked for and there is no alignment block, the attention in its last block."""
@@ -277,36 +295,35 @@ class DualEncoder(Usable, nn.Module):
 
     def align(self, encoded: Encoded) -> VLOutput:
         """Alignment blocks and pooling: ``image`` and ``text`` of the output are pooled features [B, W]."""
-        image = image_tokens = text = text_tokens = None
-        image_attention = text_attention = None
-        if encoded.image is not None:
-            image_tokens = self.image_alignment(encoded.image)  # [B, M, W]
-            image_attention = self._attention(self.image_alignment, encoded.image, None, encoded.image_attention)
-            image = image_tokens[:, 0]
-        if encoded.text is not None:
-            text_tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
-            text_attention = self._attention(
-                self.text_alignment, encoded.text, encoded.text_mask, encoded.text_attention
-            )
-            mean = self.config.text_pooling == "mean"
-            text = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]
-        return VLOutput(
-            image,
-            text,
-            image_tokens,
-            text_tokens,
-            encoded.text_mask,
-            image_attention=image_attention,
-            text_attention=text_attention,
-            views=None if encoded.views is None else of_views(self.image_alignment, encoded.views),
-        )
+        image, text = self._both(lambda: self._image_aligned(encoded), lambda: self._text_aligned(encoded))
+        views = None if encoded.views is None else of_views(self.image_alignment, encoded.views)
+        return VLOutput(**image, **text, text_mask=encoded.text_mask, views=views)
+
+    def _image_aligned(self, encoded: Encoded) -> dict[str, Tensor | None]:
+        if encoded.image is None:
+            return {}
+        tokens = self.image_alignment(encoded.image)  # [B, M, W]
+        attention = self._attention(self.image_alignment, encoded.image, None, encoded.image_attention)
+        return {"image": tokens[:, 0], "image_tokens": tokens, "image_attention": attention}
+
+    def _text_aligned(self, encoded: Encoded) -> dict[str, Tensor | None]:
+        if encoded.text is None:
+            return {}
+        tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
+        attention = self._attention(self.text_alignment, encoded.text, encoded.text_mask, encoded.text_attention)
+        mean = self.config.text_pooling == "mean"
+        text = masked_mean(tokens, encoded.text_mask) if mean else tokens[:, 0]
+        return {"text": text, "text_tokens": tokens, "text_attention": attention}
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
         """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""
         aligned = encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded)
-        image = None if aligned.image is None else _unit(self.image_head(aligned.image))
-        text = None if aligned.text is None else _unit(self.text_head(aligned.text))
-        return replace(aligned, image=image, text=text)
+        image, text = self._both(
+            lambda: None if aligned.image is None else _unit(self.image_head(aligned.image)),
+            lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
+        )
+        output = replace(aligned, image=image, text=text)
+        return apart(output) if self._in_two and torch.is_grad_enabled() else output
 
     def set_attention(self, kind: str) -> None:
         """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""

@@ -29,6 +29,7 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.models.side_by_side import may_gain
 from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -48,6 +49,7 @@ class Assembly:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
+        self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
         self._public: dict[ModelConfig, SiteData] = {}
@@ -125,6 +127,10 @@ class Assembly:
         model = config.build(own_seed)
         objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
+        training = self.experiment.training
+        exact = training.device == "cpu" and training.precision == "float32"
+        plain = exact and not training.compile and not training.dp_noise
+        model.side_by_side = self.side_by_side and plain and may_gain(model, training.threads)
         if extra is not None:
             objective.add_module("extra", extra.build(config, own_seed))
         return model, objective
