@@ -42,6 +42,8 @@ class LazyState(Mapping[str, "Tensor"]):
 
 def size_of(value: object) -> int:
     """Bytes of a tensor; of anything else 0."""
+    from torch import Tensor  # here: a visit of the simulator reads this module, and needs no torch
+
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
