@@ -66,6 +66,6 @@ def write(side: str, resources: Path) -> None:
     except ValueError:
         content = None
     if not isinstance(content, dict) or "components" not in content:
-        raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components; give that of a kit's local/")
+        raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components; give a kit's")
     content[LIST] = list(needed(side))
     save_json(resources, content)

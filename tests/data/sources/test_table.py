@@ -236,7 +236,7 @@ AMBIGUOUS = {
     "no text": (b"\x89PNG\r\n\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
     "two delimiters": (b"image,report;image;report,x\n", "the delimiter may be comma or semicolon"),
     "two columns of one name": (b"Image,IMAGE,report\n", "2 columns are 'image' but for their case"),
-    "names of its own": (b"Bild;Befund\nx.png;Erguss\n", "none of the table's 2 columns is 'image', 'report'; set image_c"),
+    "names of its own": (b"Bild;Befund\nx.png;Erguss\n", "none of the table's 2 columns is 'image', 'report'"),
     "a name twice": (b"image,report,site,report\n", "column 4 of the table has the name of one before it"),
     "no row": (b"\xef\xbb\xbfimage,report\n", "the table has no row below its header"),
     "no reports": (b"image,n\nx.png,1\n", 'a table of films without reports: set report_column=""'),

@@ -57,7 +57,7 @@ class _Skips:
     def check(self) -> None:
         """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
         if self._total == 0:
-            raise ValueError("table source: the table has no row below its header; give the one that was exported whole")
+            raise ValueError("table source: the table has no row below its header; export it again")
         bad = sum(map(len, self.rows.values()))
         if bad == self._total or bad > self._most * self._total:
             ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
@@ -428,7 +428,9 @@ def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np
     """Labels [N, L] of N words, nan for an empty one, and the L classes: ``values``, or the words that occur."""
     names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
     if len(names) > _MAX_CLASSES:
-        raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}")
+        raise ValueError(
+            f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}"
+        )
     labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
     labels[[report_text.is_missing(word) for word in words]] = np.nan
     return labels, names
