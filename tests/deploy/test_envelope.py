@@ -452,16 +452,14 @@ def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, d
 
 def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A planted leak: sixteen records, again and again. The log has the area and nothing of a record."""
-    limits(kit, least_records=2, most_membership=80)
-    handler, message, run = leak(kit, steps=60, records=16)
+    limits(kit, least_records=2, most_membership=60)
+    handler, message, run = leak(kit, steps=80, records=16)
     with caplog.at_level("INFO"), pytest.raises(EnvelopeError, match="can be told from others with an area of") as said:
         handler.answer(message, run, lambda: False)
-    assert float(str(said.value).partition("area of ")[2].split()[0]) > 90
-    assert "go above an area of 80" in for_the_server(f"EnvelopeError: {said.value}")
+    assert float(str(said.value).partition("area of ")[2].split()[0]) > 75
+    assert "go above an area of 60" in for_the_server(f"EnvelopeError: {said.value}")
     (line,) = [one for one in caplog.messages if "membership of the update" in one]
     assert line.endswith("of 16")
-    limits(kit, least_records=2)
-    assert handler.answer(message, run, lambda: False).state, "where the site sets no limit, nothing is measured"
 
 
 def test_an_honest_update_leaves_as_it_was_trained(kit: Path) -> None:

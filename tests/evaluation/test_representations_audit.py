@@ -25,8 +25,8 @@ def test_a_linear_site_is_guessed() -> None:
 def test_records_in_the_directions_that_a_site_learned_are_told() -> None:
     """Its model makes film and report alike along the first half of the directions, in which its own records lie."""
     known = {"image": drawn(400, 0), "text": drawn(400, 1)}
-    turned = torch.linalg.qr(drawn(8, 2))[0]
-    sent = {"image": known["image"], "text": torch.cat([known["text"][:, :4], (known["text"] @ turned)[:, 4:]], dim=1)}
+    turned = known["text"][:, 4:] @ torch.linalg.qr(drawn(4, 2, size=4))[0]
+    sent = {"image": known["image"], "text": torch.cat([known["text"][:, :4], turned], dim=1)}
     half = torch.cat([torch.ones(4), torch.zeros(4)]).double()
     members, others = drawn(50, 3) * half, drawn(50, 4) * (1 - half)
     both = torch.cat([members, others])

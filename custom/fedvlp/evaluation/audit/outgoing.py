@@ -1,8 +1,8 @@
 """Membership of one update: can its receiver, who knows the model before it, say which records it was trained on?
 
 Measured where the records are, before the update leaves: on the records that it was trained on against the site's
-held-out ones of as many findings and texts of like length. Scores are how far the update moved loss and cosine of each
-record, and whether it went against the record's gradient (gradients.py).
+held-out ones of as many findings and texts of like length. Scores are loss and cosine of each record after the update,
+how far it moved them, and whether it went against the record's gradient (gradients.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedvlp.evaluation.audit.gradients import ALIGNED
 from fedvlp.evaluation.audit.membership import Membership, matching_weights, membership
 from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, Batches, record_directions, record_scores
 
-OUTGOING = "update"
+OUTGOING, MOVED = "update", ", moved"
 MOST = 512
 """Records on either side; more only narrow the interval."""
 
@@ -47,7 +47,8 @@ def strongest(client: Client, before: State, sent: State, trained: Iterable[int]
     start = record_scores(client.model, batches)
     aligned = record_directions(client.model, batches, change).alignment()
     client.load(after)
-    scores = {name: score - start[name] for name, score in record_scores(client.model, batches).items()}
+    scores = record_scores(client.model, batches)
+    scores |= {name + MOVED: score - start[name] for name, score in scores.items()}
     member, weight = _sides(batches)
     if not bool((weight > 0).any()):
         raise UnmeasuredError("no held-out record is like one that was trained on")
