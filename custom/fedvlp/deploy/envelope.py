@@ -316,11 +316,11 @@ class Watched:
         """What has been served; for a kind of figure, the fewest of one reading. ``data``: name of the data set."""
 
         def fewest(split: str, otherwise: int) -> int:
-            read = (_distinct(rows) for name, rows in self._readings if name == split and rows)
-            return min((len(rows) for rows in read), default=otherwise)
+            read = (len(_distinct(rows)) for name, rows in self._readings if name == split)
+            return min((count for count in read if count), default=otherwise)
 
         read = [batch for split, rows in self._readings if split == "train" for batch in rows]
-        trained = len(_distinct(self._trained or read))
+        trained = len(_distinct(self._trained) or _distinct(read))
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
         probe = fewest("train", num_train)
         figures = {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)}
