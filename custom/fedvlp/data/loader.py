@@ -92,6 +92,7 @@ class SiteData:
         self._tokenize = tokenize
         self._input_size = input_size
         self._device = device
+        self._share: Callable[[int], slice] | None = None
         self._splits: dict[str, _Split] = {}
         self._of_sentences = sentences
         self._sentences: _Sentences | None = None
@@ -124,6 +125,13 @@ class SiteData:
         """The L findings of the columns of ``labels``."""
         return self._cohort.label_names
 
+    def share_images(self, share: Callable[[int], slice] | None) -> None:
+        """Of B records that a training batch has, only the images ``share(B)`` are read and served; None: all.
+
+        What is drawn, and everything else of a batch, which is small beside its images, stays the same.
+        """
+        self._share = share
+
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """``steps`` batches of the training split. Order and crops come from ``generator`` alone.
 
@@ -153,10 +161,11 @@ class SiteData:
             start += size
             images = corners = None
             if split.images is not None:
-                images = split.images(rows)
-                corners = random_corners(images, self._input_size, generator)
+                mine = slice(None) if self._share is None else self._share(size)
+                images = split.images(rows[mine])
+                corners = random_corners(images, size, self._input_size, generator)
+                corners = None if corners is None else to_device(corners[:, mine].contiguous(), self._device)
             batch = self._batch(split, rows, images) | self._drawn(rows, generator)
-            corners = None if corners is None else to_device(corners, self._device)
             yield self._served(batch, partial(cropped, size=self._input_size, corners=corners))
 
     def _drawn(self, rows: Tensor, generator: torch.Generator) -> Batch:

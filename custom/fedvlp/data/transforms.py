@@ -72,13 +72,16 @@ def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor
     Images in colour, [B, S, S, 3], become [B, 3, size, size]. None is flipped: a chest film has a side. Nothing is
     drawn from the generator where S equals ``size``. Raises ValueError for other images, or where S is below ``size``.
     """
-    return cropped(images, size, random_corners(images, size, generator))
+    return cropped(images, size, random_corners(images, len(images), size, generator))
 
 
-def random_corners(images: Tensor, size: int, generator: torch.Generator) -> Tensor | None:
-    """Rows and columns [2, B] int64 of the first pixels of ``train_batch``'s crops; None where S equals ``size``."""
+def random_corners(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor | None:
+    """Rows and columns [2, count] int64 of the first pixels of crops; None where the images' S equals ``size``.
+
+    ``images`` [B, S, S] or [B, S, S, 3] are those of a batch of ``count`` records, or some of them.
+    """
     spare = _spare(images, size)
-    return torch.randint(spare + 1, (2, len(images)), generator=generator, device="cpu") if spare else None
+    return torch.randint(spare + 1, (2, count), generator=generator, device="cpu") if spare else None
 
 
 def cropped(images: Tensor, size: int, corners: Tensor | None) -> Tensor:

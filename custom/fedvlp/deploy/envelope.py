@@ -340,14 +340,14 @@ class Watched:
     def trained(self) -> frozenset[int]:
         """Positions, in the training split, of the records that were trained on; all that were read, as ``behind``."""
         read = [batch for split, rows in self._readings if split == "train" for batch in rows]
-        return frozenset(_distinct(self._trained or read))
+        return frozenset(_distinct(self._trained) or _distinct(read))
 
     def behind(self, data: str = "") -> Behind:
         """What has been served; for a kind of figure, the fewest of one reading. ``data``: name of the data set."""
 
         def fewest(split: str, otherwise: int) -> int:
-            read = (_distinct(rows) for name, rows in self._readings if name == split and rows)
-            return min((len(rows) for rows in read), default=otherwise)
+            read = (len(_distinct(rows)) for name, rows in self._readings if name == split)
+            return min((count for count in read if count), default=otherwise)
 
         trained = len(self.trained)
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all

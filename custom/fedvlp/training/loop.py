@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.device import prefetched
-from fedvlp.core.method import Method
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
-from fedvlp.training import dp_sgd
+from fedvlp.training import distributed, dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint
 from fedvlp.training.step import Stepper
@@ -48,6 +49,7 @@ def train(
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
     ranks = seed(client.seed, client.name, message.round, index, "ranks")
     step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, ranks)
+    share_images(method, client, training)
     warms_up = not (optimizer and step.go_on(optimizer))
     if training.dp_noise:
         dp_sgd.refuse_settings(method, training)
@@ -82,6 +84,19 @@ def train(
     if optimizer is not None:
         step.hand_on(optimizer)
     return mean_terms(history, client.name, message)
+
+
+def share_images(method: Method, client: Client, training: Training) -> None:
+    """Where every process has a loss of its own, it reads and copies the images of its own rows alone.
+
+    Whole batches go to a method or an objective that changes them before they are divided.
+    """
+    share = getattr(client.data, "share_images", None)
+    if share is None:
+        return
+    apart = distributed.together() and not training.gather_negatives
+    whole = hasattr(client.objective, "draw") or "batches" in overridden(method, SiteHooks)
+    share(partial(distributed.my_rows, least=2) if apart and not whole else None)
 
 
 def prolonged(
