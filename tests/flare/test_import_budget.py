@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-COUNT = "; import sys; print(len(sys.modules), *sorted(set(sys.modules) & {heavy!r}))"
+COUNT = "\nimport sys\nprint(len(sys.modules), *sorted(set(sys.modules) & {heavy!r}))"
 COMPILE = {"torch._dynamo", "torch._inductor", "sympy"}
 TOWERS = {"timm", "transformers", "monai", "torchvision"}
 TENSORBOARD = {"tensorboard", "torch.utils.tensorboard"}
