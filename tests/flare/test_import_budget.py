@@ -52,10 +52,10 @@ assembly.site("site-1").handle(Broadcast(0, "align", server.state))
 @pytest.mark.parametrize(
     ("code", "absent", "most"),
     [
-        ("from fedvlp.cli import main", TORCH | {"nvflare"} | TOWERS, 300),
-        (VISIT, TORCH | TOWERS | TENSORBOARD, 900),
-        (SERVER, COMPILE | TOWERS, 3000),
-        (STEP, COMPILE | TOWERS | TENSORBOARD | {"nvflare"}, 2200),
+        ("from fedvlp.cli import main", TORCH | {"nvflare"} | TOWERS, 200),
+        (VISIT, TORCH | TOWERS | TENSORBOARD, 740),
+        (SERVER, COMPILE | TOWERS, 2350),
+        (STEP, COMPILE | TOWERS | TENSORBOARD | {"nvflare"}, 1600),
     ],
     ids=["the command", "a visit of the simulator", "the server", "a site's first step"],
 )
