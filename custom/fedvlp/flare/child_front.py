@@ -45,8 +45,8 @@ def reply(model: FLModel) -> FLModel:
 
 
 def _asked(model: FLModel, own: Mapping[str, Any]) -> Answer:
-    place = own["trainer"]
-    link = TrainerLink(Path(place["folder"]), place["parent"], place["started"], Path(place["log"]))
+    trainer = own["trainer"]
+    link = TrainerLink(Path(trainer["folder"]), trainer["parent"], trainer["started"], Path(trainer["log"]))
     dxo = from_shareable(FLModelUtils.to_shareable(model))
     content = {
         "settings": own["experiment"]["settings"],
@@ -56,7 +56,7 @@ def _asked(model: FLModel, own: Mapping[str, Any]) -> Answer:
         "most_samples": own["most_samples"],
     }
     tensors = {name: raw_tensors.raw(tensor) for name, tensor in dxo.data.items()}
-    limits = {name: place[name] for name in ("made_of", "tasks", "silence")}
+    limits = {name: trainer[name] for name in ("made_of", "tasks", "silence")}
     return link.ask(content, tensors, lambda: False, **limits)
 
 

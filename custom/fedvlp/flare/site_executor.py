@@ -60,8 +60,8 @@ class SiteExecutor(Executor):
             from fedvlp.run.config import from_config
             from fedvlp.run.experiment import Experiment
 
-            parts = {name: from_config(value) for name, value in (self._settings or {}).items()}
-            self._experiment = Experiment(**parts, **self._given)
+            described = {name: from_config(value) for name, value in (self._settings or {}).items()}
+            self._experiment = Experiment(**described, **self._given)
         return self._experiment
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
