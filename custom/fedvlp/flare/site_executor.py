@@ -46,22 +46,21 @@ class SiteExecutor(Executor):
         """
         super().__init__()
         self._settings = settings
-        self._given = experiment
         self._experiment: Experiment | None = None
         self._handler: TaskHandler | None = None
         self._trainer: TrainerLink | None = None
         if settings is None:
             messages.register()  # before the first task is fetched
+            self._experiment = _experiment(experiment)
 
     @property
     def experiment(self) -> Experiment:
         """What this site is asked to run. Raises ValueError for settings that describe none."""
         if self._experiment is None:
             from fedvlp.run.config import from_config
-            from fedvlp.run.experiment import Experiment
 
             described = {name: from_config(value) for name, value in (self._settings or {}).items()}
-            self._experiment = Experiment(**described, **self._given)
+            self._experiment = _experiment(described)
         return self._experiment
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -130,6 +129,12 @@ class SiteExecutor(Executor):
             return messages.send_failure(Failure(FailureKind(kind), text))
         fl_ctx.set_prop(BEHIND, _behind(said.behind), private=True, sticky=False)
         return DXO(DataKind.WEIGHTS, data=dict(said.tensors), meta={messages.KEY: said.update}).to_shareable()
+
+
+def _experiment(fields: dict[str, Any]) -> Experiment:
+    from fedvlp.run.experiment import Experiment
+
+    return Experiment(**fields)
 
 
 def _behind(counted: dict[str, Any] | None) -> Behind | None:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fedvlp.core.types import VLOutput
 
-First, Second = TypeVar("First"), TypeVar("Second")
+First = TypeVar("First")
+Second = TypeVar("Second")
 IMAGE, TEXT = ("image", "image_tokens", "views"), ("text", "text_tokens")
 """What of an output comes from either tower and may have a gradient."""
 
