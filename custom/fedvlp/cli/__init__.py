@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, towers, use
+from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, stopping, sweep, towers, use
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
@@ -46,12 +46,8 @@ def options(
     """Options of ``fedvlp`` itself."""
 
 
-class Stopped(BaseException):
-    """Raised at Ctrl-C and SIGTERM. No Exception, so that the command-line library does not catch it."""
-
-
 def _stop(number: int, frame: object) -> None:
-    raise Stopped
+    raise stopping.Stopped
 
 
 def main() -> None:
@@ -65,11 +61,8 @@ def main() -> None:
         signal.signal(number, _stop)
     try:
         app()
-    except Stopped:
-        print(
-            "fedvlp: stopped; a run goes on with --resume FOLDER; sweep, claims, reproduce: by the same command",
-            file=sys.stderr,
-        )
+    except stopping.Stopped:
+        print(f"fedvlp: {stopping.said()}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         said = _in_our_words(error)

@@ -20,6 +20,7 @@ from fedvlp.cli.overrides import (
     records_of,
     use_plugins,
 )
+from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
@@ -119,6 +120,11 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
+    again = ["--accept-phi-risk"] * accept_phi_risk + [
+        w for k in accept_phi_kind or () for w in ("--accept-phi-kind", k)
+    ]
+    again += ["--mlflow", mlflow] if mlflow else []
+    goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
 
     def report(record: dict[str, Any]) -> None:
@@ -328,10 +334,13 @@ def evaluate(
     ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """Measures more of a run or a model than its summary has, and writes tables and figures into its folder.
+    """Measures more of a run or a model than its summary has; shows it, and writes tables and figures into its folder.
 
     --set reaches the records and the protocol, e.g. data.label_columns=finding or probe.fractions=[0.1,1].
     """
+    from rich.console import Console
+
+    from fedvlp.cli.tables import table_of_file
     from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
     from fedvlp.run.evaluate import EVALUATIONS, OTHER_RECORDS, Choices
@@ -343,5 +352,8 @@ def evaluate(
         raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
     chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
+    console = Console(markup=False, highlight=False)
     for file in measure(RunFolder(run), overridden(choices, settings)):
+        if (table := table_of_file(file)) is not None:
+            console.print(table)
         print(f"wrote {file}")

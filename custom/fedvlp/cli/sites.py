@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, use_plugins
+from fedvlp.cli.stopping import goes_on_as_typed
 
 if TYPE_CHECKING:
     from fedvlp.data.screening import Screened
@@ -61,6 +62,7 @@ def prepare(
                 *finding_lines(screened.phi), *unused_lines(screened.skipped), sep="\n", markup=False, highlight=False
             )
 
+    goes_on_as_typed()
     chosen = source_of(source, root, out, path, image_size, settings or [])
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:

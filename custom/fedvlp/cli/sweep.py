@@ -18,6 +18,7 @@ from fedvlp.cli.overrides import (
     seeds_of,
     use_plugins,
 )
+from fedvlp.cli.stopping import goes_on_as_typed
 
 app = typer.Typer()
 
@@ -62,6 +63,8 @@ def sweep(
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
     every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
+
+    goes_on_as_typed()
 
     def said(variant: str, seed: int, what: str) -> None:
         console.print(f"{variant}, seed {seed}: {what}")
