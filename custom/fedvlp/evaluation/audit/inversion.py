@@ -31,7 +31,7 @@ class Inversion:
     ssim: float
     other_ssim: float
     films: int  # others
-    found: int  # reconstructions that are more like their film than like any other
+    matched: int  # reconstructions that are more like their film than like any other
 
     HEAD = (
         "site", "records", "steps", "seconds", "cosine", "with another", "SSIM", "with another", "others", "found",
@@ -41,7 +41,7 @@ class Inversion:
         """A line of a table of ``HEAD``."""
         alike = (f"{value:.2f}" for value in (self.cosine, self.other, self.ssim, self.other_ssim))
         spent = (str(self.records), str(self.steps), f"{self.seconds:.0f}")
-        return self.site, *spent, *alike, str(self.films), f"{self.found} of {self.records}"
+        return self.site, *spent, *alike, str(self.films), f"{self.matched} of {self.records}"
 
 
 def inverted(
