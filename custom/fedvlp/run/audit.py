@@ -110,7 +110,9 @@ class Audit:
 
     def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """The attacks on one update that were run: title, head and lines of a table of each."""
-        measured = {"words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion}
+        measured: dict[str, Sequence[Any]] = {
+            "words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion
+        }  # fmt: skip
         return [(TITLES[name], rows[0].HEAD, [row.cells() for row in rows]) for name, rows in measured.items() if rows]
 
     def of(self, model: str, site: str = "") -> list[Membership]:

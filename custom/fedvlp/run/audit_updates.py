@@ -1,4 +1,4 @@
-"""Attacks on one update of a finished run's sites, by somebody who sees it leave: a chunk of `fedvlp audit`.
+"""Attacks on one update of a finished run's sites, by somebody who sees it leave, for `fedvlp audit`.
 
 The updates are made anew from the trained model, on the sites' own records.
 """

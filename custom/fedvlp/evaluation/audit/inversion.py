@@ -87,8 +87,18 @@ def compared(site: str, drawn: Tensor, films: Tensor, others: Tensor, steps: int
     own, apart = _cosine(drawn, films).diagonal(), _cosine(drawn, others).amax(dim=1)
     similar = torch.stack([ssim(one[None], other[None])[0] for one, other in zip(drawn, films, strict=True)])
     apart_similar = torch.stack([ssim(one[None].expand_as(others), others).max() for one in drawn])
-    means = (float(values.mean()) for values in (own, apart, similar, apart_similar))
-    return Inversion(site, len(drawn), steps, seconds, *means, len(others), int((own > apart).sum()))
+    return Inversion(
+        site,
+        len(drawn),
+        steps,
+        seconds,
+        cosine=float(own.mean()),
+        other=float(apart.mean()),
+        ssim=float(similar.mean()),
+        other_ssim=float(apart_similar.mean()),
+        films=len(others),
+        matched=int((own > apart).sum()),
+    )
 
 
 def _cosine(one: Tensor, other: Tensor) -> Tensor:
