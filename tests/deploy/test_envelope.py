@@ -459,7 +459,7 @@ def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pyt
     assert float(str(said.value).partition("area of ")[2].split()[0]) > 75
     assert "go above an area of 60" in for_the_server(f"EnvelopeError: {said.value}")
     (line,) = [one for one in caplog.messages if "membership of the update" in one]
-    assert line.endswith("of 16")
+    assert 14 <= int(line.rpartition(" ")[2]) <= 16, "those that others are like"
 
 
 def test_an_honest_update_leaves_as_it_was_trained(kit: Path) -> None:

@@ -33,7 +33,7 @@ def test_a_film_is_found_in_the_gradient_of_one_step() -> None:
     drawn, steps, seconds = inverted(gradient, target, start, seconds=60)
     found = compared("north", drawn, wanted, films(50, 2), steps, seconds)
     assert found.cosine > 0.8 > found.other
-    assert found.found == 1
+    assert found.matched == 1
     assert found.films == 50
     assert steps > 10
 
@@ -42,7 +42,7 @@ def test_a_gradient_of_other_films_gives_none_away() -> None:
     generator = torch.Generator().manual_seed(3)
     drawn, steps, seconds = inverted(gradient, [torch.randn(256, 32, generator=generator)], films(1, 7) * 0.1, 60)
     found = compared("north", drawn, films(1), films(50, 2), steps, seconds)
-    assert found.found == 0
+    assert found.matched == 0
     assert found.cosine < 0.5
 
 

@@ -180,6 +180,25 @@ def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: 
     assert max(row.area.value for row in measured.of(audits.PLANTED)) > audits.LEAK_ABOVE
 
 
+def test_representations_are_attacked_where_no_weights_travel(tmp_path: Path) -> None:
+    """At the sites with films and reports, of their models before and after training; no other attack on updates."""
+    preset: Any = presets.get("creamfl")
+    small = replace(
+        preset, data=replace(preset.data, size=600), method=replace(preset.method, local_steps=1),
+        rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    run = RunFolder.create(tmp_path, small)
+    simulate(small, run)
+    measured = audits.measure(run, controls=False, resamples=20)
+    for whose in ("representations, untrained", "representations"):
+        (row,) = measured.of(whose)
+        assert row.attack == "cosine, guessed"
+        assert 0 <= row.area.low <= row.area.high <= 100
+    paired = {row.site for row in measured.rows if row.model == "representations"} - {""}
+    assert paired <= {row.site for row in measured.rows if row.model == audits.UNTRAINED}
+    assert measured.updates() == []
+
+
 def test_epsilon_has_its_bound(run: RunFolder) -> None:
     """Of the epsilons that a site told the largest counts, for each unit."""
     sites = [{"site-1": {SITE_EPSILON: 0.5}}, {"site-1": {SITE_EPSILON: 1.0}, "site-2": {RECORD_EPSILON: 2.0}}]

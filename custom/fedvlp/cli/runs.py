@@ -242,8 +242,8 @@ def tell_outgoing(folder: RunFolder) -> None:
     """Prints, for every site, what ``envelope.most_membership`` would be compared with."""
     from fedvlp.deploy.outgoing import rehearsed
 
-    for site, found in rehearsed(folder):
-        told = found if isinstance(found, str) else f"area {found.area.unsigned()} by {found.attack}"
+    for site, row in rehearsed(folder):
+        told = row if isinstance(row, str) else f"area {row.area.unsigned()} by {row.attack}"
         print(f"{site}: {told}")
     print("an update is refused where the lower end is above envelope.most_membership in local/fedvlp.json")
 

@@ -52,7 +52,7 @@ class AdaptedLinear(nn.Linear):
     def __init__(self, layer: nn.Linear, adapter: Adapter) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self._adapters = (adapter,)  # in a tuple they are no submodules, so the tower's tensors keep their names
+        self._adapters: tuple[Adapter, ...] = (adapter,)  # no submodules, so the tower's tensors keep their names
 
     def add(self, adapter: Adapter) -> None:
         """One more adapter beside those that are there."""

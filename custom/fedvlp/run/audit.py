@@ -110,7 +110,9 @@ class Audit:
 
     def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """The attacks on one update that were run: title, head and lines of a table of each."""
-        measured = {"words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion}
+        measured: dict[str, Sequence[Any]] = {
+            "words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion
+        }  # fmt: skip
         return [(TITLES[name], rows[0].HEAD, [row.cells() for row in rows]) for name, rows in measured.items() if rows]
 
     def of(self, model: str, site: str = "") -> list[Membership]:
@@ -323,11 +325,11 @@ class _Attacked:
         if controls:
             rows += self._planted(initial, resamples)
         dropped = sum(int((weight == 0).sum()) for weight in weights.values())
-        found = Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(updates.words()))
+        measured = Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(updates.words()))
         if self.classifier:
-            return found
+            return measured
         return replace(
-            found,
+            measured,
             canaries=tuple(updates.canaries(controls)),
             sites=tuple(updates.sites()),
             inversion=tuple(updates.inversion(invert)) if invert else (),
@@ -349,8 +351,8 @@ class _Attacked:
     def _of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
         batches = {name: list(data.batches(name, LEAK_BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
         client.set_trainable(lambda name: True)
-        found = record_directions(client.model, batches, {})
-        return {**record_scores(client.model, batches), GRADIENT: found.shortness()}
+        gradients = record_directions(client.model, batches, {})
+        return {**record_scores(client.model, batches), GRADIENT: gradients.shortness()}
 
     def _weights(self, rows: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
         """Site -> weights of its members and others."""

@@ -47,8 +47,8 @@ def representation_scores(assembly: Assembly, folder: RunFolder, state: State, d
         assert client.initial is not None
         for whose, weights in ((UNTRAINED, client.initial()), (SENT, own)):
             client.load(weights)
-            found = guessed_cosines(known, _on_cpu(client), {"image": film, "text": report})
-            scores.setdefault(whose, {})[site] = {GUESSED: found}
+            score = guessed_cosines(known, _on_cpu(client), {"image": film, "text": report})
+            scores.setdefault(whose, {})[site] = {GUESSED: score}
     return scores
 
 

@@ -1,4 +1,4 @@
-"""Attacks on one update of a finished run's sites, by somebody who sees it leave: a part of `fedvlp audit`.
+"""Attacks on one update of a finished run's sites, by somebody who sees it leave, for `fedvlp audit`.
 
 The updates are made anew from the trained model, on the sites' own records.
 """
@@ -154,9 +154,9 @@ class Updates:
                 order = torch.randperm(members + count, generator=generator)
             chosen, order = order[:size], order[size:]
             canaries, records = chosen[chosen >= members] - members, chosen[chosen < members]
-            parts = [_taken(planted, canaries)] if len(canaries) else []
-            parts += data.batches(MEMBERS, size, drop_last=False, rows=records)
-            yield joined(parts), len(canaries)
+            chunks = [_taken(planted, canaries)] if len(canaries) else []
+            chunks += data.batches(MEMBERS, size, drop_last=False, rows=records)
+            yield joined(chunks), len(canaries)
 
     @torch.no_grad()
     def _exposures(self, model: Any, candidates: Sequence[str], planted: Batch) -> Tensor:
@@ -168,8 +168,8 @@ class Updates:
 
     def _texts(self, model: Any, ids: Tensor, mask: Tensor) -> Tensor:
         """Unit vectors [N, d] of tokenised reports."""
-        parts = zip(ids.split(64), mask.split(64), strict=True)
-        return torch.cat([model({"text": part, "text_mask": real}).text.cpu() for part, real in parts])
+        chunks = zip(ids.split(64), mask.split(64), strict=True)
+        return torch.cat([model({"text": chunk, "text_mask": real}).text.cpu() for chunk, real in chunks])
 
     # Whose update it is
 

@@ -100,8 +100,8 @@ def _of_records(seen: Seen, back: Sequence[Tensor | None], records: int) -> Iter
         if gradient is not None and len(inputs) == records:
             calls.setdefault(name, []).append((inputs, gradient))
     for name, of_layer in calls.items():
-        parts = [
+        of_calls = [
             gradient.reshape(records, -1, gradient.shape[-1]).mT @ inputs.reshape(records, -1, inputs.shape[-1])
             for inputs, gradient in of_layer
         ]
-        yield name, torch.stack(parts).sum(dim=0) if len(parts) > 1 else parts[0]
+        yield name, torch.stack(of_calls).sum(dim=0) if len(of_calls) > 1 else of_calls[0]

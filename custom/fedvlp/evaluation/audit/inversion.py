@@ -31,7 +31,7 @@ class Inversion:
     ssim: float
     other_ssim: float
     films: int  # others
-    found: int  # reconstructions that are more like their film than like any other
+    matched: int  # reconstructions that are more like their film than like any other
 
     HEAD = (
         "site", "records", "steps", "seconds", "cosine", "with another", "SSIM", "with another", "others", "found",
@@ -41,7 +41,7 @@ class Inversion:
         """A line of a table of ``HEAD``."""
         alike = (f"{value:.2f}" for value in (self.cosine, self.other, self.ssim, self.other_ssim))
         spent = (str(self.records), str(self.steps), f"{self.seconds:.0f}")
-        return self.site, *spent, *alike, str(self.films), f"{self.found} of {self.records}"
+        return self.site, *spent, *alike, str(self.films), f"{self.matched} of {self.records}"
 
 
 def inverted(
@@ -87,8 +87,18 @@ def compared(site: str, drawn: Tensor, films: Tensor, others: Tensor, steps: int
     own, apart = _cosine(drawn, films).diagonal(), _cosine(drawn, others).amax(dim=1)
     similar = torch.stack([ssim(one[None], other[None])[0] for one, other in zip(drawn, films, strict=True)])
     apart_similar = torch.stack([ssim(one[None].expand_as(others), others).max() for one in drawn])
-    means = (float(values.mean()) for values in (own, apart, similar, apart_similar))
-    return Inversion(site, len(drawn), steps, seconds, *means, len(others), int((own > apart).sum()))
+    return Inversion(
+        site,
+        len(drawn),
+        steps,
+        seconds,
+        cosine=float(own.mean()),
+        other=float(apart.mean()),
+        ssim=float(similar.mean()),
+        other_ssim=float(apart_similar.mean()),
+        films=len(others),
+        matched=int((own > apart).sum()),
+    )
 
 
 def _cosine(one: Tensor, other: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ def guessed(known: Tensor, sent: Tensor, own: Tensor) -> Tensor:
     centred = known - middle
     square = centred.T @ centred
     ridge = RIDGE * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
-    found = torch.linalg.solve(square + ridge, centred.T @ (sent - to))
-    return (own - middle) @ found + to
+    weights = torch.linalg.solve(square + ridge, centred.T @ (sent - to))
+    return (own - middle) @ weights + to
 
 
 def guessed_cosines(known: dict[str, Tensor], sent: dict[str, Tensor], own: dict[str, Tensor]) -> Tensor:
