@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py rounds   [--sites 1000] [--rounds 1000] [--parts 5] [--quick]
     python benchmarks/scale.py personal [--sites 100] [--gigabytes 0.55] [--rounds 1] [--folder DIR] [--quick]
+    python benchmarks/scale.py workers  [--sites 4] [--gigabytes 0.55] [--rounds 2] [--folder DIR] [--quick]
 
 ``rounds``: FedAvg of a model of eight values whose sites send back what they receive, with every check, checkpoint and
 record of a real run. Of each part of the rounds: seconds, resident memory, bytes of the history and of the checkpoint.
@@ -11,13 +12,21 @@ What is linear costs as much in the last part as in the first. A full run takes 
 little changed, made as it is read. ``anonymous`` is the peak of memory that nothing but the process backs, which is
 what a limit of memory limits; pages of files are the system's to drop. Seconds of each phase at half of the sites and
 at all of them. A full run writes its models to ``--folder`` twice: 110 GB.
+
+``workers``: a model goes to sites in two forked workers and back, untrained; the server reads every value of it once.
+``time in copies`` is the processor time of all processes less that reading, for each site and in copies of the model
+into memory that is there already; ``anonymous`` the peak of all processes together above what they begin with.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import resource
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +36,7 @@ from typing import Any
 
 import torch
 from aggregation import shapes
-from common import MIB, machine, rounded, say, table
+from common import MIB, TreeMemory, fresh_peak, machine, rounded, say, table
 from torch import Tensor
 
 from fedvlp.core.server_state import Server
@@ -101,7 +110,9 @@ def long_run(sites: int, rounds: int, parts: int) -> list[dict[str, Any]]:
                     "seconds": rounded(now - began),
                     "processor seconds": rounded(used - processor),
                     "resident, MiB": round(status()["VmRSS"] / MIB),
-                    "history, bytes a site-round": rounded((checkpoint.with_name("history.jsonl")).stat().st_size / done / sites),
+                    "history, bytes a site-round": rounded(
+                        (checkpoint.with_name("history.jsonl")).stat().st_size / done / sites
+                    ),
                     "checkpoint, bytes": checkpoint.stat().st_size,
                 }
             )
@@ -174,6 +185,83 @@ def personal_models(sites: int, gigabytes: float, rounds: int, parent: str | Non
     }
 
 
+class Returns:
+    """A site that sends back what it receives."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def handle(self, message: Broadcast) -> Update:
+        return Update(self.name, message.round, message.phase, 10, message.state)
+
+
+def through_workers(sites: int, gigabytes: float, rounds: int, folder: str) -> dict[str, Any]:
+    """In this process and two workers; prints and waits where the caller is to look at the memory."""
+    from fedvlp.federation.exchange import WorkerPool
+
+    torch.set_num_threads(1)
+    names = tuple(f"site-{index:05d}" for index in range(sites))
+    with WorkerPool(Returns, names, 2, Path(folder)) as pool:  # type: ignore[arg-type]
+        state = model(gigabytes)
+        other = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        copied = processor(lambda: [other[name].copy_(tensor) for name, tensor in state.items()])
+        read = processor(lambda: [tensor.sum() for tensor in state.values()])
+        other.clear()
+        fresh_peak()
+        print("begin", flush=True)
+        sys.stdin.readline()  # until the caller has looked at the memory
+        began = time.perf_counter()
+
+        def visits() -> None:
+            for round in range(rounds):
+                message = Broadcast(round, "train", state)
+                for _, update in pool(dict.fromkeys(names, message)):
+                    for name in update.state:  # type: ignore[union-attr]
+                        update.state[name].sum()  # type: ignore[union-attr]
+
+        used = processor(visits)
+        seconds = time.perf_counter() - began
+    total = (
+        used
+        + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        + resource.getrusage(resource.RUSAGE_CHILDREN).ru_stime
+    )
+    return {
+        "sites": sites,
+        "model, MB": round(4e-6 * sum(tensor.numel() for tensor in state.values())),
+        "seconds a site": rounded(seconds / sites / rounds),
+        "time in copies, a site": rounded((total / sites / rounds - read) / copied),
+    }
+
+
+def processor(work: Any) -> float:
+    """Processor seconds of this process."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def workers(sites: int, gigabytes: float, rounds: int, folder: str) -> dict[str, Any]:
+    """Measures :func:`through_workers` in a process of its own, whose memory is watched."""
+    tag = f"FEDVLP_SCALE={os.getpid()}"
+    environment = {**os.environ, "FEDVLP_SCALE": str(os.getpid()), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "child", "--sites", str(sites), "--gigabytes", str(gigabytes)]
+    command += ["--rounds", str(rounds), "--folder", folder]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "begin\n"
+        with TreeMemory(tag, 0.02) as memory:
+            while not memory.anonymous:
+                time.sleep(0.1)
+            before = memory.anonymous
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            row: dict[str, Any] = json.loads(child.stdout.readline())
+    row["anonymous, models"] = rounded((memory.anonymous - before) / 1e6 / row["model, MB"])
+    return row
+
+
 def written_bytes() -> int:
     """What this process has handed to the system to be written."""
     lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
@@ -182,7 +270,7 @@ def written_bytes() -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["rounds", "personal"], nargs="?", default="rounds")
+    parser.add_argument("what", choices=["rounds", "personal", "workers", "child"], nargs="?", default="rounds")
     parser.add_argument("--sites", type=int, default=0, help="1000 of rounds, 100 of personal")
     parser.add_argument("--rounds", type=int, default=0, help="1000 of rounds, 1 of personal")
     parser.add_argument("--parts", type=int, default=5)
@@ -191,11 +279,24 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 sites x 10 rounds; 4 models of 0.08 GB")
     chosen = parser.parse_args()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
+    if chosen.what == "child":
+        say(through_workers(chosen.sites, chosen.gigabytes, chosen.rounds, chosen.folder))
+        return
     say(machine())
-    if chosen.what == "rounds":
+    if chosen.what == "workers":
+        size = 0.08 if chosen.quick else chosen.gigabytes
+        with tempfile.TemporaryDirectory(prefix="fedvlp-bench-", dir=chosen.folder) as folder:
+            rows = [workers(chosen.sites or 4, size, chosen.rounds or 2, folder)]
+    elif chosen.what == "rounds":
         sites, rounds = (20, 10) if chosen.quick else (chosen.sites or 1000, chosen.rounds or 1000)
         rows = long_run(sites, rounds, chosen.parts)
-        say({"processor seconds, last part / first": rounded(rows[-1]["processor seconds"] / rows[0]["processor seconds"])})
+        say(
+            {
+                "processor seconds, last part / first": rounded(
+                    rows[-1]["processor seconds"] / rows[0]["processor seconds"]
+                )
+            }
+        )
     else:
         sites, size = (4, 0.08) if chosen.quick else (chosen.sites or 100, chosen.gigabytes)
         rows = []

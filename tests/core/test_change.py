@@ -164,6 +164,8 @@ def test_what_a_site_in_this_process_sent_waits_as_a_copy(tmp_path_factory: pyte
                     live.fill_(number)
                     yield Update(site, 0, "train", 1, {"w": live})
 
-            seen = [update.state["w"].item() for update in bounded(updates(), {"w": torch.zeros(1)}, times=5, spool=spool)]
+            seen = [
+                update.state["w"].item() for update in bounded(updates(), {"w": torch.zeros(1)}, times=5, spool=spool)
+            ]
         assert seen == [1.0, 2.0]
     assert not list(spool.iterdir())

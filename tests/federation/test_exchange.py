@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from fedvlp.core.method import Method
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Failure, FailureKind, Reply, State, Update
-from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation import frames
+from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg
 from fedvlp.training.loop import Aborted

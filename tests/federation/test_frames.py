@@ -44,7 +44,7 @@ def test_every_dtype_and_shape_comes_through(
 
 
 def test_a_file_is_copied_once_and_read_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The views of two receivers are pages of one file: 64 MB that are sent twice take 64 MB, and no more in between."""
+    """The views of two receivers are pages of one file: 64 MB sent twice take 64 MB."""
     files = len(os.listdir("/dev/fd"))
     state = {"w": torch.ones(16_000_000)}
     here, there = Pipe()

@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 PARK_BYTES = 64_000_000
 """An update that arrives before its turn waits in memory up to this size, beyond on disk."""
 
+
 def bounded(
     updates: Iterable[Update],
     reference: Mapping[str, Tensor],

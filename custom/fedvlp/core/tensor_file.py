@@ -103,5 +103,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> TensorFile:
         save_file(state, path)
     except (OSError, SafetensorError) as error:
         path.unlink(missing_ok=True)
-        raise unwritten(path, error, sum(t.numel() * t.element_size() for t in state.values()), "The checkpoint") from error
+        raise unwritten(
+            path, error, sum(t.numel() * t.element_size() for t in state.values()), "The checkpoint"
+        ) from error
     return TensorFile(path)

@@ -143,4 +143,8 @@ def receive(connection: Connection) -> State:
 
 def _view(mapped: mmap.mmap, dtype: Any, shape: list[int], start: int) -> Tensor:
     count = math.prod(shape)
-    return torch.frombuffer(mapped, dtype=dtype, count=count, offset=start).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(mapped, dtype=dtype, count=count, offset=start).reshape(shape)
+        if count
+        else torch.empty(shape, dtype=dtype)
+    )

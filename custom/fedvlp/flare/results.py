@@ -37,7 +37,7 @@ class ResultsInJob(FLComponent):
 
 
 def _of_earlier_rounds(folder: str, names: list[str]) -> list[str]:
-    """What stays at the server: earlier checkpoints, files that the newest one does not name, and what was in transfer."""
+    """What stays at the server: earlier checkpoints, files that the newest does not name, what was in transfer."""
     if Path(folder).name != APART:
         return [name for name in names if name in ("spool", "rounds")]
     checkpoint = RunFolder(Path(folder).parent.parent).checkpoint
