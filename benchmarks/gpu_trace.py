@@ -178,19 +178,23 @@ class Kernels:
     FIRST, STEPS = 60, 10
 
     def __init__(self) -> None:
-        self.share, self._done, self._profile = 1.0, 0, None
+        self.share, self._done = 1.0, 0
+        self._profile: Any = None
 
     def step(self) -> None:
         self._done += 1
         if self._done == self.FIRST:
             torch.cuda.synchronize()
-            profile: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-            self._profile = profile
-            profile.__enter__()
+            self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self._profile.__enter__()
         elif self._done == self.FIRST + self.STEPS and self._profile is not None:
             torch.cuda.synchronize()
             self._profile.__exit__(None, None, None)
-            ranges = sorted((e.time_range.start, e.time_range.end) for e in self._profile.events())
+            ranges = sorted(
+                (event.time_range.start, event.time_range.end)
+                for event in self._profile.events()
+                if event.device_type == torch.autograd.DeviceType.CUDA and "HtoD" not in event.name
+            )
             trace = Trace([Span("gpu", "", begin, end) for begin, end in ranges])
             if ranges:
                 self.share = trace.busy() / (max(end for _, end in ranges) - ranges[0][0])

@@ -30,7 +30,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks wrote."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(TESTS / "support" / "two_ranks.py"), str(folder)],
         env=environment, capture_output=True, text=True, timeout=240, check=False,

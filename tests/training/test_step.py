@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.towers import client as dual_client
 from support.toy import ADAMW, SGD, same_bytes
 from torch import Tensor, nn
@@ -331,6 +332,16 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "my_rows", my_rows)
     monkeypatch.setattr(distributed, "average", average)
+
+    class Sum:
+        def __init__(self, flat: Tensor, async_op: bool) -> None:
+            flat.mul_(20)
+
+        def wait(self) -> None:
+            pass
+
+    monkeypatch.setattr(dist, "all_reduce", Sum)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     return asked
 
 

@@ -27,8 +27,6 @@ BUCKET = 16
 
 and a compiled model is compiled anew for each. The towers do not see padding."""
 
-CPU = torch.device("cpu")
-
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
 
@@ -68,8 +66,8 @@ class SiteData:
     """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
     Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
-    Batches are on ``device``. To a GPU films travel as the bytes that they are, a quarter of what the model reads, and
-    are cropped and normalised there, by what is drawn here.
+    Batches are on ``device``, by default the CPU. To a GPU films travel as the bytes that they are, a quarter of what
+    the model reads, and are cropped and normalised there, by what is drawn here.
     ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records. A
     split may have less: ``modalities_in``.
     """
@@ -81,7 +79,7 @@ class SiteData:
         tokenize: Tokenize,
         input_size: int,
         sentences: bool = False,
-        device: torch.device = CPU,
+        device: torch.device | None = None,
     ) -> None:
         """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees.
 
@@ -91,7 +89,7 @@ class SiteData:
         self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
         self._tokenize = tokenize
         self._input_size = input_size
-        self._device = device
+        self._device = device or torch.device("cpu")
         self._share: Callable[[int], slice] | None = None
         self._splits: dict[str, _Split] = {}
         self._of_sentences = sentences

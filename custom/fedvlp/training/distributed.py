@@ -1,6 +1,7 @@
 """Several processes that train one site's model together (torchrun): rows, gradients and messages between them.
 
-Every process holds the whole model and draws the same batches. Rank 0 speaks for all; without torchrun it is alone.
+Every process holds the whole model and draws the same batches, of which it reads the films that it trains on. Rank 0
+speaks for all; without torchrun it is alone.
 """
 
 from __future__ import annotations
