@@ -120,3 +120,11 @@ def test_a_stopped_command_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     assert stopping.said() == "stopped; go on with: fedvlp sweep fedavg --data 'table:my films.csv'"
     stopping.goes_on_with("fedvlp", "simulate", "--resume", "runs/fedavg/001")
     assert stopping.said() == "stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
+
+
+def test_a_name_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:
+    """A terminal in a UTF-8 locale refuses what such a name becomes in Python."""
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [os.fsencode(FEDVLP), b"jobs", b"export", b"feddra", b"k\xfc"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"k\\udcfc\n"), done.stderr
