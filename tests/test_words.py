@@ -28,7 +28,8 @@ def public(tree: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[
 
 FLARE_HOOKS = {
     "start_controller", "stop_controller", "control_flow", "process_result_of_unknown_task", "handle_event", "execute",
-    "process", "to_downloadable", "download", "make_lazy_ref",
+    "process", "to_downloadable", "download", "make_lazy_ref", "supported_type", "get_download_dot", "native_decompose",
+    "native_recompose", "get_item_count", "produce_item", "get_item_size", "consume_items",
 }  # fmt: skip
 """Methods that NVIDIA FLARE's classes document and call."""
 

@@ -37,7 +37,8 @@ from fedvlp.flare.encryption import (
     within,
 )
 from fedvlp.flare.jobs import job_files
-from fedvlp.flare.task_handler import MOST_SAMPLES, refuse_overflow
+from fedvlp.flare.messages import MOST_SAMPLES
+from fedvlp.flare.task_handler import refuse_overflow
 from fedvlp.methods import METHODS, FedAvg, FedProx, Local
 from fedvlp.run import presets
 from fedvlp.run.config import override

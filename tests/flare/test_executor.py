@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -32,8 +33,9 @@ from fedvlp.deploy.envelope import EnvelopeError
 from fedvlp.federation import site as site_module
 from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
+from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import MOST_SAMPLES, TaskHandler
+from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
@@ -230,6 +232,8 @@ def test_one_process_is_python_and_several_are_torchrun() -> None:
         sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4",
         "-m", "fedvlp.flare.child",
     ]  # fmt: skip
+    assert command(1, stays=True) == [sys.executable, "-u", "-m", "fedvlp.flare.child_front"]
+    assert command(4, stays=True) == command(4), "several processes train together, and end together"
 
 
 def child_executor(**options: Any) -> ChildExecutor:
@@ -284,7 +288,7 @@ def test_the_site_says_how_many_processes_train(
 def test_other_events_are_flares(tmp_path: Path, inherited: list[tuple[str, Any]]) -> None:
     engine = CellEngine("a", tmp_path, "job-1")
     child_executor().handle_event(EventType.END_RUN, engine.new_context())
-    assert inherited == [(EventType.END_RUN, command(1))]
+    assert inherited == [(EventType.END_RUN, command(1, stays=True))]
     assert len(engine.cell.decode_pass_through_topics) == 2
 
 
@@ -314,6 +318,35 @@ def test_the_childs_update_is_the_sites_reply(
     assert most is None
     assert (run, fingerprint(experiment)) == (said_of(FEDAVG), fingerprint(FEDAVG))
     assert place == SitePaths("a", str(tmp_path / "a" / "runs"), str(tmp_path / "a" / "local"))
+
+
+def test_a_child_is_told_how_the_trainer_is_found_and_when_it_makes_way(
+    data: dict[str, Pairs], fl_ctx: FLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lives for this process; another takes its place when the site's own settings have changed."""
+    told: list[dict[str, Any]] = []
+
+    def child(shareable: Shareable) -> Shareable:
+        told.append(FLModelUtils.from_shareable(shareable).meta["fedvlp_site"])
+        return make_reply(ReturnCode.TASK_ABORTED)
+
+    in_child(monkeypatch, child)
+    settings = tmp_path / "a" / "local" / "fedvlp.json"
+    settings.parent.mkdir(parents=True)
+    for content in (None, "{}", "{}", '{"accept_phi_risk": true}'):
+        if content is not None:
+            settings.write_text(content)
+        child_executor(tasks_per_trainer=7, silence=9.0).execute("train", task(data), fl_ctx, Signal())
+    places = [one["trainer"] for one in told]
+    assert {(place["parent"], place["tasks"], place["silence"]) for place in places} == {(os.getpid(), 7, 9.0)}
+    assert len({place["folder"] for place in places}) == 1
+    none, one, same, another = (place["made_of"] for place in places)
+    assert one == same
+    assert len({none, one, another}) == 3
+    child_executor(tasks_per_trainer=1).execute("train", task(data), fl_ctx, Signal())
+    assert "trainer" not in told[-1], "a fresh child for each task"
+    with pytest.raises(ValueError, match="tasks_per_trainer is -1"):
+        child_executor(tasks_per_trainer=-1)
 
 
 def test_a_child_that_is_lost_is_one_sites_error_with_a_remedy(

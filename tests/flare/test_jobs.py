@@ -34,7 +34,7 @@ def test_the_job_describes_the_preset_to_both_sides(name: str) -> None:
     """Server and sites build the same experiment from it, field by field, and the job names its sites."""
     files = {path: json.loads(text) for path, text in job_files(presets.get(name)).items() if path.endswith("json")}
     server = files["app/config/config_fed_server.json"]["workflows"][0]["args"]
-    client = files["app/config/config_fed_client.json"]["executors"][0]["executor"]["args"]
+    client = files["app/config/config_fed_client.json"]["executors"][0]["executor"]["args"]["settings"]
     for args in (server, client):
         built = presets.Experiment(**{key: from_config(value) for key, value in args.items()})
         assert built == presets.get(name)

@@ -21,9 +21,10 @@ from torch import Tensor
 from fedvlp import __version__
 from fedvlp.flare import messages
 from fedvlp.flare.jobs import COMMITTED, job_files
+from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED
-from fedvlp.flare.task_handler import BEHIND, TaskHandler
+from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment

@@ -22,7 +22,8 @@ from fedvlp.core.gate import check, check_tensors
 from fedvlp.core.types import Expected, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
 from fedvlp.flare import messages, tensor_stream
-from fedvlp.flare.tensor_stream import OnDisk, PieceDecomposer, PiecesOnDisk, Spooled, grouped, in_pieces, joined
+from fedvlp.flare.pieces import grouped
+from fedvlp.flare.tensor_stream import OnDisk, PieceDecomposer, PiecesOnDisk, Spooled, in_pieces, joined
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,8 @@ from support.toy import three_sites
 
 from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.flare import messages
-from fedvlp.flare.tracking import RUN_FOLDER, Announcer, SiteCurves, TensorBoardReceiver
+from fedvlp.flare.curves import SiteCurves, announce_update
+from fedvlp.flare.tracking import RUN_FOLDER, TensorBoardReceiver, announce_record
 
 METRICS = {"loss/contrastive": 0.5, "val/mean/r1": 25.0, "seconds": 2.0}
 
@@ -48,7 +49,7 @@ def update(phase: str = "align", round: int = 3) -> Update:
 def test_an_updates_losses_and_seconds_are_told_apart_by_phase(tmp_path: Path) -> None:
     """A recall is of the model that the round starts from, whatever the phase: its curve has no phase in its name."""
     used = engine(tmp_path)
-    Announcer(FLComponent(), used.new_context()).update(update())
+    announce_update(FLComponent(), used.new_context(), update())
     assert curves(used) == {
         "loss/contrastive/align": (0.5, 3), "val/mean/r1": (25.0, 3), "seconds/align": (2.0, 3),
     }  # fmt: skip
@@ -56,7 +57,7 @@ def test_an_updates_losses_and_seconds_are_told_apart_by_phase(tmp_path: Path) -
 
 def test_an_evaluation_continues_the_curves(tmp_path: Path) -> None:
     used = engine(tmp_path)
-    Announcer(FLComponent(), used.new_context()).update(update("evaluate"))
+    announce_update(FLComponent(), used.new_context(), update("evaluate"))
     assert curves(used).keys() == METRICS.keys()
 
 
@@ -79,7 +80,7 @@ def test_a_records_curves_are_the_servers_own_and_the_artifact_is_over_sites(tmp
                 results.append(fl_ctx.get_prop(AppConstants.AGGREGATION_RESULT))
 
     used.components.append(Artifact())
-    Announcer(FLComponent(), used.new_context()).record(record(a={"val/mean/r1": 20.0}, b={"val/mean/r1": 40.0}))
+    announce_record(FLComponent(), used.new_context(), record(a={"val/mean/r1": 20.0}, b={"val/mean/r1": 40.0}))
     seen = curves(used)
     assert seen["seconds/joint"] == (1.5, 2)
     assert seen["bytes_up/joint"] == (4.0, 2)
@@ -95,7 +96,7 @@ def test_a_records_curves_are_the_servers_own_and_the_artifact_is_over_sites(tmp
 
 def test_a_record_in_which_nothing_was_measured_is_no_artifact(tmp_path: Path) -> None:
     used = engine(tmp_path, "server")
-    Announcer(FLComponent(), used.new_context()).record(record(a={"loss/contrastive": 1.0}))
+    announce_record(FLComponent(), used.new_context(), record(a={"loss/contrastive": 1.0}))
     assert AppEventType.AFTER_AGGREGATION not in [event for event, _ in used.fired]
     assert "seconds/joint" in curves(used)
 
@@ -154,7 +155,7 @@ class Server:
     def hears(self, site: str) -> None:
         """The update's curves as ConvertToFedEvent brings them from a site."""
         source = engine(Path(), site)
-        Announcer(FLComponent(), source.new_context()).update(update("joint"))
+        announce_update(FLComponent(), source.new_context(), update("joint"))
         for _, content in source.fired:
             content.set_peer_props({ReservedKey.IDENTITY_NAME: site})
             fl_ctx = self.engine.new_context()

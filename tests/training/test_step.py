@@ -439,3 +439,26 @@ def test_alone_the_end_changes_no_statistic_and_no_term() -> None:
     step.end([terms])
     assert one.model.a.grad is None
     assert (one.model.mean.item(), terms["product"].item()) == (3, 6)
+
+
+def test_towers_are_compiled_once_in_a_run_and_the_anchor_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trial and two towers, whatever the phases; copying a module leaves compiled code behind."""
+    compiled = []
+
+    def compile_(function: Any, **_: Any) -> Any:
+        compiled.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    client = dual_client()
+    for _ in range(3):
+        compile_towers(client.model)
+    assert len(compiled) == 3
+    anchor = client.anchor(client.state())
+    assert [name for name, module in anchor.named_modules() if module._compiled_call_impl] == [
+        "image_encoder",
+        "text_encoder",
+    ]
+    client.release()
+    client.anchor(client.state())
+    assert len(compiled) == 5

@@ -23,6 +23,7 @@ from fedvlp.cli.overrides import (
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
+    from fedvlp.run.folder import RunFolder
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -231,12 +232,29 @@ def report(
     print(f"report {write_report(folder, intervals, films)}")
 
 
+def tell_outgoing(folder: RunFolder) -> None:
+    """Prints, for every site, what ``envelope.most_membership`` would be compared with."""
+    from fedvlp.deploy.outgoing import rehearsed
+
+    for site, found in rehearsed(folder):
+        told = found if isinstance(found, str) else f"area {found.area.unsigned()} by {found.attack}"
+        print(f"{site}: {told}")
+    print("an update is refused where the lower end is above envelope.most_membership in local/fedvlp.json")
+
+
 @app.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
     ] = True,
+    invert: Annotated[
+        float, typer.Option("--invert", help="Seconds to draw films from a gradient; tiny towers alone are worth it.")
+    ] = 0.0,
+    outgoing: Annotated[
+        bool,
+        typer.Option("--outgoing", help="Only shows what a site's limit on membership would measure."),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Attacks a run's model: can its training records be told from others like them? Says so in report and card."""
@@ -248,7 +266,9 @@ def audit(
 
     use_plugins(plugins)
     folder = RunFolder(run)
-    measured = audits.measure(folder, controls)
+    if outgoing:
+        return tell_outgoing(folder)
+    measured = audits.measure(folder, controls, invert=invert)
     console = Console()
     console.print(*audit_tables(measured))
     for sentence in measured.controls():

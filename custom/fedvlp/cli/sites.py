@@ -47,6 +47,7 @@ def prepare(
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
     from fedvlp.report.data_page import write
+    from fedvlp.report.figures import font_file
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
@@ -75,7 +76,7 @@ def prepare(
     print(f"page {write(done.cohort, done.summary, done.skipped, done.built, out / 'data.html')}")
     if any(done.cohort.has_image()):
         sheet = out / "contact-sheet.png"
-        print(f"{contact_sheet(done.cohort, sheet, samples)} samples in {sheet}: look at them")
+        print(f"{contact_sheet(done.cohort, sheet, samples, font=font_file())} samples in {sheet}: look at them")
 
 
 @app.command()

@@ -192,15 +192,12 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
 
 
 def audit_tables(audit: Audit) -> list[Table]:
-    """What the attacks reach on every model at all sites together, and what epsilon allows at most."""
-    from fedvlp.run.audit import BOUNDS, COLUMNS, WORDS, bound_cells, row_cells, words_cells
+    """What the attacks reach: on every model at all sites together, on single updates; what epsilon allows at most."""
+    from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
 
     title = "membership at all sites: 50 is a coin; in brackets 95 % intervals over patients"
     tables = [plain_table(title, COLUMNS, [row_cells(row) for row in audit.rows if not row.site])]
     if audit.bounds:
         title = "what epsilon leaves to any attack at most"
         tables.append(plain_table(title, BOUNDS, [bound_cells(one) for one in audit.bounds]))
-    if audit.words:
-        title = "words that the server reads off an update without a policy"
-        tables.append(plain_table(title, WORDS, [words_cells(one) for one in audit.words]))
-    return tables
+    return tables + [plain_table(title, head, lines) for title, head, lines in audit.updates()]

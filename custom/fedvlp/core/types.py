@@ -6,17 +6,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import metric_names
 
-State = dict[str, Tensor]
+if TYPE_CHECKING:  # a process that only passes messages on does without torch
+    from torch import Tensor
+
+State = dict[str, "Tensor"]
 """Named tensors. Model parameters are named ``<modality>_<group>.<path>``, e.g. ``image_encoder.norm.weight``."""
 
 
-class LazyState(Mapping[str, Tensor]):
+class LazyState(Mapping[str, "Tensor"]):
     """A state too large to be held: ``__getitem__`` makes a tensor anew whenever it is asked for.
 
     Asking for a name makes none, as Mapping's own ``in`` would.
@@ -41,10 +42,12 @@ class LazyState(Mapping[str, Tensor]):
 
 def size_of(value: object) -> int:
     """Bytes of a tensor; of anything else 0."""
+    from torch import Tensor  # here: a visit of the simulator reads this module, and needs no torch
+
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
-Batch = dict[str, Tensor]
+Batch = dict[str, "Tensor"]
 """One step's input; a missing key is a missing modality.
 
 ``image`` [B, C, H, W] float32, normalised, C = 1 for grey and 3 in colour; ``text`` [B, T] int64 token ids;
@@ -170,11 +173,16 @@ GROUPS = ("encoder", "alignment", "head")
 def group(name: str) -> str:
     """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix.
 
-    Adapters of an encoder are of its group.
+    Adapters of an encoder are of its group, private ones too.
     """
     prefix = name.partition(".")[0]
     seen = prefix.rpartition("_")[2]
-    return "encoder" if seen == "adapter" else seen
+    return "encoder" if seen in ("adapter", "private") else seen
+
+
+def is_private(name: str) -> bool:
+    """Whether a tensor is of an adapter that never leaves its site (models/adapters.py)."""
+    return name.partition(".")[0].endswith("_private")
 
 
 MODALITIES = ("image", "text")
@@ -218,3 +226,8 @@ def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> State:
 
 EVALUATE = "evaluate"
 """The phase at the end of a run that only measures."""
+
+
+def curve(tag: str, phase: str) -> str:
+    """The name of a figure's curve: "<tag>/<phase>" where every phase of a round has its own value, else the tag."""
+    return f"{tag}/{phase}" if metric_names.is_of_phase(tag) and phase != EVALUATE else tag

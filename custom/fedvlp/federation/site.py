@@ -15,7 +15,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.training import distributed, dp_sgd
+from fedvlp.training import autotune, distributed, dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint, identity
@@ -101,7 +101,8 @@ class Site:
             state: State = {}
             try:
                 if message.phase != EVALUATE:
-                    terms = train(method, client, message, self.training, should_stop, unfinished, moments)
+                    training = autotune.fixed(self.training, client.device, self.memory.folder)
+                    terms = train(method, client, message, training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
                     metrics |= self._spent(message, index)
                     state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}

@@ -46,12 +46,12 @@ def _reply() -> tuple[Update | Exception, Behind | None]:
         task = child_protocol.in_child(flare.receive())
         if distributed.together():
             child_protocol.to_ranks(task)
-        return _answer(task)
+        return answer(task)
     except Exception as error:
         return error, None
 
 
-def _answer(task: child_protocol.Task) -> tuple[Update, Behind | None]:
+def answer(task: child_protocol.Task) -> tuple[Update, Behind | None]:
     """The update, and the records that it rests on. An abort ends this process."""
     message, run, experiment, paths, most = task
     handler = TaskHandler(experiment, paths)
@@ -62,7 +62,7 @@ def _follow() -> None:
     """The same work as rank 0's, unsaid. An error here ends all ranks, which costs the task."""
     try:
         while task := child_protocol.to_ranks(None):
-            _answer(task)
+            answer(task)
     except Exception:
         time.sleep(LAST_WORDS)
         raise

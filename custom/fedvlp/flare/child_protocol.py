@@ -18,23 +18,32 @@ from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Upd
 from fedvlp.deploy.envelope import Behind
 from fedvlp.federation.site import failure
 from fedvlp.flare import messages
+from fedvlp.flare.messages import COUNTED, FAILURE, SITE
 from fedvlp.flare.paths import SitePaths
 from fedvlp.run import plugins
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.training import distributed
 
-SITE = "fedvlp_site"
-FAILURE = "fedvlp_failure"
-COUNTED = "fedvlp_counted"
 Task = tuple[Broadcast, dict[str, str], Experiment, SitePaths, int | None]
 """What a training process is given; the number is the most records that its answer has room for, None: any."""
 
 
-def to_child(task: Shareable, experiment: Experiment, paths: SitePaths, most_samples: int | None = None) -> Shareable:
-    """The server's task, with the site's own part; the task's headers are kept."""
+def to_child(
+    task: Shareable,
+    experiment: Experiment,
+    paths: SitePaths,
+    most_samples: int | None = None,
+    trainer: dict[str, Any] | None = None,
+) -> Shareable:
+    """The server's task, with the site's own part; the task's headers are kept.
+
+    ``trainer``: how the one that stays is found (flare/child_front.py), where there is one.
+    """
     dxo = from_shareable(task)
     own = {"experiment": _parts(experiment), "paths": asdict(paths), "most_samples": most_samples}
+    if trainer is not None:
+        own["trainer"] = trainer
     meta = {**dxo.meta, SITE: own}
     return DXO(dxo.data_kind, data=dxo.data, meta=meta).update_shareable(task)
 

@@ -30,7 +30,7 @@ from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.paths import runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer
-from fedvlp.flare.tracking import RUN_FOLDER, Announcer
+from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
@@ -149,11 +149,10 @@ class FederatedController(Controller):
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
         self._status(folder, "running", "")
         folder.note_all(server.history)
-        announcer = Announcer(self, fl_ctx)
 
         def report(record: dict[str, Any]) -> None:
             folder.note(record)
-            announcer.record(record)
+            announce_record(self, fl_ctx, record)
             self._progress(record)
             if self._tensors.root:
                 server.spare = {}  # room for a model that the next transfers may need

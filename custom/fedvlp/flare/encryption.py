@@ -37,9 +37,9 @@ from fedvlp.core.validate import require
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import runs_root, under
 from fedvlp.flare.privacy_filters import RECEIVED, UpdateFilter, received
-from fedvlp.flare.task_handler import MOST_SAMPLES
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, summary
 

@@ -1,61 +1,40 @@
-"""A site's executors: a task is answered in the job's own process, or in a child that may die without harm.
+"""A site's executor at a hospital: a task is answered in a child process that may die without harm.
 
-Both call flare/task_handler.py. No line here knows a method's name.
+The one that answers in the job's own process is in flare/site_executor.py. Both call flare/task_handler.py. No line
+here knows a method's name.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
-from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.fuel.f3.cellnet.defs import CellChannel
 
 from fedvlp.core.types import Failure, FailureKind
-from fedvlp.deploy.site_config import SiteConfigError, envelope_at, processes_at
-from fedvlp.federation.site import reason
-from fedvlp.flare import child_protocol, messages
+from fedvlp.core.validate import require
+from fedvlp.deploy.site_config import FILE, SiteConfigError, envelope_at, processes_at
+from fedvlp.flare import child_protocol, messages, trainer_link
+from fedvlp.flare.messages import BEHIND, CHILD_LOST, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import BEHIND, MOST_SAMPLES, TaskHandler
+from fedvlp.flare.site_executor import SiteExecutor as SiteExecutor  # where job files of before name it
 from fedvlp.run.experiment import Experiment
-from fedvlp.training.loop import Aborted
 
 
-class SiteExecutor(Executor):
-    """Trains in the job's process at a site. What a site remembers is on disk, so a restarted process goes on."""
-
-    def __init__(self, **experiment: Any) -> None:
-        """``experiment`` are the fields of ``presets.Experiment``, the same as the controller's."""
-        super().__init__()
-        messages.register()  # before the first task is fetched
-        self.experiment = Experiment(**experiment)
-        self._handler: TaskHandler | None = None
-
-    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        try:
-            message, run = messages.receive_broadcast(shareable)
-            self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
-            most = fl_ctx.get_prop(MOST_SAMPLES)
-            update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
-            fl_ctx.set_prop(BEHIND, self._handler.behind, private=True, sticky=False)
-        except Aborted:
-            return make_reply(ReturnCode.TASK_ABORTED)
-        except Exception as error:
-            self.log_error(fl_ctx, f"{task_name} failed: {reason(error)}")
-            return messages.send_failure(error)
-        return messages.send_update(update)
-
-
-def command(processes: int) -> list[str]:
-    """How the training child is started: alone, or as so many processes by torchrun."""
+def command(processes: int, stays: bool = False) -> list[str]:
+    """How the child of a task is started: alone, beside a trainer that ``stays``, or as several by torchrun."""
+    if stays and processes == 1:
+        return [sys.executable, "-u", "-m", "fedvlp.flare.child_front"]
     module = ["-m", "fedvlp.flare.child"]
     if processes == 1:
         return [sys.executable, "-u", *module]
@@ -63,48 +42,64 @@ def command(processes: int) -> list[str]:
     return [sys.executable, "-u", *torchrun, *module]
 
 
-CHILD_LOST = Failure(
-    FailureKind.LOST,
-    "the training process ended or fell silent before it answered (killed for lack of memory, crashed or hung); this "
-    "site's log has its last lines. A smaller training.batch_size needs less memory",
-)
+LOG = "trainer.log"
+"""In the job's folder at the site: what its trainer wrote."""
+
+LOST = Failure(FailureKind.LOST, CHILD_LOST)
 
 
 class ChildExecutor(ClientAPIExecutor):
-    """Trains every task in a fresh child process (flare/child.py), so that a crash costs a task and not the job.
+    """Trains in child processes, so that a crash costs a task and not the job.
 
     FLARE fails a whole job when a site's job process dies; a child that is killed (out of memory), crashes in native
     code or hangs is an error reply of one site. FLARE would let the child fetch and serve tensors past the job's
     process; here that process holds them before the child starts and after it has answered. So the site's filters see
     them, and a child that dies late takes no accepted update with it (which FLARE answers by failing the job).
+
+    FLARE starts a child for every task. Alone on its GPU or CPU it hands the task to a trainer that stays for the whole
+    job (flare/child_front.py), which has data, tokens and model ready; another takes its place after a crash, after
+    ``tasks_per_trainer`` tasks, and when ``local/fedvlp.json`` has changed. With several processes, or with 1 task per
+    trainer, each child trains by itself (flare/child.py) and ends.
     """
 
     def __init__(
-        self, task_timeout: float = 3600.0, silence: float = 120.0, processes: int = 1, **experiment: Any
+        self,
+        task_timeout: float = 3600.0,
+        silence: float = 120.0,
+        processes: int = 1,
+        tasks_per_trainer: int = 0,
+        **experiment: Any,
     ) -> None:
         """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life.
 
         ``processes`` train together, one per GPU, unless the site's own ``local/fedvlp.json`` says how many.
+        ``tasks_per_trainer``: 0 = any number.
         """
+        require(
+            tasks_per_trainer >= 0, f"tasks_per_trainer is {tasks_per_trainer}; 0 = any number, 1 = a fresh one each"
+        )
         super().__init__(
             execution_mode="external_process",
-            command=command(processes),
+            command=command(processes, tasks_per_trainer != 1),
             launch_once=False,
             heartbeat_timeout=silence,
             shutdown_timeout=10.0,  # what a site remembers is written before the child answers,
             stop_grace_period=5.0,  # so one that hangs is not waited for
             task_wait_timeout=task_timeout,
             result_wait_timeout=task_timeout,
-            params_exchange_format=ExchangeFormat.PYTORCH,
-            server_expected_format=ExchangeFormat.PYTORCH,
+            params_exchange_format=ExchangeFormat.RAW,  # both sides register tensors by themselves (flare/messages.py),
+            server_expected_format=ExchangeFormat.RAW,  # and a child may do without torch
         )
         messages.register()
         self._processes = processes
+        self._silence = silence
+        self._tasks = tasks_per_trainer
         self.experiment = Experiment(**experiment)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
-            self._command = command(self._processes_here(Path(SitePaths.of(fl_ctx).local)))
+            processes = self._processes_here(Path(SitePaths.of(fl_ctx).local))
+            self._command = command(processes, self._tasks != 1)
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
             tasks = (CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK)
@@ -119,19 +114,36 @@ class ChildExecutor(ClientAPIExecutor):
         asked = min(self._processes, envelope.processes) if envelope else self._processes
         return processes_at(local) or asked
 
+    def _trainer(self, fl_ctx: FLContext) -> dict[str, Any] | None:
+        """How a child of this job finds the trainer, and when that makes way for another; None: there is none."""
+        link = trainer_link.of(os.getpid(), "job")
+        if link is None or self._tasks == 1:
+            return None
+        settings = Path(SitePaths.of(fl_ctx).local) / FILE
+        content = settings.read_bytes() if settings.is_file() else b""
+        return {
+            "folder": str(link.folder),
+            "parent": link.parent,
+            "started": link.started,
+            "log": str(Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / LOG),
+            "made_of": hashlib.blake2b(content, digest_size=8).hexdigest(),
+            "tasks": self._tasks,
+            "silence": self._silence,
+        }
+
     @staticmethod
     def _requires_materialized_result(task_name: str, fl_ctx: FLContext) -> bool:
         return True
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         most = fl_ctx.get_prop(MOST_SAMPLES)
-        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx), most)
+        task = child_protocol.to_child(shareable, self.experiment, SitePaths.of(fl_ctx), most, self._trainer(fl_ctx))
         reply = super().execute(task_name, task, fl_ctx, abort_signal)
         code = reply.get_return_code(ReturnCode.OK)
         if code == ReturnCode.TASK_ABORTED:
             return reply
         if code != ReturnCode.OK:
-            return messages.send_failure(CHILD_LOST)
+            return messages.send_failure(LOST)
         fl_ctx.set_prop(BEHIND, child_protocol.behind(reply), private=True, sticky=False)
         answer = child_protocol.from_child(reply, fl_ctx.get_identity_name())
         if isinstance(answer, Failure):

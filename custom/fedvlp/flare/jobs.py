@@ -89,6 +89,8 @@ def job_files(
     limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
     several = {"processes": processes} if child and processes > 1 else {}
     executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | several | settings}
+    if _passes_on(experiment, custom, child):
+        executor["args"] = {"settings": settings}
     files: dict[str, Any] = {
         "meta.json": meta,
         "app/config/config_fed_server.json": _server(experiment, controller, mlflow, timeouts),
@@ -102,6 +104,15 @@ def job_files(
             f"out, or install the plugin at every site as a package with an entry point in the group {plugins.GROUP}"
         )
     return texts | ({"app/custom/README.md": NOTE} | code if custom else {})
+
+
+def _passes_on(experiment: Experiment, custom: bool, child: bool) -> bool:
+    """Whether a site's process may do without the experiment's classes: a visit of the simulator passes its task on.
+
+    Where the site itself encodes messages it needs them; a hospital compares the classes of a job with its list when
+    FLARE builds them; and it is FLARE that finds a plugin.
+    """
+    return custom and not child and experiment.wire.plain and not plugins.of(experiment)
 
 
 def to_bring(experiment: Experiment) -> list[plugins.Plugin]:
@@ -121,7 +132,8 @@ def experiment_of(folder: Path) -> Experiment:
     try:
         client = json.loads((folder / "app/config/config_fed_client.json").read_text(encoding="utf-8"))
         args = client["executors"][0]["executor"]["args"]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        args = args.get("settings", args)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
     if client["executors"][0]["executor"].get("path") == OVERLAP_EXECUTOR:
         raise ValueError(

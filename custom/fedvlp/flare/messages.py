@@ -6,7 +6,7 @@ A site's privacy filters therefore see exactly what leaves the site: ``dxo.data`
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
@@ -16,25 +16,46 @@ from nvflare.fuel.utils import fobs
 
 from fedvlp.core.reasons import IN_THE_LOG, UNKNOWN, for_the_server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update, header
-from fedvlp.federation import site
-from fedvlp.flare.tensor_stream import PieceDecomposer, loaded
+
+if TYPE_CHECKING:  # torch, which a process that only passes messages on does without
+    from nvflare.fuel.utils.fobs.decomposer import Decomposer
 
 KEY = "fedvlp"
 AUX = "aux/"
 KIND, REASON = "fedvlp_failure", "fedvlp_reason"
 """Headers of an error reply: a FailureKind, and a text for people."""
 
+BEHIND = "fedvlp_behind"
+"""Property of a task's context: how many records its answer rests on, for the site's outgoing filters."""
+
+MOST_SAMPLES = "fedvlp_most_samples"
+"""Property of a task's context: how many records of a site the encryption of its answer has room for."""
+
+SITE, FAILURE, COUNTED = "fedvlp_site", "fedvlp_failure", "fedvlp_counted"
+"""Between a job's process and its child: what the child is told beside the task, why it has no update, and how many
+records its update rests on."""
+
+CHILD_LOST = (
+    "the training process ended or fell silent before it answered (killed for lack of memory, crashed or hung); this "
+    "site's log has its last lines. A smaller training.batch_size needs less memory"
+)
+"""What a site says of a training process that is gone."""
+
 CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper() and isinstance(value, str))
 """What FLARE itself answers."""
 
 
-def register(decomposer: PieceDecomposer | None = None) -> None:
+def register(decomposer: Decomposer | None = None) -> None:
     """Teaches FLARE's serialiser tensors; without it, on both sides and before the first message, a job hangs.
 
     FLARE's own types first: one that is met before it is registered is taken for a plain object and loses its content.
     """
     flare_decomposers.register()
-    fobs.register(decomposer or PieceDecomposer)
+    if decomposer is None:
+        from fedvlp.flare.tensor_stream import PieceDecomposer
+
+        decomposer = PieceDecomposer()
+    fobs.register(decomposer)
 
 
 def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:
@@ -42,14 +63,22 @@ def _shareable(message: Broadcast | Update, meta: dict[str, Any]) -> Shareable:
     return DXO(DataKind.WEIGHTS, data=data, meta={KEY: meta}).to_shareable()
 
 
-def _parts(shareable: Shareable) -> tuple[State, State, dict[str, Any]]:
-    dxo = from_shareable(shareable)
+def header_of(dxo: DXO) -> dict[str, Any]:
+    """All of a message but its tensors. Raises ValueError where it is none of fedvlp's."""
     meta = dxo.get_meta_prop(KEY)
     if not isinstance(meta, dict):
         raise ValueError("the message carries no fedvlp header; the peer runs something else")
+    return dict(meta)
+
+
+def _parts(shareable: Shareable) -> tuple[State, State, dict[str, Any]]:
+    from fedvlp.flare.tensor_stream import loaded
+
+    dxo = from_shareable(shareable)
+    meta = header_of(dxo)
     state = {name: tensor for name, tensor in dxo.data.items() if not name.startswith(AUX)}
     aux = {name.removeprefix(AUX): tensor for name, tensor in dxo.data.items() if name.startswith(AUX)}
-    return loaded(state), dict(loaded(aux)), dict(meta)
+    return loaded(state), dict(loaded(aux)), meta
 
 
 def send_broadcast(message: Broadcast, run: dict[str, str]) -> Shareable:
@@ -75,14 +104,26 @@ def receive_update(shareable: Shareable, site: str) -> Update:
     What an Update does not have is left out; the gate checks the rest later. Raises anything on garbage.
     """
     state, aux, meta = _parts(shareable)
-    own = {name: meta[name] for name in header(Update(site, 0, "", 0)) if name != "site"}
+    return Update(site, state=state, aux=aux, **_own(meta))
+
+
+def receive_figures(shareable: Shareable, site: str) -> Update:
+    """The same without its tensors, which are not looked at."""
+    return Update(site, **_own(header_of(from_shareable(shareable))))
+
+
+def _own(meta: dict[str, Any]) -> dict[str, Any]:
+    own = {name: meta[name] for name in header(Update("", 0, "", 0)) if name != "site"}
     own["modalities"] = tuple(own["modalities"])
-    return Update(site, state=state, aux=aux, **own)
+    return own
 
 
 def send_failure(failed: Failure | Exception) -> Shareable:
     """An error reply; of its words what the list of core/reasons.py lets leave a site."""
-    failed = failed if isinstance(failed, Failure) else site.failure(failed)
+    if not isinstance(failed, Failure):
+        from fedvlp.federation import site
+
+        failed = site.failure(failed)
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(KIND, failed.kind.value)
     reply.set_header(REASON, for_the_server(failed.text))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedvlp import __version__
@@ -12,6 +13,8 @@ from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.deploy.envelope import Behind, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
+from fedvlp.evaluation.audit.outgoing import strongest
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
 from fedvlp.models.initial import InitialWeightsError
@@ -19,12 +22,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 
-BEHIND = "fedvlp_behind"
-"""Property of a task's context: how many records its answer rests on, for the site's outgoing filters."""
-
-
-MOST_SAMPLES = "fedvlp_most_samples"
-"""Property of a task's context: how many records of a site the encryption of its answer has room for."""
+logger = logging.getLogger(__name__)
 
 
 class RefusedError(ValueError):
@@ -34,9 +32,13 @@ class RefusedError(ValueError):
 class TaskHandler:
     """Answers tasks of one experiment at one site. The site is built at the first task of a run."""
 
-    def __init__(self, experiment: Experiment, paths: SitePaths) -> None:
+    def __init__(
+        self, experiment: Experiment, paths: SitePaths, assemble: Callable[..., Assembly] | None = None
+    ) -> None:
+        """``assemble``: makes the assembly of an experiment, a run's folder and the accepted risk (run/assembly.py)."""
         self.experiment = experiment
         self.paths = paths
+        self._assemble = assemble
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
         self._folder = ""
@@ -75,7 +77,26 @@ class TaskHandler:
         finally:
             site.client.data, site.evaluate = data.unwatched, evaluate
         self.behind = data.behind(named)
-        return envelope.passed(update, self.behind)
+        passed = envelope.passed(update, self.behind)
+        if envelope.most_membership < 100 and (passed.state or passed.aux):
+            envelope.refuse_telling(self._told(message, passed, data.trained))
+        return passed
+
+    def _told(self, message: Broadcast, update: Update, trained: Iterable[int]) -> Interval:
+        """How well the receiver of an update tells the records that it was trained on; the log says it too.
+
+        Tensors that stay at the site are as they are after training. Raises UnmeasuredError: then nothing leaves.
+        """
+        assert self._site is not None
+        client = self._site.client
+        here = {name: tensor.detach().clone() for name, tensor in client.state().items()}
+        before = here | {name: tensor for name, tensor in client.here(message.state).items() if name in here}
+        try:
+            row = strongest(client, before, update.state, trained)
+        finally:
+            client.load(here)  # the update's tensors may be the model's own
+        logger.info("outgoing: membership of the update %s by %s, of %s", row.area.unsigned(), row.attack, row.members)
+        return row.area
 
     def _refuse_crafted(self, message: Broadcast, site: Site) -> None:
         """Raises RefusedError for a model that looks made to single out records (core/crafted.py)."""
@@ -101,7 +122,8 @@ class TaskHandler:
             torch.set_num_threads(self.experiment.training.threads)
             local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
             experiment = at_site(self.experiment, self.paths.site, local)
-            self._site = Assembly(experiment, path, accepts_phi_risk(local)).site(self.paths.site)
+            assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
+            self._site = assembly.site(self.paths.site)
             self._folder, self._start = folder, None
         return self._site
 

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State
+from fedvlp.flare.pieces import PIECE, grouped, name_of_piece, shape_of
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
-PIECE = 8 << 20
 MAPPED_BYTES = 1 << 18
 """Blocks of this size and more are mapped one by one, and unmapped when they are freed."""
 
@@ -77,27 +77,9 @@ def in_pieces(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if count <= 1:
             pieces[name] = tensor
             continue
-        shape = "x".join(map(str, tensor.shape))
         for index, piece in enumerate(tensor.detach().contiguous().reshape(-1).tensor_split(count)):
-            pieces[f"{name}|{index}|{shape}"] = piece
+            pieces[name_of_piece(name, index, tensor.shape)] = piece
     return pieces
-
-
-def grouped(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of pieces by the tensor they belong to, in order."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(name.partition("|")[0], []).append(name)
-    return {
-        key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
-        for key, group in groups.items()
-    }
-
-
-def shape_of(name: str) -> list[int] | None:
-    """The shape of the tensor that a piece belongs to; None for a whole tensor."""
-    fields = name.split("|")
-    return [int(length) for length in fields[2].split("x")] if len(fields) == 3 else None
 
 
 def joined(pieces: Iterable[Tensor], names: Sequence[str]) -> Tensor:

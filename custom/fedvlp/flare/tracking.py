@@ -4,68 +4,32 @@ from __future__ import annotations
 
 import os
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
-from nvflare.app_common.widgets.streaming import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 
-from fedvlp.core.types import Update
-from fedvlp.flare import messages
-from fedvlp.run.metrics import SERVER, Record, overall, scalars, suffix
+from fedvlp.core.types import curve
+from fedvlp.flare.curves import SiteCurves as SiteCurves  # where job files of before name it
+from fedvlp.flare.curves import announce
+from fedvlp.run.metrics import SERVER, Record, overall, scalars
 
 RUN_FOLDER = "fedvlp_run_folder"
 """Sticky context property: the folder of the run, set by the controller."""
 
 
-class Announcer:
-    """Fires analytics events of ``component``; at a site, ConvertToFedEvent carries them to the server."""
-
-    def __init__(self, component: FLComponent, fl_ctx: FLContext) -> None:
-        self.component = component
-        self.fl_ctx = fl_ctx
-
-    def update(self, update: Update) -> None:
-        """A site's own curves: loss terms, recall, seconds."""
-        record = {"round": update.round, "phase": update.phase}
-        for tag, value in update.measured.items():
-            self._scalar(f"{tag}{suffix(record, tag)}", value, update.round)
-
-    def record(self, record: Record) -> None:
-        """The server's curves (average, worst site, weights, bytes, seconds), and the round's artifact."""
-        for tag, value in scalars(record)[SERVER].items():
-            self._scalar(f"{tag}{suffix(record, tag)}", value, record["round"])
-        summary = overall(record)
-        if summary:
-            result = FLModel(metrics=summary, current_round=record["round"])
-            self.fl_ctx.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)
-            self.component.fire_event(AppEventType.AFTER_AGGREGATION, self.fl_ctx)
-
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        dxo = create_analytic_dxo(
-            tag=tag,
-            value=float(value),
-            data_type=AnalyticsDataType.SCALAR,
-            writer=LogWriterName.TORCH_TB,
-            global_step=step,
-        )
-        send_analytic_dxo(self.component, dxo=dxo, fl_ctx=self.fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
-
-
-class SiteCurves(FLComponent):
-    """Announces a site's metrics as they stand in the reply that leaves it: events pass by the site's filters."""
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.AFTER_TASK_RESULT_FILTER:
-            reply = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-            if messages.failure(reply) is None:
-                Announcer(self, fl_ctx).update(messages.receive_update(reply, fl_ctx.get_identity_name()))
+def announce_record(component: FLComponent, fl_ctx: FLContext, record: Record) -> None:
+    """The server's curves (average, worst site, weights, bytes, seconds), and the round's artifact."""
+    figures = {curve(tag, record["phase"]): value for tag, value in scalars(record)[SERVER].items()}
+    announce(component, fl_ctx, figures, record["round"])
+    summary = overall(record)
+    if summary:
+        result = FLModel(metrics=summary, current_round=record["round"])
+        fl_ctx.set_prop(AppConstants.AGGREGATION_RESULT, result, private=True, sticky=False)
+        component.fire_event(AppEventType.AFTER_AGGREGATION, fl_ctx)
 
 
 class TensorBoardReceiver(TBAnalyticsReceiver):

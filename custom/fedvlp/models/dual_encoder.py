@@ -26,6 +26,7 @@ from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
 from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
+from fedvlp.models.side_by_side import apart, both
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
@@ -63,6 +64,7 @@ class ModelConfig:
     adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
     adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
     adapter_layers: str = "all"  # linear layers of the towers that have adapters: "all", or those of "attention"
+    adapter_private: bool = False  # a second adapter on each of these layers, which never leaves its site
 
     def __post_init__(self) -> None:
         for name in ("image_tower", "text_tower"):
@@ -78,7 +80,7 @@ class ModelConfig:
             raise ValueError(f"ModelConfig.head_norm: {self.head_norm!r}, expected one of {', '.join(NORMS)}")
         if self.text_pooling not in POOLINGS:
             raise ValueError(f"ModelConfig.text_pooling: {self.text_pooling!r}, expected one of {', '.join(POOLINGS)}")
-        for name in ("alignment", "pretrained", "gradient_checkpointing"):
+        for name in ("alignment", "pretrained", "gradient_checkpointing", "adapter_private"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
         if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
@@ -106,6 +108,11 @@ class ModelConfig:
         if self.adapter_layers not in adapters.LAYERS:
             raise ValueError(
                 f"ModelConfig.adapter_layers: {self.adapter_layers!r}, expected {' or '.join(adapters.LAYERS)}"
+            )
+        if self.adapter_private and not (kind and rank):
+            raise ValueError(
+                "ModelConfig.adapter_private: there are no adapters beside which a site could have its own; set "
+                "adapters to lora and adapter_rank to at least 1"
             )
         if kind and not (self.pretrained or self.init):
             raise ValueError(
@@ -167,6 +174,7 @@ class DualEncoder(Usable, nn.Module):
 
     config_class: ClassVar[type[ModelConfig]] = ModelConfig
     attention: bool = False
+    side_by_side: bool = False  # whether image and text are computed in two threads (models/side_by_side.py)
     micro_batches: MicroBatching | None = (
         None  # how the towers see a batch in parts, while gradients are cached (training/grad_cache.py)
     )
@@ -197,6 +205,9 @@ class DualEncoder(Usable, nn.Module):
         rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
         self.image_adapter = seeded(seed, 7, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
         self.text_adapter = seeded(seed, 8, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
+        if config.adapter_private:
+            self.image_private = seeded(seed, 9, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
+            self.text_private = seeded(seed, 10, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
 
     @property
     def frozen_prefixes(self) -> tuple[str, ...]:
@@ -223,7 +234,9 @@ class DualEncoder(Usable, nn.Module):
         for tower in (self.image_encoder, self.text_encoder):
             adapters.merge(tower)
         del self.image_adapter, self.text_adapter
-        self.config = replace(self.config, adapters=adapters.NONE)
+        if self.config.adapter_private:
+            del self.image_private, self.text_private
+        self.config = replace(self.config, adapters=adapters.NONE, adapter_private=False)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -244,19 +257,35 @@ class DualEncoder(Usable, nn.Module):
 
         Tokens that the batch has already (training/frozen_features.py) are taken as they are.
         """
-        image, image_attention = batch.get(IMAGE_TOKENS), None
+        image, text = self._both(lambda: self._image_tower(batch), lambda: self._text_tower(batch))
+        return Encoded(**image, **text)
+
+    def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:
+        image, attention = batch.get(IMAGE_TOKENS), None
         if "image" in batch:
-            image, image_attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
+            image, attention = self._run(self.image_encoder, batch["image"])  # [B, M, W]
         views = of_views(self.image_encoder, batch["views"]) if "views" in batch else None  # [B, V, M, W]
+        return {"image": image, "image_attention": attention, "views": views}
+
+    def _text_tower(self, batch: Batch) -> dict[str, Tensor | None]:
         if "text" not in batch:
-            return Encoded(image, image_attention=image_attention, views=views)
+            return {}
         mask = batch.get("text_mask")
         mask = torch.ones_like(batch["text"], dtype=torch.bool) if mask is None else mask.bool()  # [B, T]
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], dim=1)  # attention over nothing would be nan
-        text, text_attention = batch.get(TEXT_TOKENS), None
+        text, attention = batch.get(TEXT_TOKENS), None
         if text is None:
-            text, text_attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
-        return Encoded(image, text, mask, image_attention, text_attention, views)
+            text, attention = self._run(self.text_encoder, batch["text"], mask)  # [B, T, W]
+        return {"text": text, "text_mask": mask, "text_attention": attention}
+
+    def _both(self, image: Callable[[], Any], text: Callable[[], Any]) -> tuple[Any, Any]:
+        """What is done for the image and for the text, one after the other unless they go side by side."""
+        return both(image, text) if self._in_two else (image(), text())
+
+    @property
+    def _in_two(self) -> bool:
+        """Cached gradients run the towers again when the loss is differentiated, which has its own order."""
+        return self.side_by_side and self.micro_batches is None
 
     def _run(self, tower: Tower, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """A tower's tokens and, where asked for and there is no alignment block, the attention in its last block."""
@@ -266,36 +295,35 @@ class DualEncoder(Usable, nn.Module):
 
     def align(self, encoded: Encoded) -> VLOutput:
         """Alignment blocks and pooling: ``image`` and ``text`` of the output are pooled features [B, W]."""
-        image = image_tokens = text = text_tokens = None
-        image_attention = text_attention = None
-        if encoded.image is not None:
-            image_tokens = self.image_alignment(encoded.image)  # [B, M, W]
-            image_attention = self._attention(self.image_alignment, encoded.image, None, encoded.image_attention)
-            image = image_tokens[:, 0]
-        if encoded.text is not None:
-            text_tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
-            text_attention = self._attention(
-                self.text_alignment, encoded.text, encoded.text_mask, encoded.text_attention
-            )
-            mean = self.config.text_pooling == "mean"
-            text = masked_mean(text_tokens, encoded.text_mask) if mean else text_tokens[:, 0]
-        return VLOutput(
-            image,
-            text,
-            image_tokens,
-            text_tokens,
-            encoded.text_mask,
-            image_attention=image_attention,
-            text_attention=text_attention,
-            views=None if encoded.views is None else of_views(self.image_alignment, encoded.views),
-        )
+        image, text = self._both(lambda: self._image_aligned(encoded), lambda: self._text_aligned(encoded))
+        views = None if encoded.views is None else of_views(self.image_alignment, encoded.views)
+        return VLOutput(**image, **text, text_mask=encoded.text_mask, views=views)
+
+    def _image_aligned(self, encoded: Encoded) -> dict[str, Tensor | None]:
+        if encoded.image is None:
+            return {}
+        tokens = self.image_alignment(encoded.image)  # [B, M, W]
+        attention = self._attention(self.image_alignment, encoded.image, None, encoded.image_attention)
+        return {"image": tokens[:, 0], "image_tokens": tokens, "image_attention": attention}
+
+    def _text_aligned(self, encoded: Encoded) -> dict[str, Tensor | None]:
+        if encoded.text is None:
+            return {}
+        tokens = self.text_alignment(encoded.text, encoded.text_mask)  # [B, T, W]
+        attention = self._attention(self.text_alignment, encoded.text, encoded.text_mask, encoded.text_attention)
+        mean = self.config.text_pooling == "mean"
+        text = masked_mean(tokens, encoded.text_mask) if mean else tokens[:, 0]
+        return {"text": text, "text_tokens": tokens, "text_attention": attention}
 
     def project(self, encoded: Encoded | Deferred) -> VLOutput:
         """Alignment, pooling, head, unit length: vectors [B, d]. One encoding can be projected by several models."""
         aligned = encoded.aligned(self) if isinstance(encoded, Deferred) else self.align(encoded)
-        image = None if aligned.image is None else _unit(self.image_head(aligned.image))
-        text = None if aligned.text is None else _unit(self.text_head(aligned.text))
-        return replace(aligned, image=image, text=text)
+        image, text = self._both(
+            lambda: None if aligned.image is None else _unit(self.image_head(aligned.image)),
+            lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
+        )
+        output = replace(aligned, image=image, text=text)
+        return apart(output) if self._in_two and torch.is_grad_enabled() else output
 
     def set_attention(self, kind: str) -> None:
         """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""

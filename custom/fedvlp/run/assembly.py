@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import Client, OnDevice, named_state, restart_target
+from fedvlp.core.client import Client, named_state, restart_target
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -29,6 +29,7 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.models.side_by_side import may_gain
 from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
@@ -48,6 +49,7 @@ class Assembly:
         self.experiment = experiment
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
+        self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
         self._public: dict[ModelConfig, SiteData] = {}
@@ -125,6 +127,10 @@ class Assembly:
         model = config.build(own_seed)
         objective: Any = self.experiment.objective.build(model, own_seed)
         model.attention = "attention" in objective.needs
+        training = self.experiment.training
+        exact = training.device == "cpu" and training.precision == "float32"
+        plain = exact and not training.compile and not training.dp_noise
+        model.side_by_side = self.side_by_side and plain and may_gain(model, training.threads)
         if extra is not None:
             objective.add_module("extra", extra.build(config, own_seed))
         return model, objective
@@ -209,14 +215,13 @@ class Assembly:
         """Rows [n] (by split) of any cohort as ``data`` serves them: for the model of ``site`` (None: the server's)."""
         model, objective = self.modules(site)
         sentences = "sentences" in objective.needs
-        data = SiteData(cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
+        settings = (cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
-        served: Any = data if device.type == "cpu" else OnDevice(data, device)
         if not self.experiment.training.cache_features:
-            return served
+            return SiteData(*settings, device=device)
         frozen_features.refuse(model, objective)
         cache = getattr(self.experiment.data, "cache", None)
-        return FrozenFeatures(served, model.to(device), Path(cache) if cache else None)
+        return FrozenFeatures(SiteData(*settings), model.to(device), Path(cache) if cache else None)
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""

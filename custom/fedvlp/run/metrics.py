@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.checkpoint import save_json
-from fedvlp.core.metric_names import SECONDS, is_of_phase
-from fedvlp.core.types import EVALUATE
+from fedvlp.core.metric_names import SECONDS
+from fedvlp.core.types import curve
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.run.experiment import POOLED
@@ -113,7 +113,7 @@ class TensorBoard:
                 if site not in self._writers:
                     self._writers[site] = SummaryWriter(str(self.folder / site))
                 for tag, value in values.items():
-                    self._writers[site].add_scalar(f"{tag}{suffix(record, tag)}", value, record["round"])
+                    self._writers[site].add_scalar(curve(tag, record["phase"]), value, record["round"])
         except OSError as error:
             log.warning("round %d: its curves are not all in %s: %s", record["round"], self.folder, error.strerror)
 
@@ -138,6 +138,8 @@ class MLflow:
 
     def __init__(self, uri: str, folder: Path) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves but to the server that was asked for
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by itself it asks a dead server for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds
         try:
             from mlflow import MlflowClient
         except ImportError:
@@ -167,7 +169,7 @@ class MLflow:
 
         now = int(1000 * time.time())
         curves = [
-            Metric(f"{site}/{tag}{suffix(record, tag)}", float(value), now, record["round"])
+            Metric(f"{site}/{curve(tag, record['phase'])}", float(value), now, record["round"])
             for site, values in scalars(record).items()
             for tag, value in values.items()
         ]
@@ -183,11 +185,6 @@ class MLflow:
             self._client.set_terminated(self._run)
         except Exception as error:
             log.warning("the run is not closed in MLflow: %s", type(error).__name__)
-
-
-def suffix(record: Record, tag: str) -> str:
-    """What is appended to a curve's name: "/<phase>" where every phase of a round has the curve, else nothing."""
-    return f"/{record['phase']}" if is_of_phase(tag) and record["phase"] != EVALUATE else ""
 
 
 def largest_by_site(history: Sequence[Record], name: str) -> dict[str, float]:

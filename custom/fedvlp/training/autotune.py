@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedvlp.core.checkpoint import save_json
 from fedvlp.training import distributed
+
+if TYPE_CHECKING:
+    from fedvlp.training.config import Training
+
+CHOICE, KEYS = "precision.json", ("precision", "attention")
+"""Name of the file of a site's choice, and what it holds."""
 
 BATCH, TOKENS, WIDTH, HEADS = 8, 197, 384, 6  # of the block that is timed: ViT-S/16 at 224 pixels
 BUDGET = 1.0  # seconds for all variants together
@@ -20,14 +32,38 @@ def choose(precision: str, attention: str, device: torch.device) -> tuple[str, s
     """The two settings with every ``auto`` replaced by what the probe finds fastest; rank 0's finding holds for all."""
     if "auto" not in (precision, attention):
         return precision, attention
-    seconds = measured(device, torch.get_num_threads())
-    allowed = {v: s for v, s in seconds.items() if precision in (v[0], "auto") and attention in (v[1], "auto")}
-    if not allowed:  # float16 is not timed: it needs a GPU, where the fused kernels are the fast ones
-        return precision, "sdpa"
-    best = min(allowed, key=lambda variant: allowed[variant])
+    best = fastest(precision, attention, measured(device, torch.get_num_threads()))
     if distributed.together():
         best = tuple(distributed.tell(list(best), {})[0])
     return best
+
+
+def fastest(precision: str, attention: str, seconds: Mapping[tuple[str, str], float]) -> tuple[str, str]:
+    """Of the variants that the settings allow the one with the least ``seconds``."""
+    allowed = {v: s for v, s in seconds.items() if precision in (v[0], "auto") and attention in (v[1], "auto")}
+    if not allowed:  # float16 is not timed: it needs a GPU, where the fused kernels are the fast ones
+        return precision, "sdpa"
+    return min(allowed, key=lambda variant: allowed[variant])
+
+
+def fixed(training: Training, device: torch.device, folder: Path | None) -> Training:
+    """The settings with every ``auto`` replaced by what the probe found when this site first trained in this run.
+
+    That is kept in the site's ``folder`` (None: nowhere): a busy machine or another process could choose otherwise, and
+    a run would go on with other arithmetic than it began with.
+    """
+    if "auto" not in (training.precision, training.attention) or folder is None:
+        return training
+    file = folder / CHOICE
+    if distributed.rank() == 0 and not file.exists():
+        seconds = measured(device, torch.get_num_threads())
+        found = dict(zip(KEYS, fastest(training.precision, training.attention, seconds), strict=True))
+        save_json(file, found)
+    kept = json.loads(file.read_text(encoding="utf-8")) if distributed.rank() == 0 else {}
+    if distributed.together():
+        kept = distributed.tell(kept, {})[0]
+    mine = {key: kept[key] for key in KEYS if getattr(training, key) == "auto"}
+    return replace(training, **mine)
 
 
 @cache

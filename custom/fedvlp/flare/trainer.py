@@ -1,0 +1,152 @@
+"""A process that trains and stays: ``python -m fedvlp.flare.trainer FOLDER PARENT STARTED MADE_OF TASKS``.
+
+FLARE starts a process for every task of a site: its simulator, at fewer threads than sites, and a hospital's job
+(flare/executor.py). This one stays, with what it would take them time to make again: imports, cohort, tokens, modules.
+It knows nothing that is not on disk: what a site remembers is written before it answers (federation/site.py).
+
+flare/trainer_link.py starts it. It does one task at a time, from a socket in ``FOLDER``, and ends with the process
+``PARENT``, which started at ``STARTED``; after so many ``TASKS`` (0: any number); or when it is asked for by somebody
+for whom it is made of something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.raw_tensors import RawTensor, raw, with_torch
+from fedvlp.flare.trainer_link import PROCESS, READY, SOCKET, receive, send, started_at
+
+if TYPE_CHECKING:
+    from fedvlp.flare.task_handler import TaskHandler
+    from fedvlp.run.assembly import Assembly
+    from fedvlp.run.experiment import Experiment
+
+LOOKS = 0.5
+"""Seconds between two looks at the parent."""
+
+AUX = "aux/"
+
+
+class Trainer:
+    """Answers the tasks of a site, or of all sites of one simulator, which share cohort and modules."""
+
+    def __init__(self) -> None:
+        self._experiments: dict[str, Experiment] = {}
+        self._handlers: dict[tuple[str, SitePaths], TaskHandler] = {}
+        self._assemblies: list[Assembly] = []
+
+    def answer(
+        self, asked: dict[str, Any], tensors: dict[str, RawTensor], should_stop: Callable[[], bool]
+    ) -> tuple[dict[str, Any], dict[str, RawTensor]]:
+        """The message for the visit. An error is a message too."""
+        from fedvlp.federation.site import failure
+        from fedvlp.training.loop import Aborted
+
+        try:
+            return self._update(asked, tensors, should_stop)
+        except Aborted:
+            return {"aborted": True}, {}
+        except Exception as error:
+            failed = failure(error)
+            return {"failure": [failed.kind.value, failed.text], "aborted": False}, {}
+
+    def _update(
+        self, asked: dict[str, Any], tensors: dict[str, RawTensor], should_stop: Callable[[], bool]
+    ) -> tuple[dict[str, Any], dict[str, RawTensor]]:
+        from fedvlp.core.types import Broadcast, header
+
+        meta = asked["message"]
+        run = meta.pop("run")
+        held = with_torch(tensors)
+        state = {name: tensor for name, tensor in held.items() if not name.startswith(AUX)}
+        aux = {name.removeprefix(AUX): tensor for name, tensor in held.items() if name.startswith(AUX)}
+        handler = self._handler(asked["settings"], asked.get("plugins", []), SitePaths(**asked["paths"]))
+        update = handler.answer(Broadcast(state=state, aux=aux, **meta), run, should_stop, asked["most_samples"])
+        said = {
+            "update": {name: value for name, value in header(update).items() if name != "site"},
+            "behind": None if handler.behind is None else asdict(handler.behind),
+            "aborted": False,
+        }
+        named = {**update.state, **{AUX + name: tensor for name, tensor in update.aux.items()}}
+        return said, {name: raw(tensor) for name, tensor in named.items()}
+
+    def _handler(self, settings: dict[str, Any], brought: list[str], paths: SitePaths) -> TaskHandler:
+        from fedvlp.flare.task_handler import TaskHandler
+        from fedvlp.run import plugins
+        from fedvlp.run.config import from_config
+        from fedvlp.run.experiment import Experiment
+
+        text = json.dumps(settings, sort_keys=True)
+        for file in brought:
+            plugins.use(file)
+        if text not in self._experiments:
+            self._experiments[text] = Experiment(**{name: from_config(value) for name, value in settings.items()})
+        key = text, paths
+        if key not in self._handlers:
+            self._handlers[key] = TaskHandler(self._experiments[text], paths, self._shared)
+        return self._handlers[key]
+
+    def _shared(self, experiment: Experiment, folder: Path, accept_phi_risk: Any) -> Assembly:
+        """One assembly for all sites that have the same experiment in the same run."""
+        from fedvlp.run.assembly import Assembly
+
+        mine = experiment, folder, accept_phi_risk
+        for known in self._assemblies:
+            if (known.experiment, known.folder, known.accept_phi_risk) == mine:
+                return known
+        made = Assembly(*mine)
+        made.side_by_side = True  # the simulator waits meanwhile
+        self._assemblies.append(made)
+        return made
+
+
+def main(folder: Path, parent: int, started: str, made_of: str, tasks: int) -> None:
+    """Does tasks until the parent ends."""
+    with Listener(str(folder / SOCKET), "AF_UNIX") as listener:
+        if os.fork():
+            os._exit(0)  # who started this may go on: somebody listens
+        os.setsid()
+        (folder / PROCESS).write_text(f"{os.getpid()} {started_at(os.getpid())}", encoding="utf-8")
+        threading.Thread(target=_end_with, args=(folder, parent, started), daemon=True).start()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, with which this process ends
+        trainer, done = Trainer(), 0
+        while not tasks or done < tasks:
+            with listener.accept() as connection, contextlib.suppress(EOFError, OSError):  # one that was killed
+                if connection.recv_bytes() != made_of.encode():
+                    break
+                connection.send_bytes(READY)
+                done += 1
+                _serve(trainer, connection)
+
+
+def _serve(trainer: Trainer, connection: Connection) -> None:
+    """One task. Who asks says nothing after that: what can be read then is that it is gone."""
+    asked, tensors = receive(connection)
+    said, state = trainer.answer(asked, tensors, connection.poll)
+    send(connection, said, state)
+
+
+def _end_with(folder: Path, parent: int, started: str) -> None:
+    while started_at(parent) == started and folder.exists():
+        with contextlib.suppress(OSError):
+            os.utime(folder / PROCESS)
+        time.sleep(LOOKS)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))

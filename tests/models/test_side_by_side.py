@@ -1,0 +1,150 @@
+"""Towers in two threads: the same outputs, gradients and trained weights as one after the other, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.toy import same_bytes
+
+from fedvlp.core.types import VLOutput
+from fedvlp.models import side_by_side
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.side_by_side import apart, both, may_gain
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+
+BATCH = {
+    "image": torch.randn(4, 1, 64, 64, generator=torch.Generator().manual_seed(0)),
+    "text": torch.randint(0, 4096, (4, 12), generator=torch.Generator().manual_seed(1)),
+    "text_mask": torch.arange(12) < torch.tensor([[12], [5], [8], [1]]),
+    "labels": torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]),
+}
+
+
+def model(two: bool, **settings: Any) -> Any:
+    made = ModelConfig(**settings).build(0)
+    made.side_by_side = two
+    return made.train()
+
+
+def loss(output: VLOutput) -> torch.Tensor:
+    """Something of every output: each token counts, and both towers meet."""
+    assert output.image is not None
+    total = (output.image @ output.text.T).logsumexp(0).sum()
+    return total + output.image_tokens.square().mean() + (output.text_tokens.sin() * 3).mean()
+
+
+def trained(made: Any) -> dict[str, torch.Tensor]:
+    loss(made(BATCH)).backward()
+    return {name: parameter.grad for name, parameter in made.named_parameters() if parameter.grad is not None}
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads in which towers and backward passes ran."""
+    seen: list[str] = []
+    carried = side_by_side._carry_on
+
+    def carry_on(*args: Any) -> None:
+        seen.append(threading.current_thread().name)
+        carried(*args)
+
+    monkeypatch.setattr(side_by_side, "_carry_on", carry_on)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"alignment": False}, {"text_pooling": "mean", "head_norm": "batch"}], ids=str
+)
+def test_outputs_and_gradients_are_the_same_bits(settings: dict[str, Any], threads: list[str]) -> None:
+    one, two = model(False, **settings), model(True, **settings)
+    with torch.no_grad():
+        expected, seen = one(BATCH), two(BATCH)
+    for name in ("image", "text", "image_tokens", "text_tokens"):
+        assert torch.equal(getattr(expected, name), getattr(seen, name)), name
+    same_bytes(trained(two), trained(one))
+    assert sorted(name.partition("_")[0] for name in threads) == ["MainThread", "tower"]
+
+
+def test_two_forward_passes_before_one_backward_add_up_as_ever() -> None:
+    """As a method does that looks at a batch twice."""
+    gradients = []
+    for two in (False, True):
+        made = model(two)
+        (loss(made(BATCH)) + loss(made({**BATCH, "image": BATCH["image"] * 0.5}))).backward()
+        gradients.append({name: parameter.grad for name, parameter in made.named_parameters()})
+    same_bytes(*gradients)
+
+
+def test_one_tower_alone_and_a_frozen_one_are_left_as_they_are(threads: list[str]) -> None:
+    made = model(True)
+    images = made({"image": BATCH["image"]})
+    images.image.sum().backward()
+    made.image_encoder.requires_grad_(False)
+    made.image_alignment.requires_grad_(False)
+    made.image_head.requires_grad_(False)
+    output = made(BATCH)
+    output.text.sum().backward()
+    assert threads == []
+    assert apart(output) is output
+
+
+def test_a_phase_ends_with_the_same_bytes(threads: list[str]) -> None:
+    """FedDRA's two phases at one site: the anchor, the probe and the optimiser included."""
+    experiment = presets.get("feddra")
+    settings = {
+        "data.size": 200, "data.sites": 2, "method.align_steps": 2, "method.local_steps": 2, "training.batch_size": 8,
+        "method.dro_batch": 8,
+    }  # fmt: skip
+    for key, value in settings.items():
+        experiment = override(experiment, key, str(value))
+    updates = []
+    for two in (False, True):
+        assembly = Assembly(experiment)
+        assembly.side_by_side = two
+        site, server = assembly.site("site-1"), assembly.server(assembly.sites())
+        experiment.method.start(server)
+        for phase in ("align", "joint"):
+            server.phase = phase
+            updates.append(site.handle(replace(experiment.method.broadcast(server, "site-1"), evaluate=1)))
+    for expected, seen in zip(updates[:2], updates[2:], strict=True):
+        same_bytes(seen.state, expected.state)
+        assert seen.scalars == expected.scalars
+        assert seen.metrics["loss/contrastive"] == expected.metrics["loss/contrastive"]
+    cores = len(side_by_side.os.sched_getaffinity(0))
+    assert bool(threads) == (cores >= 2), "where a core is idle it was used"
+
+
+def test_an_error_in_either_tower_is_the_callers_and_leaves_nothing_running() -> None:
+    done = threading.Event()
+
+    def slow() -> None:
+        done.wait(5)
+        raise ValueError("the second")
+
+    def fails() -> None:
+        done.set()
+        raise KeyError("the first")
+
+    with pytest.raises(KeyError, match="the first"):
+        both(fails, slow)
+    with pytest.raises(ValueError, match="the second"):
+        both(lambda: None, slow)
+    assert both(lambda: 1, torch.is_grad_enabled) == (1, True)
+    with torch.no_grad():
+        assert both(lambda: 1, torch.is_grad_enabled) == (1, False)
+
+
+@pytest.mark.parametrize(("cores", "threads", "text", "gains"), [
+    (2, 1, "tiny", True), (1, 1, "tiny", False), (2, 2, "tiny", False), (4, 2, "tiny", True), (2, 1, "gru", False),
+])  # fmt: skip
+def test_it_may_gain_where_a_core_is_idle_and_no_random_number_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, text: str, gains: bool
+) -> None:
+    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert may_gain(ModelConfig(text_tower=text).build(0), threads) == gains
