@@ -138,7 +138,7 @@ class Contest:
         server = Server(sites, self.model, spare=self.kept)
         server.enrolled = {site: int(samples) for site, samples in zip(sites, SAMPLES, strict=True)}
         rounds = Rounds(rounds=1, evaluate_every=0)
-        return Federation(FedAvg(), server, rounds, exchange).run()  # type: ignore[arg-type]
+        return Federation(FedAvg(), server, rounds, exchange).run()
 
     def plain(self) -> State:
         """What most code does: a sum over the updates, key by key, all of them resident."""

@@ -165,7 +165,7 @@ def personal_models(sites: int, gigabytes: float, rounds: int, parent: str | Non
             SoftPull(),
             server,
             Rounds(rounds=rounds, evaluate_every=0),
-            trained,  # type: ignore[arg-type]
+            trained,
             checkpoint=Path(folder) / "server.safetensors",
             report=lambda record: seconds.setdefault(record["phase"], []).append(round(record["seconds"], 1)),
         )

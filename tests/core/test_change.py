@@ -120,7 +120,7 @@ def test_the_gate_reads_every_tensor_once_and_nothing_reads_them_again_to_measur
             yield site, Update(site, 0, "train", 1, view)  # type: ignore[arg-type]
 
     server = Server(("a", "b", "c"), model)
-    Federation(FedAvg(), server, Rounds(rounds=1, evaluate_every=0), exchange).run()  # type: ignore[arg-type]
+    Federation(FedAvg(), server, Rounds(rounds=1, evaluate_every=0), exchange).run()
     assert {site: view.reads for site, view in views.items()} == {site: {"w": 2, "v": 2} for site in "abc"}
     assert server.history[0]["server"]["update_norm/b"] == pytest.approx(2 * math.sqrt(10))
     assert server.state["w"].tolist() == [2.0] * 6

@@ -27,7 +27,7 @@ def test_what_was_written_is_read_whole_and_in_pieces(tmp_path: Path, monkeypatc
     same_bytes({name: file[name] for name in file}, TENSORS)
     assert list(file.pieces("w")) == [(0, 4), (4, 8), (8, 11)]
     assert (list(file.pieces("n")), list(file.pieces("none"))) == ([(0, 1)], [])
-    assert torch.cat([file.values("w", *piece) for piece in file.pieces("w")]).tolist() == list(range(11))
+    assert torch.cat([file.read("w", *piece) for piece in file.pieces("w")]).tolist() == list(range(11))
 
 
 def test_it_reads_what_save_tensors_wrote_with_its_header(tmp_path: Path) -> None:

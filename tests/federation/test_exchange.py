@@ -282,7 +282,8 @@ def test_the_header_of_a_message_is_json_and_comes_back() -> None:
 def test_tensors_that_several_sites_are_sent_are_framed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import fedvlp.federation.exchange as engine
 
-    framed, real = [], engine.frame
+    framed: list[str] = []
+    real = engine.frame
 
     def counting(state: State, spool: Path | None) -> Any:
         framed.extend(state)

@@ -104,7 +104,7 @@ class Shortened(LazyState):
 
     def __getitem__(self, name: str) -> Tensor:
         tensor, kind = self._state[name], kind_of(name, self._reference)
-        if kind not in self._factors:
+        if kind is None or kind not in self._factors:
             return tensor
         factor = self._factors[kind]
         return tensor * factor if kind == BESIDE else torch.lerp(self._reference[name], tensor, factor)

@@ -48,7 +48,7 @@ class TensorFile(LazyState):
 
     def __getitem__(self, name: str) -> Tensor:
         """A copy of the whole tensor."""
-        return self.values(name, 0, self.numel(name)).reshape(self._shape[name])
+        return self.read(name, 0, self.numel(name)).reshape(self._shape[name])
 
     def numel(self, name: str) -> int:
         """How many values the tensor has."""
@@ -59,13 +59,13 @@ class TensorFile(LazyState):
         count = self.numel(name)
         return ((start, min(start + PIECE, count)) for start in range(0, count, PIECE))
 
-    def values(self, name: str, start: int, stop: int) -> Tensor:
+    def read(self, name: str, start: int, stop: int) -> Tensor:
         """A copy of some of the tensor's values, [stop - start]. Raises CheckpointError."""
         values = torch.empty(stop - start, dtype=self._dtype[name])
         try:
             with open(self.path, "rb", buffering=0) as file:
                 file.seek(self._start[name] + start * values.element_size())
-                target = memoryview(values.view(torch.uint8).numpy())
+                target = memoryview(values.view(torch.uint8).numpy().data)
                 while target:
                     count = file.readinto(target)
                     if not count:
@@ -83,7 +83,7 @@ class TensorFile(LazyState):
         try:
             with open(self.path, "r+b", buffering=0) as file:
                 file.seek(self._start[name] + start * flat.element_size())
-                source = memoryview(flat.view(torch.uint8).numpy())
+                source = memoryview(flat.view(torch.uint8).numpy().data)
                 while source:
                     source = source[file.write(source) :]
         except OSError as error:

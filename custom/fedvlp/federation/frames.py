@@ -102,7 +102,7 @@ def _fill(file: int, state: Mapping[str, Tensor]) -> list[tuple[str, str, list[i
     for name in state:
         tensor = state[name].detach().contiguous()
         places.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), position))
-        rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else memoryview(b"")
+        rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
         while rest:
             written = os.pwrite(file, rest, position)
             rest, position = rest[written:], position + written

@@ -124,7 +124,7 @@ def pulled_together(models: Mapping[str, Mapping[str, Tensor]], factor: float) -
     first = next(iter(files.values()))
     for name in first:
         for start, stop in first.pieces(name):
-            values = {site: {name: file.values(name, start, stop)} for site, file in files.items()}
+            values = {site: {name: file.read(name, start, stop)} for site, file in files.items()}
             for site, own in soft_pull(values, factor).items():
                 files[site].write(name, start, own[name])
     return files
