@@ -464,14 +464,14 @@ def main() -> None:
     common = ["--device", chosen.device, *(["--quick"] if chosen.quick else [])]
     common += ["--traces", str(chosen.traces)] if chosen.traces else []
     for name in chosen.only:
-        left = end - time.monotonic()
+        left, limit = end - time.monotonic(), LIMITS[name] if chosen.device == "cuda" else 60 * chosen.minutes
         if not kept.get(name, {"why": "not yet"})["why"]:
             print(shown(name, kept[name]))
             continue
         if left < 5:
             print(f"\n{name}: no time left; the same command with --resume goes on here")
             continue
-        kept[name] = measured(name, common, min(LIMITS[name], left)) | {"device": card}
+        kept[name] = measured(name, common, min(limit, left)) | {"device": card}
         print(shown(name, kept[name]), flush=True)
         if chosen.resume:
             chosen.resume.write_text(json.dumps(kept, indent=1), encoding="utf-8")
