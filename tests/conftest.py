@@ -65,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 SHARING = (
     "training/test_distributed.py", "evaluation/test_distortion.py", "faults/test_consortium.py",
     "flare/test_provisioned.py", "flare/test_smoke.py", "methods/test_device.py", "claims/test_cells.py",
+    "run/test_audit.py",
 )  # fmt: skip
 """Files whose tests share a fixture that takes long: one worker takes them all, or all whose ids begin "<group>: "."""
 

@@ -69,6 +69,7 @@ def test_members_were_trained_on_and_others_were_not(run: RunFolder) -> None:
         assert not set(rows[audits.OTHERS]) & set(cohort.rows("train"))
 
 
+@pytest.mark.slow(seconds=100)
 def test_the_controls(audit: audits.Audit) -> None:
     """Before training members are like others; a model that saw a few of them alone gives them away."""
     for row in audit.of(audits.UNTRAINED):
@@ -80,6 +81,7 @@ def test_the_controls(audit: audits.Audit) -> None:
     assert {row.site for row in audit.rows} == {"", "site-1", "site-2"}
 
 
+@pytest.mark.slow(seconds=100)
 def test_records_are_told_by_their_gradients_too(audit: audits.Audit) -> None:
     """Alone, what was learned by heart has a short gradient."""
     of_leak = {row.attack: row.area.value for row in audit.of(audits.PLANTED)}
@@ -90,6 +92,7 @@ def test_records_are_told_by_their_gradients_too(audit: audits.Audit) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow(seconds=100)
 def test_canaries_that_nobody_trained_on_are_not_exposed(audit: audits.Audit) -> None:
     """And those that were learned by heart are: the controls between which the planted ones lie."""
     of = {row.canaries: row for row in audit.canaries}
@@ -102,6 +105,7 @@ def test_canaries_that_nobody_trained_on_are_not_exposed(audit: audits.Audit) ->
     assert f"mean exposure of {of['among the records'].mean.value:.2f} of 10 bits" in said
 
 
+@pytest.mark.slow(seconds=100)
 def test_what_updates_tell_is_in_file_report_and_table(run: RunFolder, audit: audits.Audit) -> None:
     (sites,), (films,) = audit.sites, audit.inversion
     assert (sites.count, sites.guess) == (2, 50)
@@ -117,6 +121,7 @@ def test_what_updates_tell_is_in_file_report_and_table(run: RunFolder, audit: au
     assert again.sites == audit.sites
 
 
+@pytest.mark.slow(seconds=100)
 def test_the_file_is_read_as_it_was_written(run: RunFolder, audit: audits.Audit) -> None:
     again = audits.read(run)
     assert again is not None
@@ -130,6 +135,7 @@ def test_the_file_is_read_as_it_was_written(run: RunFolder, audit: audits.Audit)
     assert audits.read(RunFolder(run.path.parent / "none")) is None
 
 
+@pytest.mark.slow(seconds=100)
 def test_report_and_card_say_it_once(run: RunFolder, audit: audits.Audit) -> None:
     card = (run.path / "model" / "README.md").read_text(encoding="utf-8")
     assert card.count(AUDIT) == 1
@@ -160,6 +166,7 @@ def test_a_site_sees_what_its_limit_would_measure(run: RunFolder) -> None:
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("kind", ["classifier", "local"])
 def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: Path) -> None:
     if kind == "local":
@@ -180,6 +187,7 @@ def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: 
     assert max(row.area.value for row in measured.of(audits.PLANTED)) > audits.LEAK_ABOVE
 
 
+@pytest.mark.slow(seconds=60)
 def test_representations_are_attacked_where_no_weights_travel(tmp_path: Path) -> None:
     """At the sites with films and reports, of their models before and after training; no other attack on updates."""
     preset: Any = presets.get("creamfl")
