@@ -77,11 +77,13 @@ lint: $(VENV)/ready
 # (wheels alone), and constraints.txt, that and the tools of development. Versions stay where they still fit; UPGRADE=1
 # takes the newest. INDEX is the one index that is asked.
 INDEX ?= https://pypi.org/simple
+# gradio asks for pillow below 13; tests/report/explore run with what is locked here.
+PILLOW = pillow>=10,<14
 COMPILE = $(BIN)/uv pip compile --quiet --no-config --universal --python-version 3.10 --generate-hashes --no-annotate \
 	--default-index $(INDEX) --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) pyproject.toml
 lock: $(VENV)/ready
 	$(COMPILE) --extra dicom --extra privacy --extra he --extra ocr --no-build -o provisioning/requirements.txt
-	$(COMPILE) --extra dev -c provisioning/requirements.txt -o constraints.txt
+	echo "$(PILLOW)" | $(COMPILE) --extra dev -c provisioning/requirements.txt --override /dev/stdin -o constraints.txt
 
 # What the consortium gives to its members, and provisioning signs (fedvlp.flare.SignedSoftware): the wheel, the lock of
 # what it needs, a list of all that (CycloneDX), and their SHA-256. Built beside the tree, of its files alone.

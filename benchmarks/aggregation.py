@@ -1,6 +1,11 @@
 """Averaging five updates of a ViT-B/16 + BERT dual encoder (190 million float32), against the memory's speed and FLARE.
 
-    python benchmarks/aggregation.py [--repetitions 5] [--threads N] [--quick]
+    python benchmarks/aggregation.py [--repetitions 5] [--threads N] [--clock wall|cpu] [--part 1.0] [--quick]
+
+What a run does is a phase of ``Federation`` itself: the gate, the norm of every update as a metric, the bound by the
+median over sites (on by default), the mean. Its updates are views, as those of another process or of a download are,
+of tensors in memory, where FLARE's are too. ``--clock cpu`` counts processor time, which with ``--threads 1`` is what
+a busy machine can compare.
 
 The streaming limit is what any server does that holds one update at a time: each of the five is read (4 bytes per
 value) and the accumulator read and written (8), except that the first only writes it: 56 bytes per value, at the best
@@ -18,7 +23,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,11 +32,17 @@ import torch
 from common import fresh_peak, interleaved, machine, peak, rounded, say, spread, table
 from torch import Tensor
 
-from fedvlp.core.aggregation import EXACT_NUMEL, StreamingMean
+from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.change import EXACT_NUMEL, Change
 from fedvlp.core.gate import check_tensors
-from fedvlp.core.types import State
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import Broadcast, LazyState, State, Update, size_of
+from fedvlp.federation.loop import Federation, Rounds
+from fedvlp.methods import FedAvg
 
-KEPT = "fedvlp, accumulator kept (round 2 on)"
+KEPT = "fedvlp, mean alone, accumulator kept (round 2 on)"
+RUN = "fedvlp, as a run does it: check + norms + bound + mean"
+FLARE = "FLARE WeightedAggregationHelper, torch"
 SITES = 5
 SAMPLES = (310.0, 95.0, 120.0, 77.0, 204.0)
 
@@ -76,6 +88,20 @@ def limit(count: int, repetitions: int) -> dict[str, float]:
     return {"seconds": (12 * SITES - 4) * count / max(speeds.values()), "speed": max(speeds.values())}
 
 
+class Held(LazyState):
+    """A view of tensors that nobody changes."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self._state = state
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._state[name]
+
+    def size(self, name: str) -> int:
+        return size_of(self._state[name])
+
+
 class Contest:
     """The variants, over the same updates. Two updates are held and sent in turns: neither fits a cache."""
 
@@ -91,17 +117,28 @@ class Contest:
 
     def check(self) -> None:
         for state, _ in self.stream():
-            problem = check_tensors(state, self.model)
+            problem = check_tensors(state, self.model, Change(self.model).finite)
             if problem:
                 raise SystemExit(problem)
 
-    def ours(self, *, spare: bool = True, checked: bool = False) -> State:
+    def ours(self, *, spare: bool = True) -> State:
         mean = StreamingMean(self.model, sum(SAMPLES), self.kept if spare else None)
         for state, samples in self.stream():
-            if checked and check_tensors(state, self.model):
-                raise SystemExit("refused")
             mean.add(state, samples)
         return mean.result()
+
+    def run(self) -> State:
+        """One phase of a run with its default settings."""
+        sites = tuple(f"site-{index + 1}" for index in range(SITES))
+
+        def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Update]]:
+            for site, (state, samples) in zip(messages, self.stream(), strict=True):
+                yield site, Update(site, 0, "train", int(samples), Held(state))  # type: ignore[arg-type]
+
+        server = Server(sites, self.model, spare=self.kept)
+        server.enrolled = {site: int(samples) for site, samples in zip(sites, SAMPLES, strict=True)}
+        rounds = Rounds(rounds=1, evaluate_every=0)
+        return Federation(FedAvg(), server, rounds, exchange).run()
 
     def plain(self) -> State:
         """What most code does: a sum over the updates, key by key, all of them resident."""
@@ -153,12 +190,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0: torch's own choice, the cores")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--part", type=float, default=1.0, help="of the layers and of the vocabulary")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the size, one repetition")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     repetitions = 1 if options.quick else options.repetitions
-    named = shapes(1, 768, 4000) if options.quick else shapes(12, 768, 28_996)
+    whole = shapes(round(12 * options.part), 768, round(28_996 * options.part))
+    named = shapes(1, 768, 4000) if options.quick else whole
     count = sum(math.prod(shape) for shape in named.values())
     say({**machine(), "threads": torch.get_num_threads(), "parameters": count, "tensors": len(named)})
     floor = limit(count, max(3, repetitions))
@@ -166,13 +206,13 @@ def main() -> None:
     variants: dict[str, Callable[[], object]] = {
         KEPT: contest.ours,
         "fedvlp, fresh accumulator (round 1)": lambda: contest.ours(spare=False),
-        "fedvlp, check of the updates alone": contest.check,
-        "fedvlp, check + mean, kept": lambda: contest.ours(checked=True),
-        "FLARE WeightedAggregationHelper, torch": lambda: contest.flare("torch"),
+        "fedvlp, check + norms alone": contest.check,
+        RUN: contest.run,
+        FLARE: lambda: contest.flare("torch"),
         "FLARE WeightedAggregationHelper, numpy": lambda: contest.flare("numpy"),
         "torch sum by key": contest.plain,
     }
-    times = interleaved(variants, repetitions)
+    times = interleaved(variants, repetitions, time.process_time if options.clock == "cpu" else time.perf_counter)
     own = statistics.median(times[KEPT])
     rows = []
     for name, work in variants.items():
@@ -192,6 +232,8 @@ def main() -> None:
         f"\nStreaming limit {floor['seconds']:.3f} s at {floor['speed'] / 1e9:.1f} GB/s; {torch.get_num_threads()} "
         f"threads; {count:,} values in {len(named)} tensors; {SITES} updates.\n"
     )
+    ratios = [ours / theirs for ours, theirs in zip(times[RUN], times[FLARE], strict=True)]
+    say({"a run's path / FLARE's torch mean": spread(ratios), "goal": 1.0})
     print(table(["variant", "median s", "range", "x limit", "x fedvlp", "extra peak, models"], rows) + "\n")
     small, large = shapes(1, 128, 2000), shapes(1, 768, 8000)
     for what, chosen in (("small (float64)", small), ("large (float32)", large)):

@@ -50,6 +50,7 @@ class Pair:
     batch: int = 32
     steps: int = 1  # of a timed phase
     options: dict[str, Training] = field(default_factory=dict)
+    tokens: int = TOKENS  # of a report
 
     def model(self, size: int = 224) -> DualEncoder:
         """With random weights, the same every time."""
@@ -70,7 +71,7 @@ class Pair:
             warnings.simplefilter("ignore")  # there is no tokenizer, and none is needed
             (Path(folder) / "config.json").write_text(json.dumps(settings), encoding="utf-8")
             config = ModelConfig(
-                image_tower=self.image, text_tower=folder, max_tokens=TOKENS, image_size=size, head_hidden=2048
+                image_tower=self.image, text_tower=folder, max_tokens=self.tokens, image_size=size, head_hidden=2048
             )
             return config.build(0)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pretend_streams import Entry
 
 from fedvlp.claims.ledger import alignment
 from fedvlp.run.terms import terms
@@ -71,3 +74,92 @@ def test_the_interval_of_paired_differences_by_hand() -> None:
     assert paired([1.0, 2.0, 3.0]) == pytest.approx((2.0, 4.303 / math.sqrt(3)))
     assert paired([0.0, 2.0]) == pytest.approx((1.0, 12.706))
     assert paired([5.0]) == (5.0, math.inf)
+
+
+@pytest.fixture
+def gpu_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The program, as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("gpu_trace")
+    for name in ("gpu_trace", "common"):
+        sys.modules.pop(name, None)
+
+
+def record(waits: bool) -> list[Any]:
+    """Two steps of a task, each with a film that comes on a stream of its own, or that the host waits for."""
+    task = [Entry("mark", 0, "task site-1 joint 0")]
+    stream = 0 if waits else 1
+    for event in (1, 2):
+        film = Entry("copy", stream, bytes=1, dtype="torch.uint8", pinned=not waits, waits=waits)
+        task += [
+            film,
+            Entry("record", stream, event=event),
+            Entry("wait", 0, event=event),
+            Entry("mark", 0, "step joint"),
+        ]
+    return [*task, Entry("fetch", 0, bytes=0, waits=True), Entry("mark", 0, "end")]
+
+
+def test_a_record_on_the_clock_by_hand(gpu_trace: Any, tmp_path: Path) -> None:
+    """Beside the steps: film at 0.1, step 0.1 to 1.1, the next 1.1 to 2.1: busy 2 of 2.1 seconds.
+
+    Waited for, at one second a film: drawn 0.1, there at 1.1, step to 2.1; drawn at 1.3 (the host queued the step for
+    0.1), there one second after the step, at 3.1, step to 4.1: busy 2 of 4.1.
+    """
+    costs = gpu_trace.Costs(step=1.0, forward=0.0, launch=0.1, draw=0.1, pinned=1e30, server=0.0)
+    film = gpu_trace.BATCH * gpu_trace.FILM**2
+    beside = gpu_trace.play(record(waits=False), costs)
+    assert (beside.busy(), beside.span()) == pytest.approx((2.0, 2.1))
+    waited = gpu_trace.play(record(waits=True), replace(costs, pageable=film))
+    assert (waited.busy(), waited.span()) == pytest.approx((2.0, 4.1))
+    assert gpu_trace.play(record(waits=False), costs, "site-2").spans == []
+    beside.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    steps = [(event["ts"], event["dur"], event["tid"]) for event in events if event["name"] == "step joint"]
+    assert steps == [(100_000, 1_000_000, 1), (1_100_000, 1_000_000, 1)]
+
+
+def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
+    tasks = [("joint", 0), ("joint", 1), ("evaluate", 2)]
+    entries = [Entry("mark", 0, f"task site-1 {phase} {number}") for phase, number in tasks]
+    names = [entry.name for entry in gpu_trace.repeated(entries, 4)]
+    wanted = [("joint", 0), ("joint", 1), ("joint", 2), ("joint", 3), ("evaluate", 2)]
+    assert names == [f"task site-1 {phase} {number}" for phase, number in wanted]
+
+
+def ran(*arguments: str) -> str:
+    """What a program of the folder prints."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow(seconds=60)
+def test_every_piece_of_the_gpu_benchmark_runs_and_is_not_measured_twice(tmp_path: Path) -> None:
+    kept = tmp_path / "gpu.json"
+    command = ("gpu.py", "--quick", "--device", "cpu", "--resume", str(kept), "--minutes", "14")
+    ran(*command)
+    pieces = json.loads(kept.read_text())
+    assert list(pieces) == list(runpy.run_path(str(BENCHMARKS / "gpu.py"))["PIECES"])
+    assert {name: piece["why"] for name, piece in pieces.items()} == dict.fromkeys(pieces, "")
+    assert all(piece["rows"] for piece in pieces.values())
+    pieces["contrast"]["why"] = "stopped"
+    kept.write_text(json.dumps(pieces))
+    ran(*command)
+    again = json.loads(kept.read_text())
+    assert [name for name in pieces if again[name] != pieces[name]] == ["contrast"]
+    assert again["contrast"]["why"] == ""
+
+
+@pytest.mark.slow(seconds=20)
+def test_the_trace_of_a_run_is_drawn_and_no_step_makes_the_host_wait(tmp_path: Path) -> None:
+    told = ran("gpu_trace.py", "--quick", "--trace", str(tmp_path / "trace.json"))
+    lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    counted = next(line for line in lines if "steps" in line)
+    assert counted == {"steps": 3 * 5 * (2 + 5), "waits_of_the_host_between_steps_of_a_task": 0}
+    busy = [line["busy"] for line in lines if "busy" in line]
+    assert len(busy) == 8
+    assert all(0 < one < 1 for one in busy)
+    assert (tmp_path / "trace.json").is_file()
+    assert (tmp_path / "trace-hospital.json").is_file()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedvlp import __version__
-from fedvlp.cli import app
+from fedvlp.cli import app, stopping
 from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume" in errors
+    assert errors.splitlines()[-1] == "fedvlp: stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
     time.sleep(0.5)
     left = subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True, check=False).stdout
     assert left == "", "orphan processes"
@@ -109,3 +109,22 @@ def test_doctor(tmp_path: Path) -> None:
     done = fedvlp("doctor", folder=tmp_path)
     assert done.returncode == 0, done.stdout
     assert "torch and torchvision fit: yes" in done.stdout
+
+
+def test_a_stopped_command_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words with a space are quoted, so that the line can be copied; where nothing goes on, none is named."""
+    monkeypatch.setattr(stopping, "_again", [])
+    assert stopping.said() == "stopped"
+    monkeypatch.setattr(sys, "argv", ["/bin/fedvlp", "sweep", "fedavg", "--data", "table:my films.csv"])
+    stopping.goes_on_as_typed()
+    assert stopping.said() == "stopped; go on with: fedvlp sweep fedavg --data 'table:my films.csv'"
+    stopping.goes_on_with("fedvlp", "simulate", "--resume", "runs/fedavg/001")
+    assert stopping.said() == "stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
+
+
+def test_a_name_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:
+    """A terminal in a UTF-8 locale refuses what such a name becomes in Python."""
+    environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [os.fsencode(FEDVLP), b"jobs", b"export", b"feddra", b"k\xfc"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"k\\udcfc\n"), done.stderr

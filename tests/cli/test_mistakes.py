@@ -47,10 +47,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = {
         "empty.csv": "", "header.csv": f"{header}\n", "nocolumn.csv": "a,b\n1,2\n", "notes.txt": "hello",
         "bad.toml": "preset = \n", "odd.toml": 'preset="fedavg"\n[method]\nrhoo=1\n',
+        "bom.csv": f"\ufeff{header}\n", "twice.csv": "image,report,image\na,b,c\n", "cases.csv": "Image,IMAGE,report\n",
+        "german.csv": "Bild;Befund\nimages/000000.png;Kein Erguss.\n", "nul.csv": "image,report\nx.png,a\0b\n",
+        "outside.csv": "image,report\n../notes.txt,The lungs are clear.\n",
     }  # fmt: skip
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "broken.csv").write_bytes(b"\xff\xfe\x00\x01\x02" * 9)
+    (folder / "mixed.csv").write_bytes(b"image,report\na,Erg\xc3\xbcsse\nb,Erg\xfcsse\n")
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
     from PIL import Image
 
@@ -67,6 +71,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copied = folder / "damaged" / "fedavg" / number
         shutil.copytree(run, copied)
         (copied / file).write_bytes((copied / file).read_bytes()[:100])
+    for number, file in (("003", "model/model.safetensors"), ("004", "model/config.json")):
+        shutil.copytree(run, folder / "damaged" / "fedavg" / number)
+        (folder / "damaged" / "fedavg" / number / file).unlink()
+    newer = folder / "newer" / "fedavg" / "001"  # as a later fedvlp may write it
+    shutil.copytree(run, newer)
+    config = (newer / "config.json").read_text(encoding="utf-8")
+    (newer / "config.json").write_text(config.replace('"local_steps"', '"later_steps": 1, "local_steps"', 1))
     return folder
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from fedvlp.cli.tables import markdown, progress_line, summary_tables
+from fedvlp.cli.tables import markdown, progress_line, summary_tables, table_of_file
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.comparison import tables, verdict
 from fedvlp.run.compare import Comparison, Row
@@ -102,3 +103,23 @@ def test_the_last_line_says_whether_the_last_run_is_ahead_of_the_one_before(
     assert "fedavg" in line
     assert "local" not in line
     assert line.endswith("(one seed)")
+
+
+def test_a_written_table_is_shown_and_a_wide_one_turned(tmp_path: Path) -> None:
+    """Numbers have four digits; a picture, a long table and one without rows are named alone."""
+    wide = tmp_path / "probe.csv"
+    wide.write_text("subset,a,b,c,d,e,f\n100 %,75.873015,2,0.5,nan,,word\n")
+    table = table_of_file(wide)
+    assert table is not None
+    assert [column.header for column in table.columns] == ["subset", "100 %"]
+    assert list(table.columns[1].cells) == ["75.87", "2", "0.5", "nan", "", "word"]
+    narrow = tmp_path / "sites.csv"
+    narrow.write_text("site,area\n" + "north,0.123456\n" * 3)
+    table = table_of_file(narrow)
+    assert table is not None
+    assert list(table.columns[1].cells) == ["0.1235"] * 3
+    narrow.write_text("site,area\n" + "north,0.1\n" * 100)
+    assert table_of_file(narrow) is None
+    narrow.write_text("site,area\n")
+    assert table_of_file(narrow) is None
+    assert table_of_file(tmp_path / "figure.png") is None

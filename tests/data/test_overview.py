@@ -20,6 +20,7 @@ from fedvlp.data.overview import (
     split_counts,
     subgroup_counts,
 )  # fmt: skip
+from fedvlp.report.figures import font_file
 
 nan = np.nan
 
@@ -59,7 +60,15 @@ def test_a_caption_has_split_site_view_and_labels() -> None:
     assert subgroup_counts(views, "view") == {"AP": {"north": 5}, "": {"north": 1}}
     assert subgroup_counts(replace(views, sites=None), "view")["AP"] == {"train": 3, "val": 1, "test": 1}
     long = replace(views, sites=("a hospital with a long name",) * 6)
-    assert [len(line) for line in caption(long, 5).splitlines()] == [26, 15]
+    assert caption(long, 5) == "train a hospital with a …\nEdema, Fracture"
+    many = replace(
+        plain,
+        labels=np.ones((6, 4), dtype=np.float32),
+        label_names=("Edema", "Fracture", "Pleural Effusion", "Scoliosis"),
+    )
+    assert caption(many, 0).splitlines() == ["train", "Edema, Fracture, Pleural", "Effusion, Scoliosis"]
+    more = replace(many, label_names=("Pleural Effusion", "Pleural Thickening", "Pneumoperitoneum", "Scoliosis"))
+    assert caption(more, 0).endswith("…")
 
 
 def test_counts_by_label() -> None:
@@ -97,3 +106,13 @@ def test_the_sheet_is_a_sample_drawn_by_seed(tmp_path: Path) -> None:
     for file, seed in zip(files, (1, 1, 2), strict=True):
         assert contact_sheet(cohort(), file, 2, seed) == 2
     assert files[0].read_bytes() == files[1].read_bytes() != files[2].read_bytes()
+
+
+def test_a_caption_has_the_letters_of_other_languages(tmp_path: Path) -> None:
+    """Two sites whose names differ in an accent look different; a font without it draws the same box for both."""
+    sheets = []
+    for name in ("Köln", "Kåln"):
+        file = tmp_path / f"{len(sheets)}.png"
+        contact_sheet(replace(cohort(), sites=(name,) * 6), file, 1, font=font_file())
+        sheets.append(file.read_bytes())
+    assert sheets[0] != sheets[1]

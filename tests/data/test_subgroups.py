@@ -86,3 +86,13 @@ def test_a_column_with_a_value_for_each_person_is_no_subgroup(tmp_path: Path) ->
     path = write(tmp_path, "number", [str(row) for row in range(65)])
     with pytest.raises(ValueError, match="subgroup column 'number' has 65 values, at most 64; an age goes into a col"):
         TableSource(path=path, burned_in="header", subgroup_columns="number").build()
+
+
+def test_a_column_of_views_needs_no_naming_and_is_called_view(tmp_path: Path) -> None:
+    """Whatever its name, so that the sites of a run have one subgroup of views; "" leaves it out."""
+    path = write(tmp_path, "Projektion,VIEW", ["a.p.,AP", "p.a.,PA", ",lateral"])
+    assert TableSource(path=path, burned_in="header").build().subgroup("view").tolist() == ["AP", "PA", "lateral"]
+    named = TableSource(path=path, burned_in="header", view_column="Projektion", subgroup_columns="Projektion").build()
+    assert named.subgroup_names == ("view",)
+    assert named.subgroup("view").tolist() == ["a.p.", "p.a.", ""]
+    assert TableSource(path=path, burned_in="header", view_column="").build().subgroup_names == ()

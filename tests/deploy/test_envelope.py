@@ -18,10 +18,12 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app
+from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
+from fedvlp.evaluation.audit.outgoing import UnmeasuredError
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
@@ -430,6 +432,74 @@ def test_a_job_without_a_presets_name_is_shown_whole() -> None:
     shown = differences(replace(asked(), name="mine"))
     assert "training.batch_size = 32" in shown
     assert "method = fedvlp.methods.FedAvg" in shown
+
+
+# What the receiver of an update learns of single records
+
+
+def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, dict[str, str]]:
+    """A site that trains so many steps on so few records from towers that have learned."""
+    chosen = asked(method__local_steps=steps, training__lr=1e-3, training__warmup_steps=0, training__batch_size=16)
+    chosen = override(chosen, "model.head_norm", "layer")
+    handler = TaskHandler(chosen, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
+    assembly = Assembly(at_site(chosen, SITE, kit / "local"))
+    site = handler._prepared("fedavg/001")
+    rows = {split: assembly.cohort.rows(split, SITE) for split in ("train", "val", "test")}
+    site.client.data = assembly.serve(assembly.cohort, {**rows, "train": rows["train"][:records]})
+    run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__}
+    return handler, Broadcast(0, "train", assembly.server((SITE,)).state), run
+
+
+def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A planted leak: sixteen records, again and again. The log has the area and nothing of a record."""
+    limits(kit, least_records=2, most_membership=60)
+    handler, message, run = leak(kit, steps=80, records=16)
+    with caplog.at_level("INFO"), pytest.raises(EnvelopeError, match="can be told from others with an area of") as said:
+        handler.answer(message, run, lambda: False)
+    assert float(str(said.value).partition("area of ")[2].split()[0]) > 75
+    assert "go above an area of 60" in for_the_server(f"EnvelopeError: {said.value}")
+    (line,) = [one for one in caplog.messages if "membership of the update" in one]
+    assert 14 <= int(line.rpartition(" ")[2]) <= 16, "those that others are like"
+
+
+def test_an_honest_update_leaves_as_it_was_trained(kit: Path) -> None:
+    """Measuring changes no byte of it, although the update's tensors are the model's own."""
+    limits(kit, most_membership=70)
+    handler, message, run = leak(kit, steps=4, records=400)
+    measured = {name: t.clone() for name, t in handler.answer(message, run, lambda: False).state.items()}
+    limits(kit)
+    plain = handler.answer(message, run, lambda: False).state
+    assert measured.keys() == plain.keys()
+    assert all(torch.equal(measured[name], plain[name]) for name in plain)
+    assert any(not torch.equal(plain[name], message.state[name]) for name in plain)
+
+
+def test_what_cannot_be_measured_does_not_leave(kit: Path) -> None:
+    limits(kit, least_records=2, most_membership=70)
+    handler, message, run = leak(kit, steps=1, records=16)
+    site = handler._prepared("fedavg/001")
+    site.client.data._rows = {"train": site.client.data._rows["train"]}
+    with pytest.raises(UnmeasuredError, match="too few held-out records"):
+        handler.answer(message, run, lambda: False)
+
+
+def test_a_job_that_needs_too_few_sites_is_refused(kit: Path) -> None:
+    """By number: 0 would be all sites but one, which a site cannot count. A preset stays one with a quorum."""
+    envelope, fedavg = Envelope(least_quorum=4, presets=("fedavg",)), presets.get("fedavg")
+
+    def needing(quorum: int) -> Experiment:
+        return replace(fedavg, rounds=replace(fedavg.rounds, quorum=quorum))
+
+    for few in (0, 3):
+        with pytest.raises(EnvelopeError, match=f"quorum is {few}; this site takes part only where .* at least 4"):
+            envelope.admit(needing(few))
+    envelope.admit(needing(4))
+    assert "membership" not in envelope.in_words()
+    assert "needs the updates of 4 sites" in envelope.in_words()
+    assert "membership of an update up to 60 %" in Envelope(most_membership=60).in_words()
+    for wrong in ({"most_membership": 40}, {"most_membership": 101}, {"least_quorum": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Envelope(**wrong)  # type: ignore[arg-type]
 
 
 # Processes, threads, hours

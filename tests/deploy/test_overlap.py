@@ -92,8 +92,10 @@ def test_a_key_is_made_once_and_read_by_its_owner_alone(kit: Path) -> None:
     assert file.read_text().strip() not in done.output
     key = read_key(kit / "local")
     assert len(key) == 32
-    with pytest.raises(OverlapError, match="is there one already"):
+    with pytest.raises(OverlapError, match=r"there is a local/overlap\.key already"):
         make_key(kit / "local")
+    with pytest.raises(OverlapError, match="give the folder of the site's kit"):
+        make_key(kit / "nowhere")
     assert read_key(kit / "local") == key
 
 

@@ -56,7 +56,7 @@ def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Pat
     for run in (done, again):
         assert "canary" not in run.stdout + run.stderr
         assert "edema in" not in run.stdout + run.stderr
-    assert Image.open(out / "contact-sheet.png").size == (5 * 160, 190)
+    assert Image.open(out / "contact-sheet.png").size == (5 * 160, 204)
     page = (out / "data.html").read_text(encoding="utf-8")
     assert "Not used, of 6 rows: unsupported image format (1)." in page
     assert "canary" not in page

@@ -15,7 +15,7 @@ import torch
 from support.cases import cases
 from support.toy import World, clone, same_bytes, small
 
-from fedvlp.core.aggregation import update_norm
+from fedvlp.core.change import update_norm
 from fedvlp.core.types import Broadcast, Reply, State, Update
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import json
 import os
 import random
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from fedvlp.core.method import Method
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Failure, FailureKind, Reply, State, Update
-from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, pack, unpack
+from fedvlp.federation import frames
+from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg
 from fedvlp.training.loop import Aborted
@@ -267,33 +270,78 @@ def test_in_turn_reads_an_update_before_the_next_site_overwrites_the_shared_modu
         same_bytes(seen[name], state)
 
 
-def test_messages_are_packed_without_pickle_and_come_back() -> None:
-    state = {"w": torch.rand(2, 3).T, "n": torch.tensor(7), "e": torch.zeros(0)}
-    update = Update("a", 3, "train", 12, state, {"x": torch.ones(1)}, {"loss": 0.1, "whole": 1})
-    parts = pack(update)
-    assert json.loads(parts[0])["num_samples"] == 12
-    back = unpack(Update, parts)
-    assert replace(back, state={}, aux={}) == replace(update, state={}, aux={})
-    same_bytes(back.state, state)
-    same_bytes(back.aux, update.aux)
+def test_the_header_of_a_message_is_json_and_comes_back() -> None:
+    state, aux = {"w": torch.rand(2)}, {"x": torch.ones(1)}
+    update = Update("a", 3, "train", 12, state, aux, {"loss": 0.1, "whole": 1}, modalities=("image", "text"))
+    assert json.loads(headed(update))["num_samples"] == 12
+    assert joined(Update, headed(update), state, aux) == update
     sent = Broadcast(1, "joint", {}, lr_scale=0.1 + 0.2, copy_label=2**47 + 1, scalars={"site": 0.1 + 0.2})
-    assert unpack(Broadcast, pack(sent)) == sent
+    assert joined(Broadcast, headed(sent), {}, {}) == sent
 
 
-def test_tensors_that_several_sites_are_sent_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_that_several_sites_are_sent_are_framed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     import fedvlp.federation.exchange as engine
 
-    packed, real = [], engine._tensor_bytes
+    framed: list[str] = []
+    real = engine.frame
 
-    def counting(state: State) -> bytes:
-        packed.extend(state)
-        return real(state)
+    def counting(state: State, spool: Path | None) -> Any:
+        framed.extend(state)
+        return real(state, spool)
 
     with WorkerPool(world(FedAvg(local_steps=1)).site, ("a", "b", "c"), 1) as exchange:
-        monkeypatch.setattr(engine, "_tensor_bytes", counting)
+        monkeypatch.setattr(engine, "frame", counting)
         shared = world(FedAvg()).server().state
         list(exchange({site: Broadcast(0, "train", shared) for site in "abc"}))
-    assert packed.count("text_head.bias") == 1
+    assert framed.count("text_head.bias") == 1
+
+
+@pytest.mark.parametrize("place", ["memory", "disk", "nowhere"])
+def test_large_messages_give_the_same_bytes_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """In memory, in the spool folder, and where neither can be had through the pipe."""
+    monkeypatch.setattr(frames, "PIPE_BYTES", 1)
+    monkeypatch.setattr(frames, "MEMORY_BYTES", 10**9 if place == "memory" else 0)
+    if place == "nowhere":
+        monkeypatch.setattr(frames, "_unnamed", refuse)
+    expected, one, spool = world(SMALL["scaffold"]).run(), world(SMALL["scaffold"]), tmp_path / "spool"
+    files = len(os.listdir("/dev/fd"))
+    with WorkerPool(one.site, ("a", "b", "c"), 2, spool) as exchange:
+        seen = one.run(exchange)
+    same_bytes(seen.state, expected.state)
+    same_bytes(seen.memory, expected.memory)
+    assert facts(seen) == facts(expected)
+    assert not spool.exists() or not list(spool.iterdir())
+    del exchange
+    gc.collect()
+    assert len(os.listdir("/dev/fd")) == files
+
+
+def refuse(size: int, spool: Path | None) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_worker_that_dies_with_large_messages_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(frames, "PIPE_BYTES", 1)
+    monkeypatch.setattr(frames, "MEMORY_BYTES", 0)
+
+    class Dying:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Broadcast) -> Update:
+            if self.name == "a" and message.round == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return Update(self.name, message.round, message.phase, 1, {"w": message.state["w"] + 1})
+
+    state = {"w": torch.arange(1000.0)}
+    with WorkerPool(Dying, ("a", "b"), 2, tmp_path) as exchange:  # type: ignore[arg-type]
+        first, second = (dict(exchange({s: Broadcast(r, "train", state) for s in "ab"})) for r in range(2))
+    assert first["a"] == Failure(FailureKind.LOST, "its worker process ended with exit code -9 and was replaced")
+    assert isinstance(second["a"], Update)
+    assert torch.equal(second["a"].state["w"], state["w"] + 1)
+    assert not list(tmp_path.iterdir())
 
 
 # --- the whole engine is killed ------------------------------------------------------------------------------------

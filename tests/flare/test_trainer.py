@@ -318,7 +318,8 @@ def test_without_its_trainer_a_visit_answers_with_the_same_bytes(
     same_bytes(messages.receive_update(reply, "a").state, messages.receive_update(expected, "a").state)
     memories = [next((tmp_path / folder).rglob("00000-0.safetensors")) for folder in ("runs", "other")]
     assert memories[0].read_bytes() == memories[1].read_bytes()
-    executor.execute("train", task(data, False), fl_ctx, Signal())
+    again = executor.execute("train", task(data, True), fl_ctx, Signal())
+    same_bytes(messages.receive_update(again, "a").state, messages.receive_update(expected, "a").state)
     assert len(fake.asked) == 1, "it has all it needs from now on"
 
 

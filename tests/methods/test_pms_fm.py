@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import signal
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +31,14 @@ from support.toy import (
 )
 from torch import Tensor, nn
 
+from fedvlp.core import server_state, tensor_file
+from fedvlp.core.checkpoint import CheckpointError, load_tensors
 from fedvlp.core.client import EXTRA, named_state
 from fedvlp.core.robust_mean import Averaging
 from fedvlp.core.server_state import Server
+from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import Broadcast, Reply, State, Update
-from fedvlp.federation.loop import Rounds
+from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.methods import PMSFM, FedAvg, FedSM
 from fedvlp.methods.selection import FIRST, FUSION, GRADIENT, SECOND
 from fedvlp.methods.softpull import soft_pull
@@ -517,6 +522,155 @@ def test_killed_and_resumed_has_the_same_personalised_models_and_moments(tmp_pat
     kept = Server.load(tmp_path / "whole" / "server.safetensors")[0].memory
     assert {name.split("/")[1] for name in kept if name.startswith("personal/")} == set(SITES)
     assert all(kept[FIRST + name].abs().sum() > 0 for name in expected.state if name == EXTRA + "out.5.bias")
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model counts as large: the sites' own are in files, which are pulled in pieces of seven values."""
+    monkeypatch.setattr(server_state, "PARK_BYTES", 0)
+    monkeypatch.setattr(tensor_file, "PIECE", 7)
+
+
+def own_models(server: Server, method: PMSFM = METHOD) -> dict[str, State]:
+    return {site: clone(method.personal(server, site)) for site in server.sites}
+
+
+@pytest.mark.parametrize("averaging", ["mean", "median"])
+@pytest.mark.usefixtures("apart")
+def test_large_models_are_in_files_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, averaging: str
+) -> None:
+    """b is away in round 1, so its file is what the round before left."""
+
+    def away(site: str, message: Broadcast, reply: Reply) -> Reply:
+        return ConnectionError("away") if (site, message.phase, message.round) == ("b", "personal", 1) else reply
+
+    rounds = Rounds(rounds=3, evaluate_every=0, averaging=averaging)
+    runs = []
+    for limit, folder in ((10**9, tmp_path / "memory"), (0, tmp_path / "files")):
+        monkeypatch.setattr(server_state, "PARK_BYTES", limit)
+        one = world(folder=folder, rounds=rounds)
+        runs.append(one.run(Recorder(one, away)))
+    expected, seen = runs
+    same_bytes(seen.state, expected.state)
+    for site, own in own_models(seen).items():
+        same_bytes(own, METHOD.personal(expected, site))
+    assert not any(name.startswith("personal/") for name in seen.memory)
+    assert any(name.startswith("personal/") for name in expected.memory)
+    assert not (tmp_path / "memory" / "apart").exists()
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_phase_writes_the_models_of_the_sites_only_when_they_changed(tmp_path: Path) -> None:
+    """The checkpoint holds one model; the files of the last rounds stay with their checkpoints, and no others."""
+    one = world(folder=tmp_path, rounds=Rounds(rounds=8, evaluate_every=0))
+    files: list[set[str]] = []
+    federation, _ = one.federation()
+    federation.report = lambda record: files.append({file.name for file in (tmp_path / "apart").iterdir()})
+    federation.run()
+    assert len(files[0]) == 1  # what all begin with, once
+    assert {len(names) for names in files[-4:]} == {15}  # rounds 4 to 8 begin with three files each
+    assert files[-2] == files[-3], "the phase train writes none"
+    assert {name.split("-")[0] for name in files[-1]} == {f"{round:05d}" for round in range(3, 8)}
+    saved = load_tensors(tmp_path / "server.safetensors")[0]
+    assert {f"state/{name}" for name in federation.server.state} <= saved.keys()
+    assert not [name for name in saved if "personal" in name]
+
+
+@pytest.mark.usefixtures("apart")
+def test_killed_while_the_files_are_written_it_resumes_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL at every third access to a file and before every sync and rename of the second round."""
+    expected = world(folder=tmp_path / "whole").run()
+    counted = Fuse()
+
+    def watched(fuse: Fuse) -> None:
+        for target, name in ((tensor_file.TensorFile, "write"), (os, "fsync"), (os, "replace")):
+            real = getattr(target, name)
+
+            def burning(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+                fuse()
+                return real(*arguments)
+
+            monkeypatch.setattr(target, name, burning)
+
+    def whole() -> int:
+        watched(counted)
+        world(folder=tmp_path / "counted").run()
+        return counted.count
+
+    with monkeypatch.context():
+        count = in_child(whole, tmp_path / "count")
+    for moment in sorted({1, count, *random.Random(0).sample(range(1, count), 10)}):
+        folder = tmp_path / str(moment)
+
+        def killed(folder: Path = folder, moment: int = moment) -> None:
+            watched(Fuse(moment))
+            world(folder=folder).run()
+
+        assert forked(killed) == -signal.SIGKILL
+        resumed = world(folder=folder).run()
+        same_bytes(resumed.state, expected.state)
+        same_bytes(resumed.memory, expected.memory)
+        for site, own in own_models(resumed).items():
+            same_bytes(own, METHOD.personal(expected, site))
+        named = {file.name for file in (folder / "apart").iterdir()}
+        assert named == {file.name for file in (tmp_path / "whole" / "apart").iterdir()}, "nothing is left behind"
+
+
+def in_child(work: Callable[[], int], note: Path) -> int:
+    """What ``work`` returns in a process of its own."""
+    assert forked(lambda: note.write_text(str(work()), encoding="ascii") and None) == 0
+    return int(note.read_text(encoding="ascii"))
+
+
+def test_a_run_that_kept_large_models_in_its_checkpoint_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As older versions did, whatever their size."""
+    expected = world(folder=tmp_path / "whole").run()
+    world(folder=tmp_path / "old", rounds=Rounds(rounds=2, evaluate_every=0)).run()
+    monkeypatch.setattr(server_state, "PARK_BYTES", 0)
+    seen = world(folder=tmp_path / "old").run()
+    for site, own in own_models(seen).items():
+        same_bytes(own, METHOD.personal(expected, site))
+    assert not any(name.startswith("personal/") for name in seen.memory)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_run_is_put_back_with_its_files(tmp_path: Path) -> None:
+    """Round 2 again from the beginning of round 2; and a file that is missing is named."""
+    expected = world(folder=tmp_path).run()
+    before = own_models(expected)
+    snapshots = Snapshots(tmp_path / "server.safetensors")
+    snapshots.restore(2)
+    snapshots.tidy()
+    kept = Server.load(tmp_path / "server.safetensors")[0]
+    assert kept.round == 2
+    assert differs(METHOD.personal(kept, "a"), before["a"], ["text_head.bias"])
+    again = world(folder=tmp_path).run()
+    for site, own in own_models(again).items():
+        same_bytes(own, before[site])
+    lost = next(name for name in again.apart.values())
+    (tmp_path / "apart" / lost).unlink()
+    with pytest.raises(CheckpointError, match=f"cannot read {lost}"):
+        Server.load(tmp_path / "server.safetensors")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_phase_that_loses_its_quorum_leaves_the_files_of_before(tmp_path: Path) -> None:
+    def away(site: str, message: Broadcast, reply: Reply) -> Reply:
+        lost = site != "a" and (message.phase, message.round) == ("personal", 1)
+        return ConnectionError("away") if lost else reply
+
+    expected = world(folder=tmp_path / "whole").run()
+    one = world(folder=tmp_path / "lost")
+    with pytest.raises(QuorumLostError):
+        one.run(Recorder(one, away))
+    resumed = world(folder=tmp_path / "lost").run()
+    for site, own in own_models(resumed).items():
+        same_bytes(own, METHOD.personal(expected, site))
 
 
 def test_a_models_tensor_with_one_value_per_site_is_no_curve() -> None:

@@ -16,7 +16,8 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.types import group
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedDRA
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.adapters import AdaptedLinear, Adapter, adapt, merge
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
@@ -203,6 +204,9 @@ def test_the_towers_must_be_those_that_the_experiment_was_made_with(tmp_path: Pa
         ({"adapter_alpha": 0.0}, "adapter_alpha: 0.0"),
         ({"adapter_layers": "mlp"}, "adapter_layers: 'mlp', expected all or attention"),
         ({"init": ""}, "frozen towers must have learned"),
+        ({"adapter_private": True, "adapter_rank": 0}, "no adapters beside which a site could have its own"),
+        ({"adapter_private": True, "adapters": ""}, "no adapters beside which a site could have its own"),
+        ({"adapter_private": 1}, "adapter_private: 1, expected true or false"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -233,3 +237,97 @@ def test_a_preset_takes_adapters_by_setting() -> None:
     assert part < 0.4 * full
     assert experiment.method.trains("image_adapter.blocks/0/qkv.up", "joint")
     assert not experiment.method.trains("image_adapter.blocks/0/qkv.up", "align")
+
+
+PRIVATE = replace(SHIPPED, adapter_private=True)
+
+
+def private(names: Any) -> set[str]:
+    return {name for name in names if "_private." in name}
+
+
+def test_new_private_adapters_change_nothing_and_merge_with_the_shared_ones() -> None:
+    """Every adapted layer has two, of the same shapes; merged they are the same function."""
+    model, shared = PRIVATE.build(0), SHIPPED.build(0)
+    assert torch.equal(vectors(model), vectors(shared))
+    names = {name for name, _ in model.named_parameters()}
+    assert private(names) == {name.replace("_adapter.", "_private.") for name in names if "_adapter." in name} != set()
+    assert {group(name) for name in private(names)} == {"encoder"}
+    for name, parameter in trained_adapters(model).named_parameters():
+        if name in private(names):
+            parameter.data.normal_(0, 0.1, generator=torch.Generator().manual_seed(len(name)))
+    before = vectors(model)
+    model.merge_adapters()
+    assert model.state_dict().keys() == whole(SHIPPED).state_dict().keys()
+    assert torch.allclose(vectors(model), before, atol=1e-5)
+    assert not torch.allclose(before, vectors(trained_adapters(shared)), atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def privately(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """Two rounds at two sites, each with private adapters, and an evaluation at the end."""
+    experiment = small(FedAvg(local_steps=2), adapter_private=True)
+    experiment = replace(experiment, rounds=Rounds(rounds=2, evaluate_every=2))
+    run = RunFolder.create(tmp_path_factory.mktemp("runs"), experiment)
+    simulate(experiment, run)
+    return run
+
+
+def remembered(run: RunFolder, site: str) -> dict[str, Tensor]:
+    memory = SiteMemory(run.path / "sites" / site).newest()
+    return {name: memory[name] for name in private(memory)}
+
+
+def test_private_adapters_never_leave_their_site(privately: RunFolder) -> None:
+    """Each site has its own, and they have learned; no checkpoint, snapshot or message spool of the server has any."""
+    memories = {site: remembered(privately, site) for site in ("site-1", "site-2")}
+    for memory in memories.values():
+        assert max(float(t.abs().max()) for name, t in memory.items() if name.endswith(".up")) > 0
+    one, other = memories.values()
+    assert one.keys() == other.keys() != set()
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    saved = privately.server()
+    assert saved is not None
+    assert not private({*saved[0].state, *saved[0].memory})
+    assert any("_adapter." in name for name in saved[0].state)
+    files = [file for file in privately.path.rglob("*") if file.is_file() and "sites" not in file.parts]
+    assert not [file for file in files if b"image_private." in file.read_bytes()]
+    method = privately.experiment().method
+    assert not Assembly(privately.experiment()).server(("a",)).state.keys() & private(one)
+    assert method.shares("image_adapter.x", "train")
+
+
+def test_the_model_of_a_run_has_the_shared_adapters_and_a_sites_own_can_be_added(privately: RunFolder) -> None:
+    assembly = Assembly(privately.experiment(), privately.path)
+    saved = privately.server()
+    assert saved is not None
+    client = assembly.client("site-1", None)
+    own = {
+        name.rpartition("/served/")[2]: t for name, t in remembered(privately, "site-1").items() if "/served/" in name
+    }
+    shared = assembly.initial() | saved[0].state
+    for tensors, statistics in (({}, None), (own, "site-1")):
+        client.load(shared | tensors)
+        model: Any = load_model(privately.path, statistics)
+        assert torch.allclose(vectors(client.model), vectors(model), atol=1e-5)
+    assert own
+    assert not torch.allclose(vectors(load_model(privately.path)), vectors(client.model), atol=1e-6)
+
+
+def test_a_stopped_run_goes_on_with_its_sites_private_adapters(privately: RunFolder, tmp_path: Path) -> None:
+    """Stopped after the first round, gone on with elsewhere in two workers: the same bytes, of the sites' own too."""
+    experiment = privately.experiment()
+    other = RunFolder.create(tmp_path, experiment)
+
+    def stop(record: object) -> None:
+        raise _StoppedError
+
+    with pytest.raises(_StoppedError):
+        simulate(experiment, other, report=stop)
+    simulate(experiment, other, workers=2)
+    for site in ("site-1", "site-2"):
+        mine, theirs = remembered(privately, site), remembered(other, site)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    ends = [load_model(run.path).state_dict() for run in (privately, other)]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

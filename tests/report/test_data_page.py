@@ -68,12 +68,24 @@ def test_records_and_labels_by_site(page: Page) -> None:
         ["site", "records", "train", "val", "test", "images", "reports", "patients"],
         ["a", "2", "0", "0", "2", "1", "1", "2"], ["b", "6", "5", "1", "0", "6", "6", "6"],
     ]  # fmt: skip
-    assert page.tables["By view"] == [
-        ["view", "records", "a", "b"], ["AP", "4", "1", "3"], ["PA", "3", "1", "2"], ["not known", "1", "0", "1"],
-    ]  # fmt: skip
+    assert page.tables["Films by site and view"] == [
+        ["site", "films", "AP", "PA", "not known"], ["a", "1", "1", "0", "0"], ["b", "6", "3", "2", "1"],
+    ], "a record without a film is not counted"  # fmt: skip
     assert page.tables["Labels"][1] == ["Edema", "3", "4", "0", "1", "0 (0.0 %)", "3 (50.0 %)"]
     drawn = page.tables["Positive records (%), with 95 % intervals"]
     assert drawn[1] == ["Edema", "0", "0", "65.76", "50", "18.76", "81.24"]
+
+
+def test_films_by_split_and_view_where_records_have_no_site(tmp_path: Path) -> None:
+    """And no table of views where there is no film."""
+    here = replace(cohort(), sites=None)
+    shown = Page(write(here, {}, {}, {}, tmp_path / "data.html")).tables
+    assert shown["Films by split and view"] == [
+        ["split", "films", "AP", "PA", "not known"], ["train", "5", "3", "1", "1"], ["val", "1", "0", "1", "0"],
+        ["test", "1", "1", "0", "0"],
+    ]  # fmt: skip
+    blind = replace(here, imaged=np.zeros(8, dtype=bool))
+    assert "and view" not in Page(write(blind, {}, {}, {}, tmp_path / "data.html")).text
 
 
 def test_the_interval_of_a_share_by_hand() -> None:

@@ -20,7 +20,8 @@ from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report.audit import section
 from fedvlp.report.run import Run
 from fedvlp.run import audit as audits
-from fedvlp.run import presets
+from fedvlp.run import audit_updates, presets
+from fedvlp.run.audit_updates import FEW
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.model_card import AUDIT, with_audit
@@ -49,10 +50,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def audit(run: RunFolder) -> audits.Audit:
-    """With a third of the steps by which a leak is planted."""
+    """With a third of the steps by which leaks are planted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audits, "LEAK_STEPS", 100)
-        return audits.measure(run, resamples=100)
+        for module in (audits, audit_updates):
+            patch.setattr(module, "LEAK_STEPS", 100)
+        return audits.measure(run, resamples=100, invert=3.0)
 
 
 def test_members_were_trained_on_and_others_were_not(run: RunFolder) -> None:
@@ -72,10 +74,47 @@ def test_the_controls(audit: audits.Audit) -> None:
     for row in audit.of(audits.UNTRAINED):
         assert row.area.low - 3 <= 50 <= row.area.high + 3
     assert max(row.area.value for row in audit.of(audits.PLANTED)) > audits.LEAK_ABOVE
-    untrained, planted = audit.controls()
+    untrained, planted, _ = audit.controls()
     assert "as it must be" in untrained
     assert "The attack finds it" in planted
     assert {row.site for row in audit.rows} == {"", "site-1", "site-2"}
+
+
+def test_records_are_told_by_their_gradients_too(audit: audits.Audit) -> None:
+    """Alone, what was learned by heart has a short gradient."""
+    of_leak = {row.attack: row.area.value for row in audit.of(audits.PLANTED)}
+    assert of_leak["gradient"] > 75
+    assert "gradient, gained" in of_leak
+    assert {row.attack for row in audit.of(audits.TRAINED)} == {
+        "loss", "cosine", "gradient", "loss, gained", "cosine, gained", "gradient, gained",
+    }  # fmt: skip
+
+
+def test_canaries_that_nobody_trained_on_are_not_exposed(audit: audits.Audit) -> None:
+    """And those that were learned by heart are: the controls between which the planted ones lie."""
+    of = {row.canaries: row for row in audit.canaries}
+    unseen, alone = of["never trained on"], of["trained on alone"]
+    assert unseen.mean.low < unseen.chance < unseen.mean.high
+    assert (unseen.times, alone.times) == (0, 100)
+    assert alone.mean.value > 7
+    assert of["among the records"].times > 0
+    said = audit.controls()[-1]
+    assert f"mean exposure of {of['among the records'].mean.value:.2f} of 10 bits" in said
+
+
+def test_what_updates_tell_is_in_file_report_and_table(run: RunFolder, audit: audits.Audit) -> None:
+    (sites,), (films,) = audit.sites, audit.inversion
+    assert (sites.count, sites.guess) == (2, 50)
+    assert films.seconds < 30
+    assert films.records == 2
+    page = section(Run.read(run))
+    for title, head, lines in audit.updates():
+        assert all(len(line) == len(head) for line in lines), title
+        assert all(cell in page for line in lines for cell in line)
+    again = audits.read(run)
+    assert again is not None
+    assert again.canaries == audit.canaries
+    assert again.sites == audit.sites
 
 
 def test_the_file_is_read_as_it_was_written(run: RunFolder, audit: audits.Audit) -> None:
@@ -109,6 +148,18 @@ def test_the_command(run: RunFolder) -> None:
     assert "audit.json" in done.output
 
 
+def test_a_site_sees_what_its_limit_would_measure(run: RunFolder) -> None:
+    """One more update of each site; nothing of the run changes."""
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    done = CliRunner().invoke(app, ["audit", str(run.path), "--outgoing"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    for site in ("site-1", "site-2"):
+        (line,) = [line for line in done.output.splitlines() if line.startswith(f"{site}: area ")]
+        assert 0 <= float(line.split()[2]) <= 100
+    assert "envelope.most_membership" in done.output
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("kind", ["classifier", "local"])
 def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: Path) -> None:
     if kind == "local":
@@ -125,8 +176,27 @@ def test_classifiers_and_sites_own_models_are_attacked_too(kind: str, tmp_path: 
     run = RunFolder.create(tmp_path, small)
     simulate(small, run)
     measured = audits.measure(run, resamples=20)
-    assert {row.attack for row in measured.of(audits.UNTRAINED)} == {"loss"}
+    assert {row.attack for row in measured.of(audits.UNTRAINED)} == {"loss", "gradient"}
     assert max(row.area.value for row in measured.of(audits.PLANTED)) > audits.LEAK_ABOVE
+
+
+def test_representations_are_attacked_where_no_weights_travel(tmp_path: Path) -> None:
+    """At the sites with films and reports, of their models before and after training; no other attack on updates."""
+    preset: Any = presets.get("creamfl")
+    small = replace(
+        preset, data=replace(preset.data, size=600), method=replace(preset.method, local_steps=1),
+        rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    run = RunFolder.create(tmp_path, small)
+    simulate(small, run)
+    measured = audits.measure(run, controls=False, resamples=20)
+    for whose in ("representations, untrained", "representations"):
+        (row,) = measured.of(whose)
+        assert row.attack == "cosine, guessed"
+        assert 0 <= row.area.low <= row.area.high <= 100
+    paired = {row.site for row in measured.rows if row.model == "representations"} - {""}
+    assert paired <= {row.site for row in measured.rows if row.model == audits.UNTRAINED}
+    assert measured.updates() == []
 
 
 def test_epsilon_has_its_bound(run: RunFolder) -> None:
@@ -150,7 +220,7 @@ def test_the_words_of_an_update_stand_out(run: RunFolder) -> None:
     """Without a policy: all words of eight reports, and nearly nothing else; of a pass over all, most."""
     measured = audits.measure(run, controls=False, resamples=20)
     assert measured == audits.read(run)
-    few = [words for words in measured.words if words.reports == audits.FEW]
+    few = [words for words in measured.words if words.reports == FEW]
     assert {words.site for words in few} == {row.site for row in measured.rows if row.site}
     assert len(few) > 1
     for words in few:

@@ -3,8 +3,9 @@
     python tests/support/pretend_device.py 'feddra method.mu=2' 'local --evaluate' ...
 
 A tensor on the device "pretend" holds one on the CPU, which computes everything. An operation that is given tensors of
-both devices fails, as it does on a GPU. What it cannot tell: speed, memory, the GPU's own rounding, autocast (it does
-nothing here) and recurrent layers (a GRU is replaced by a transformer).
+both devices fails, as it does on a GPU. What is queued on which stream, and what the host would wait for, is noted
+(pretend_streams.py). What it cannot tell: speed, memory, the GPU's own rounding, autocast (it does nothing here) and
+recurrent layers (a GRU is replaced by a transformer).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from unittest.mock import patch
 
 import torch
 from torch import library
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.run import presets
@@ -32,8 +33,11 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.training.config import Training
 
+sys.path.append(str(Path(__file__).parents[1]))  # this file is a program, too
+from support import pretend_streams
+from support.pretend_streams import COPIES, Backend
+
 NAME = "pretend"
-COPIES = ("aten::copy_", "aten::_to_copy")
 INDEXING = ("aten::index.Tensor", "aten::_index_put_impl_")  # a tensor on the device, by one on either
 FACTORIES = ("arange", "arange.start", "arange.start_step", "full", "scalar_tensor", "eye", "linspace")
 
@@ -81,6 +85,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     name, (unwrapped, options) = op.name(), mapped(real, (args, kwargs))
+    pretend_streams.observe(name, args, kwargs, lambda value: isinstance(value, Pretended))
     free = name in COPIES or (name in INDEXING and isinstance(args[0], Pretended))
     if mine and others and not free:
         raise RuntimeError(f"{name}: all tensors must be on one device")
@@ -108,9 +113,8 @@ def factory(name: str) -> Callable[..., Pretended]:
 
 def install() -> None:
     """Makes the device known to torch."""
-    module = _DummyBackendModule()
-    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
-    _setup_privateuseone_for_python_backend(NAME, module)
+    _setup_privateuseone_for_python_backend(NAME, Backend())
+    torch.Tensor.pin_memory = pretend_streams.pin_memory
     whole, aten = library.Library("_", "IMPL"), library.Library("aten", "IMPL")
     whole.fallback(run, "PrivateUse1")
     whole.fallback(library.fallthrough_kernel, "AutocastPrivateUse1")

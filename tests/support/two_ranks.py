@@ -17,9 +17,12 @@ import torch.distributed as dist
 from fedvlp.core.checkpoint import save_tensors
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
+from fedvlp.data.loader import SiteData
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
+from fedvlp.models.tiny import HashTokenizer
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
 from support.towers import client, encoder
@@ -35,16 +38,37 @@ CASES: dict[str, tuple[Any, str, Training, float]] = {  # method, phase, trainin
     "joint": (FedDRA(local_steps=3), "joint", UNEVEN, 0.0),
     "guided": (FedRGB(local_steps=3), "local", UNEVEN, 0.0),
     "apart": (AVERAGE, "train", STEP, 0.0),
+    "films": (AVERAGE, "train", replace(STEP, lr=0.02), 0.0),
     "dropout": (AVERAGE, "train", replace(STEP, gather_negatives=True), 0.5),
 }
+
+
+class Films(SiteData):
+    """Drawn films of 36 pixels, cropped to 32, which are read for every batch; ``read``: the rows of each."""
+
+    def __init__(self) -> None:
+        cohort = SyntheticCohort(sites=1, size=60, image_size=36).build()
+        super().__init__(cohort, {"train": cohort.rows("train")}, HashTokenizer(50, 6), 32)
+        self.read: list[int] = []
+
+    def _reader(self, rows: Any) -> Any:
+        def read(chosen: torch.Tensor) -> torch.Tensor:
+            self.read.append(len(chosen))
+            return self._pixels(rows[chosen.numpy()])
+
+        return read
 
 
 def handled(name: str, folder: Path | None = None) -> tuple[Update, Any]:
     """The answer of a site with this process's part of the work, and the site's whole state."""
     method, phase, training, dropout = CASES[name]
-    one = client(encoder(dropout))
+    one = client(encoder(dropout, image_size=32 if name.startswith("films") else 16))
+    if name.startswith("films"):
+        one.data = Films()
     state = {n: t.clone() for n, t in one.state().items()}
     update = Site(one, method, training, SiteMemory(folder)).handle(Broadcast(0, phase, state))
+    if isinstance(one.data, Films):
+        update = replace(update, metrics=update.metrics | {"read": float(sum(one.data.read))})
     return update, one.state()
 
 

@@ -30,7 +30,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both ranks wrote."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, str(TESTS / "support" / "two_ranks.py"), str(folder)],
         env=environment, capture_output=True, text=True, timeout=240, check=False,
@@ -49,7 +50,7 @@ def close(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None
         assert torch.allclose(left[name].double(), right[name].double(), rtol=0, atol=1e-5), name
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("apart", "dropout")])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("apart", "films", "dropout")])
 def test_gathered_it_is_one_process_on_the_whole_batch(name: str, out: Path) -> None:
     """Loss, weights and the running statistics of the heads' BatchNorm."""
     update, state = handled(name)
@@ -70,6 +71,18 @@ def test_apart_it_is_the_mean_of_each_ranks_own_loss(out: Path, monkeypatch: pyt
     assert metrics["loss/contrastive"] == pytest.approx(update.metrics["loss/contrastive"], rel=1e-5)
     whole, _ = handled("gathered")
     assert whole.metrics["loss/contrastive"] > 1.1 * metrics["loss/contrastive"], "more negatives, more loss"
+
+
+def test_apart_each_rank_reads_its_own_films_and_learns_the_same(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three batches of 10: 15 films at each of two ranks, of a batch that is drawn as a whole."""
+    method, phase, training, dropout = CASES["films"]
+    halves = replace(training, micro_batch=5, accumulation="plain")
+    monkeypatch.setitem(CASES, "films in halves", (method, phase, halves, dropout))
+    update, state = handled("films in halves")
+    theirs, metrics = ended(out, "films", 0)
+    weights = [name for name in state if "running" not in name and "tracked" not in name]
+    close({name: theirs[name] for name in weights}, {name: state[name] for name in weights})
+    assert (update.metrics["read"], metrics["read"]) == (30, 15)
 
 
 @pytest.mark.parametrize("name", CASES)

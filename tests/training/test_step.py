@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.towers import client as dual_client
 from support.toy import ADAMW, SGD, same_bytes
 from torch import Tensor, nn
@@ -331,6 +332,16 @@ def several(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "my_rows", my_rows)
     monkeypatch.setattr(distributed, "average", average)
+
+    class Sum:
+        def __init__(self, flat: Tensor, async_op: bool) -> None:
+            flat.mul_(20)
+
+        def wait(self) -> None:
+            pass
+
+    monkeypatch.setattr(dist, "all_reduce", Sum)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     return asked
 
 
@@ -439,3 +450,26 @@ def test_alone_the_end_changes_no_statistic_and_no_term() -> None:
     step.end([terms])
     assert one.model.a.grad is None
     assert (one.model.mean.item(), terms["product"].item()) == (3, 6)
+
+
+def test_towers_are_compiled_once_in_a_run_and_the_anchor_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One trial and two towers, whatever the phases; copying a module leaves compiled code behind."""
+    compiled = []
+
+    def compile_(function: Any, **_: Any) -> Any:
+        compiled.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    client = dual_client()
+    for _ in range(3):
+        compile_towers(client.model)
+    assert len(compiled) == 3
+    anchor = client.anchor(client.state())
+    assert [name for name, module in anchor.named_modules() if module._compiled_call_impl] == [
+        "image_encoder",
+        "text_encoder",
+    ]
+    client.release()
+    client.anchor(client.state())
+    assert len(compiled) == 5

@@ -7,12 +7,13 @@ Each command says what it wrote, where.
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, sweep, towers, use
+from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, stopping, sweep, towers, use
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
@@ -46,12 +47,8 @@ def options(
     """Options of ``fedvlp`` itself."""
 
 
-class Stopped(BaseException):
-    """Raised at Ctrl-C and SIGTERM. No Exception, so that the command-line library does not catch it."""
-
-
 def _stop(number: int, frame: object) -> None:
-    raise Stopped
+    raise stopping.Stopped
 
 
 def main() -> None:
@@ -63,13 +60,13 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     try:
         app()
-    except Stopped:
-        print(
-            "fedvlp: stopped; a run goes on with --resume FOLDER; sweep, claims, reproduce: by the same command",
-            file=sys.stderr,
-        )
+    except stopping.Stopped:
+        print(f"fedvlp: {stopping.said()}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         said = _in_our_words(error)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedvlp.cli.overrides import seeds_of
+from fedvlp.cli.stopping import goes_on_as_typed
 
 app = typer.Typer()
 
@@ -47,6 +48,7 @@ def claims(
         rows = [(one.name, claim.paper, claim.text) for one in chosen for claim in one.claims if claim.paper in asked]
         console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))
         return
+    goes_on_as_typed()
     wanted = seeds_of(seeds)
 
     def said(method: str, seed: int, what: str) -> None:

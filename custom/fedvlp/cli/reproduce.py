@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedvlp.cli.overrides import seeds_of
+from fedvlp.cli.stopping import goes_on_as_typed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,6 +75,8 @@ def reproduce(
         for entry in entries:
             _estimated(console, entry, size, wanted, files, jobs)
         return
+
+    goes_on_as_typed()
 
     def said(cell: str, seed: int, what: str) -> None:
         console.print(f"{cell}, seed {seed}: {what}", highlight=False)

@@ -20,9 +20,11 @@ from fedvlp.cli.overrides import (
     records_of,
     use_plugins,
 )
+from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
+    from fedvlp.run.folder import RunFolder
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 
@@ -118,6 +120,11 @@ def simulate(
         cautions.append(sentence)
         caution(sentence)
 
+    again = ["--accept-phi-risk"] * accept_phi_risk + [
+        w for k in accept_phi_kind or () for w in ("--accept-phi-kind", k)
+    ]
+    again += ["--mlflow", mlflow] if mlflow else []
+    goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
 
     def report(record: dict[str, Any]) -> None:
@@ -231,12 +238,29 @@ def report(
     print(f"report {write_report(folder, intervals, films)}")
 
 
+def tell_outgoing(folder: RunFolder) -> None:
+    """Prints, for every site, what ``envelope.most_membership`` would be compared with."""
+    from fedvlp.deploy.outgoing import rehearsed
+
+    for site, row in rehearsed(folder):
+        told = row if isinstance(row, str) else f"area {row.area.unsigned()} by {row.attack}"
+        print(f"{site}: {told}")
+    print("an update is refused where the lower end is above envelope.most_membership in local/fedvlp.json")
+
+
 @app.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
     ] = True,
+    invert: Annotated[
+        float, typer.Option("--invert", help="Seconds to draw films from a gradient; tiny towers alone are worth it.")
+    ] = 0.0,
+    outgoing: Annotated[
+        bool,
+        typer.Option("--outgoing", help="Only shows what a site's limit on membership would measure."),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Attacks a run's model: can its training records be told from others like them? Says so in report and card."""
@@ -248,7 +272,9 @@ def audit(
 
     use_plugins(plugins)
     folder = RunFolder(run)
-    measured = audits.measure(folder, controls)
+    if outgoing:
+        return tell_outgoing(folder)
+    measured = audits.measure(folder, controls, invert=invert)
     console = Console()
     console.print(*audit_tables(measured))
     for sentence in measured.controls():
@@ -308,10 +334,13 @@ def evaluate(
     ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """Measures more of a run or a model than its summary has, and writes tables and figures into its folder.
+    """Measures more of a run or a model than its summary has; shows it, and writes tables and figures into its folder.
 
     --set reaches the records and the protocol, e.g. data.label_columns=finding or probe.fractions=[0.1,1].
     """
+    from rich.console import Console
+
+    from fedvlp.cli.tables import table_of_file
     from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
     from fedvlp.run.evaluate import EVALUATIONS, OTHER_RECORDS, Choices
@@ -323,5 +352,8 @@ def evaluate(
         raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
     chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
+    console = Console(markup=False, highlight=False)
     for file in measure(RunFolder(run), overridden(choices, settings)):
+        if (table := table_of_file(file)) is not None:
+            console.print(table)
         print(f"wrote {file}")

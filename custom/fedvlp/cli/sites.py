@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, use_plugins
+from fedvlp.cli.stopping import goes_on_as_typed
 
 if TYPE_CHECKING:
     from fedvlp.data.screening import Screened
@@ -47,6 +48,7 @@ def prepare(
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
     from fedvlp.report.data_page import write
+    from fedvlp.report.figures import font_file
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
@@ -60,6 +62,7 @@ def prepare(
                 *finding_lines(screened.phi), *unused_lines(screened.skipped), sep="\n", markup=False, highlight=False
             )
 
+    goes_on_as_typed()
     chosen = source_of(source, root, out, path, image_size, settings or [])
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -75,7 +78,7 @@ def prepare(
     print(f"page {write(done.cohort, done.summary, done.skipped, done.built, out / 'data.html')}")
     if any(done.cohort.has_image()):
         sheet = out / "contact-sheet.png"
-        print(f"{contact_sheet(done.cohort, sheet, samples)} samples in {sheet}: look at them")
+        print(f"{contact_sheet(done.cohort, sheet, samples, font=font_file())} samples in {sheet}: look at them")
 
 
 @app.command()

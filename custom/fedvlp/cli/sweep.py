@@ -18,6 +18,7 @@ from fedvlp.cli.overrides import (
     seeds_of,
     use_plugins,
 )
+from fedvlp.cli.stopping import goes_on_as_typed
 
 app = typer.Typer()
 
@@ -63,6 +64,8 @@ def sweep(
     every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
 
+    goes_on_as_typed()
+
     def said(variant: str, seed: int, what: str) -> None:
         console.print(f"{variant}, seed {seed}: {what}")
 
@@ -70,6 +73,10 @@ def sweep(
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
     heading, rows = of.as_rows(table)
-    console.print(plain_table("mean (deviation) over seeds, %; differences with 95 % intervals", heading, rows))
+    print("mean (deviation) over seeds, %; differences with 95 % intervals")
+    for first in range(2, len(heading), 2):  # a table for each figure: in one, a terminal would cut them off
+        chosen = [0, 1, first, first + 1]
+        cells = [[row[index] for index in chosen] for row in rows]
+        console.print(plain_table("", [heading[index] for index in chosen], cells))
     for file in of.write(table, runs):
         print(f"wrote {file}")

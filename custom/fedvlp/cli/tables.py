@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
@@ -30,6 +32,30 @@ def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for row in rows:
         made.add_row(*map(str, row))
     return made
+
+
+MOST_COLUMNS, MOST_ROWS = 6, 40
+"""Of a file that is shown on a terminal; a wide one is turned, so that its columns become rows."""
+
+
+def table_of_file(file: Path) -> Table | None:
+    """A CSV that was written, with four digits of a number; None for another file, and for one of too many rows."""
+    if file.suffix != ".csv":
+        return None
+    with file.open(encoding="utf-8", newline="") as stream:
+        lines = [[_short(cell) for cell in line] for line in csv.reader(stream)]
+    if len(lines) < 2 or len({len(line) for line in lines}) != 1 or len(lines) > MOST_ROWS:
+        return None
+    if len(lines[0]) > MOST_COLUMNS and len(lines) <= MOST_COLUMNS:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    return plain_table(file.stem, lines[0], lines[1:])
+
+
+def _short(cell: str) -> str:
+    try:
+        return cell if float(cell).is_integer() else f"{float(cell):.4g}"
+    except (ValueError, OverflowError):
+        return cell
 
 
 def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -192,15 +218,12 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
 
 
 def audit_tables(audit: Audit) -> list[Table]:
-    """What the attacks reach on every model at all sites together, and what epsilon allows at most."""
-    from fedvlp.run.audit import BOUNDS, COLUMNS, WORDS, bound_cells, row_cells, words_cells
+    """What the attacks reach: on every model at all sites together, on single updates; what epsilon allows at most."""
+    from fedvlp.run.audit import BOUNDS, COLUMNS, bound_cells, row_cells
 
     title = "membership at all sites: 50 is a coin; in brackets 95 % intervals over patients"
     tables = [plain_table(title, COLUMNS, [row_cells(row) for row in audit.rows if not row.site])]
     if audit.bounds:
         title = "what epsilon leaves to any attack at most"
         tables.append(plain_table(title, BOUNDS, [bound_cells(one) for one in audit.bounds]))
-    if audit.words:
-        title = "words that the server reads off an update without a policy"
-        tables.append(plain_table(title, WORDS, [words_cells(one) for one in audit.words]))
-    return tables
+    return tables + [plain_table(title, head, lines) for title, head, lines in audit.updates()]

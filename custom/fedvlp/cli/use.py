@@ -81,6 +81,8 @@ def search(
     use_plugins(plugins)
     if (phrase is None) == (image is None) or phrase == "":
         raise ValueError('search takes one query; give a phrase ("left basal effusion") or --image FILE')
+    if top < 1:
+        raise ValueError(f"--top is {top}; give how many records to show, at least 1")
     trained = _loaded(model, statistics, device)
     query = trained.encode_image(image) if phrase is None else trained.encode_text(phrase)
     cohort = _records(trained, data, cache)

@@ -21,58 +21,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedvlp.core.change import BESIDE, BLOCK, EXACT_NUMEL, KINDS, Norms, change_norms, kind_of
 from fedvlp.core.checkpoint import unwritten
-from fedvlp.core.types import CHANGE, KEPT, TENSORS, Broadcast, Failure, Reply, State, Update, is_statistic
+from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update, size_of
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
 
 logger = logging.getLogger(__name__)
 
-EXACT_NUMEL = 16_000_000
-"""Up to this many values the mean is accumulated in float64 (128 MB); beyond, in float32 in a fixed order."""
-
 PARK_BYTES = 64_000_000
 """An update that arrives before its turn waits in memory up to this size, beyond on disk."""
-
-KINDS = WEIGHTS, STATISTICS, BESIDE = ("weights", "running statistics", "what the server keeps beside the model")
-"""What a change is of. The changes of each kind are compared with each other alone: they are of unlike size."""
-
-BLOCK = 1 << 15
-"""Values of a small model that are widened and added at a time: they stay in the cache, on one thread."""
-
-
-@torch.no_grad()
-def update_norm(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running: bool = False) -> float:
-    """L2 norm of the change from ``reference`` to ``state``, over the weights that both have.
-
-    With ``running`` over the running statistics of batch normalisation instead, which are of another size.
-    """
-    squares = 0.0
-    for name in _moved(state, reference, running):
-        for new, old in blocks(state[name], reference[name]):
-            squares += float((new.double() - old).square().sum())
-    return math.sqrt(squares)
-
-
-@torch.no_grad()
-def _norm_beside(state: Mapping[str, Tensor]) -> float:
-    """L2 norm of the changes to what the server keeps beside the model."""
-    squares = 0.0
-    for name in _beside(state):
-        for (values,) in blocks(state[name]):
-            squares += float(values.double().square().sum())
-    return math.sqrt(squares)
-
-
-def _beside(state: Mapping[str, Tensor]) -> list[str]:
-    return sorted(name for name in state if name.startswith(CHANGE))
-
-
-def _moved(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], running: bool) -> list[str]:
-    """Names of the floating-point tensors that both have, statistics or weights."""
-    both = sorted(state.keys() & reference.keys())
-    return [name for name in both if reference[name].is_floating_point() and is_statistic(name) == running]
 
 
 def bounded(
@@ -82,6 +41,7 @@ def bounded(
     times: float = 0.0,
     share: float = 1.0,
     spool: Path | None = None,
+    norms: Callable[[Update], Norms] | None = None,
 ) -> Iterator[Update]:
     """The updates, none of which can do more than its part: in how far it moves the model, and in what it weighs.
 
@@ -89,48 +49,74 @@ def bounded(
     is norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
     Weights, running statistics and changes beside the model (``CHANGE``) have a median each: the lower one, of changes
     that are not zero. As long as at most half of the sites that trained send nonsense, each moves a mean by its share
-    of ``times`` an honest site's change.
+    of ``times`` an honest site's change. ``norms`` says how long a change is, where that was measured before.
     Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
 
     The medians and the sum are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES``
-    each, beyond in the folder ``spool``.
+    each, beyond in the folder ``spool``; a view that is no dict stays where its tensors are.
     """
     waiting = []
     for update in updates:
-        state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
-        own = replace(update, state=state, aux=aux)  # a site in this process trains on in the tensors that it sent
-        norms = _norms(state, reference) if times else (0.0,) * len(KINDS)
-        waiting.append((norms, own.num_samples, cast("Callable[[], Update]", _parked(own, spool))))
-        del update, own, state, aux
-    limits = [times * _median(norms) for norms in zip(*(norms for norms, *_ in waiting), strict=True)]
+        lengths = (norms(update) if norms else change_norms(update.state, reference)) if times else {}
+        waiting.append((lengths, update.num_samples, _set_aside(update, spool)))
+        del update
+    limits = {kind: times * _median(lengths.get(kind, 0.0) for lengths, *_ in waiting) for kind in KINDS}
     counts = capped_counts([samples for _, samples, _ in waiting], share)
     while waiting:
-        norms, samples, back = waiting.pop(0)
+        lengths, samples, back = waiting.pop(0)
         update, count = back(), counts.pop(0)
         if count < samples:
             logger.warning("%s: its %d samples count as %d: max_share is %g", update.site, samples, count, share)
             update = replace(update, num_samples=count)
-        for norm, limit, kind in zip(norms, limits, KINDS, strict=True):
-            if norm > limit:
-                logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
-                short = _shortened(update.state, reference, kind, limit / norm)
-                share_left = {KEPT: limit / norm} if kind == BESIDE else {}
-                update = replace(update, state=update.state | short, scalars=update.scalars | share_left)
+        long = {kind: norm for kind, norm in lengths.items() if norm > limits[kind]}
+        for kind, norm in long.items():
+            limit = limits[kind]
+            logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
+        if long:
+            update = _shortened(update, reference, {kind: limits[kind] / norm for kind, norm in long.items()})
         yield update
         del update
 
 
-def _norms(state: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, ...]:
-    """The length of a change, of each of ``KINDS``."""
-    return update_norm(state, reference), update_norm(state, reference, running=True), _norm_beside(state)
+def _set_aside(update: Update, spool: Path | None) -> Callable[[], Update]:
+    """Puts an update aside; calling the result brings it back as it was.
+
+    A site in this process trains on in the tensors that it sent, so of those a copy waits. Nobody changes what a view
+    reads, such as the file of another process or of a download.
+    """
+    if not isinstance(update.state, dict):
+        return lambda: update
+    if spool is None or payload(update) < PARK_BYTES:
+        state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
+        update = replace(update, state=state, aux=aux)
+        return lambda: update
+    return cast("Callable[[], Update]", _parked(update, spool))
 
 
-def _shortened(state: Mapping[str, Tensor], reference: Mapping[str, Tensor], kind: str, factor: float) -> State:
-    """The tensors of one of ``KINDS``, their change ``factor`` times as long."""
-    if kind == BESIDE:
-        return {name: state[name] * factor for name in _beside(state)}
-    names = _moved(state, reference, kind == STATISTICS)
-    return {name: torch.lerp(reference[name], state[name], factor) for name in names}
+class Shortened(LazyState):
+    """An update's tensors, their change ``factors[kind]`` times as long, each made when it is asked for."""
+
+    def __init__(
+        self, state: Mapping[str, Tensor], reference: Mapping[str, Tensor], factors: Mapping[str, float]
+    ) -> None:
+        super().__init__(state)
+        self._state, self._reference, self._factors = state, reference, factors
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor, kind = self._state[name], kind_of(name, self._reference)
+        if kind is None or kind not in self._factors:
+            return tensor
+        factor = self._factors[kind]
+        return tensor * factor if kind == BESIDE else torch.lerp(self._reference[name], tensor, factor)
+
+
+@torch.no_grad()
+def _shortened(update: Update, reference: Mapping[str, Tensor], factors: Mapping[str, float]) -> Update:
+    """The update with its changes ``factors[kind]`` times as long, by kind; a view stays one."""
+    lazy = Shortened(update.state, reference, factors)
+    state = dict(lazy) if isinstance(update.state, dict) else cast("State", lazy)
+    share_left = {KEPT: factors[BESIDE]} if BESIDE in factors else {}
+    return replace(update, state=state, scalars=update.scalars | share_left)
 
 
 def capped_counts(counts: Sequence[int], share: float) -> list[int]:
@@ -322,6 +308,11 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
 
 
 def payload(message: Broadcast | Update) -> int:
-    """Bytes of the tensors in a message, read one by one; what else a reply may hold is for the gate to refuse."""
-    values = (value for tensors in (message.state, message.aux) for value in tensors.values())
-    return sum(t.numel() * t.element_size() for t in values if isinstance(t, Tensor))
+    """Bytes of the tensors in a message; what else a reply may hold is for the gate to refuse."""
+    return sum(_size(tensors) for tensors in (message.state, message.aux))
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    if isinstance(tensors, LazyState):
+        return sum(tensors.size(name) for name in tensors)
+    return sum(size_of(value) for value in tensors.values())

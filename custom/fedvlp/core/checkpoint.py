@@ -84,7 +84,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             header = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise _unread(path, error) from error
+        raise unread(path, error) from error
 
 
 def load_header(path: Path) -> dict[str, Any]:
@@ -94,10 +94,11 @@ def load_header(path: Path) -> dict[str, Any]:
             header: dict[str, Any] = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
             return header
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise _unread(path, error) from error
+        raise unread(path, error) from error
 
 
-def _unread(path: Path, error: Exception) -> CheckpointError:
+def unread(path: Path, error: Exception) -> CheckpointError:
+    """What to raise when ``error`` kept ``path`` from being read."""
     return CheckpointError(
         f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
         "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."

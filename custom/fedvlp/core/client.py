@@ -47,27 +47,6 @@ class MicroBatching(Protocol):
         ...
 
 
-class OnDevice:
-    """Data whose batches go to another device; everything else is the data's own."""
-
-    def __init__(self, data: Any, device: torch.device) -> None:
-        self._data, self._device = data, device
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]:
-        return map(self._moved, self._data.train_batches(steps, batch_size, generator))
-
-    def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
-        rows = options.pop("rows", None)
-        rows = None if rows is None else rows.cpu()
-        return map(self._moved, self._data.batches(split, batch_size, rows=rows, **options))
-
-    def _moved(self, batch: Batch) -> Batch:
-        return {name: tensor.to(self._device) for name, tensor in batch.items()}
-
-
 class StateMismatchError(ValueError):
     """A state does not have the tensors that this model has."""
 
@@ -162,6 +141,7 @@ class Client:
         """
         if self._anchor is None:
             self._anchor = skeleton(self.model)
+            compile_alike(self.model, self._anchor)
             for module in self._anchor.modules():
                 if isinstance(module, BatchNorm):
                     module.track_running_stats = False  # in train mode they would be updated: they are the state's
@@ -263,6 +243,13 @@ def restart_target(model: nn.Module, objective: nn.Module) -> None:
     restart = getattr(objective, "restart", None)
     if restart is not None:
         restart(model)
+
+
+def compile_alike(model: nn.Module, copied: nn.Module) -> None:
+    """Compiles the modules of a copy whose originals are compiled: copying a module does not."""
+    for mine, its in zip(model.modules(), copied.modules(), strict=True):
+        if mine._compiled_call_impl is not None:
+            its.compile()
 
 
 def skeleton(model: nn.Module) -> Any:

@@ -141,7 +141,10 @@ class SiteHooks(Schedule):
         return {}
 
     def batches(self, client: Client, message: Broadcast, batch_size: int, generator: Generator) -> Iterator[Batch]:
-        """One batch of ``batch_size`` records for every optimiser step of the phase."""
+        """One batch of ``batch_size`` records for every optimiser step of the phase.
+
+        On a GPU batches are drawn up to two steps ahead, so that what is drawn must not depend on the steps.
+        """
         return client.data.train_batches(self.steps(message.phase), batch_size, generator)
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:

@@ -62,6 +62,7 @@ PUBLIC = {
     "fedvlp.flare.FedVLPRecipe": "fedvlp.flare.recipe.FedVLPRecipe",
     "fedvlp.flare.FederatedController": "fedvlp.flare.controller.FederatedController",
     "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
+    "fedvlp.flare.NoiseAndEncrypt": "fedvlp.flare.noise_shares.NoiseAndEncrypt",
     "fedvlp.flare.OverlapController": "fedvlp.flare.overlap_server.OverlapController",
     "fedvlp.flare.OverlapExecutor": "fedvlp.flare.overlap_site.OverlapExecutor",
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",

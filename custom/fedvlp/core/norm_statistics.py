@@ -1,4 +1,4 @@
-"""Batch normalisation under federation: averaged like all weights, or each site's own (FedBN).
+"""What never leaves a site: private adapters, and batch normalisation where each site has its own (FedBN).
 
 FedBN (Li et al., 2021, https://arxiv.org/abs/2102.07623): running statistics, and affine weights if any, never leave a
 site. The server then has none of these tensors: they are not in its state, its checkpoints and its messages, and the
@@ -6,6 +6,9 @@ gate refuses an update that holds one. A site completes every model that it rece
 with statistics that it estimates anew on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
 Differs from FedBN: there a site's running statistics are those of its last training, of other weights than the
 received mean (``benchmarks/norm_statistics.py`` measures both).
+
+Private adapters (models/adapters.py) are kept in the same way, whatever is done with the normalisation: a site begins
+with initial ones, which change nothing, and goes on with those of its last training.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.client import TARGET
 from fedvlp.core.seeds import seed
-from fedvlp.core.types import Batch, State, is_statistic
+from fedvlp.core.types import Batch, State, is_private, is_statistic
 
 if TYPE_CHECKING:
     from fedvlp.core.client import Client, Data
@@ -29,7 +32,7 @@ AVERAGED, SITE = "averaged", "site"
 CHOICES = (AVERAGED, SITE)
 
 OWN = "norm/"
-"""In a memory, ``norm/<model>/<name>``: the normalisation that its site keeps, of each model that the method trains."""
+"""In a memory, ``norm/<model>/<name>``: what its site keeps, of each model that the method trains."""
 
 SERVED = "served"
 """The model of the last evaluation, in ``norm/served/<name>``: what the site uses the trained model with."""
@@ -55,10 +58,12 @@ def normalisation(names: Iterable[str]) -> frozenset[str]:
 
 
 def site_only(choice: str, method: Schedule, names: Iterable[str]) -> frozenset[str]:
-    """Of the names of a model those that stay at the sites: none where averaged, or where no weights travel anyway."""
+    """Of the names of a model those that stay at the sites; none where no weights travel anyway."""
     names = list(names)
-    travels = any(method.shares(name, phase) for name in names for phase in method.phases(0))
-    return normalisation(names) if choice == SITE and travels else frozenset()
+    if not any(method.shares(name, phase) for name in names for phase in method.phases(0)):
+        return frozenset()
+    private = frozenset(filter(is_private, names))
+    return private | (normalisation(names) if choice == SITE else frozenset())
 
 
 def split(memory: State) -> tuple[State, State]:
@@ -90,8 +95,8 @@ def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State
     sent = sorted(client.site_only & state.keys())
     if sent:
         raise NormalisationError(
-            f"{client.name}: the server sent {len(sent)} tensors of batch normalisation, e.g. {sent[0]}; under "
-            "norm_statistics=site it has none. Server and site must run the same experiment"
+            f"{client.name}: the server sent {len(sent)} tensors of batch normalisation or private adapters, e.g. "
+            f"{sent[0]}; under these settings it has none. Server and site must run the same experiment"
         )
     first = known if client.site_only <= known.keys() else _initial(client) | dict(known)
     whole = {**state, **{name: first[name] for name in client.site_only}}

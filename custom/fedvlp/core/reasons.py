@@ -28,7 +28,8 @@ OWN = (
     "InitialWeightsError", "MemoryGoneError", "NoRecordsError", "NormalisationError", "NotHeldError", "OverlapError",
     "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RecordPrivacyError",
     "RefusedError",
-    "SelectorError", "SiteConfigError", "StateMismatchError", "UnreadableImageError", "UnreadableRunError",
+    "SelectorError", "SiteConfigError", "StateMismatchError", "UnmeasuredError", "UnreadableImageError",
+    "UnreadableRunError",
 )  # fmt: skip
 KINDS = frozenset({*PYTHONS, *LIBRARIES, *OWN})
 """The kinds of errors that may be named: Python's, of libraries that read files, and fedvlp's own."""
@@ -72,6 +73,22 @@ REASONS = (
         "a tensor has values that are NaN or infinite after training",
     ),
     # The site's envelope
+    Reason(
+        "EnvelopeError",
+        "records that the update was trained on can be told from others with an area of * (* at least); this site lets "
+        "none go above {number}: *",
+        "records that the update was trained on can be told from others; this site lets none go above an area of "
+        "{number}: fewer local steps, larger batches, or training.dp_noise",
+    ),
+    Reason(
+        "EnvelopeError",
+        "rounds.quorum is {number}; this site takes part only where a round needs the updates of at least {number2} "
+        "sites, by number",
+    ),
+    Reason("UnmeasuredError", "the update holds no tensors of the model"),
+    Reason("UnmeasuredError", "there are too few held-out records to compare with"),
+    Reason("UnmeasuredError", "records lack a film or a report"),
+    Reason("UnmeasuredError", "no held-out record is like one that was trained on"),
     Reason(
         "EnvelopeError",
         "the update rests on {number} distinct records; this site sends none of fewer than {number2}: more local "
@@ -217,10 +234,10 @@ REASONS = (
     Reason("InitialWeightsError", "model.init *", "the weights to start from are not there, or damaged"),
     Reason(
         "NormalisationError",
-        "*: the server sent {number} tensors of batch normalisation, e.g. *; under norm_statistics=site it has none. "
-        "Server and site must run the same experiment",
-        "the server sent {number} tensors of batch normalisation; under norm_statistics=site it has none. Server and "
-        "site must run the same experiment",
+        "*: the server sent {number} tensors of batch normalisation or private adapters, e.g. *; under these settings "
+        "it has none. Server and site must run the same experiment",
+        "the server sent {number} tensors of batch normalisation or private adapters; under these settings it has "
+        "none. Server and site must run the same experiment",
     ),
     # Counting shared patients
     Reason(
@@ -416,6 +433,16 @@ REASONS = (
         "training moved the weights by more than this site encrypts: a norm of {number}, one of them by {number2}",
     ),
     Reason("PrivacyError", "the update has other tensors than the task brought, so its change is unknown"),
+    Reason(
+        "PrivacyError",
+        "this site has {number} training records, and the noise is made for 1 to {number2} at each site; all sites "
+        "agree on another samples of NoiseAndEncrypt",
+    ),
+    Reason(
+        "PrivacyError",
+        "the noise counts on {number} shares beside the reader's, so a round must need more updates than that; this "
+        "site's envelope.least_quorum is {number2}",
+    ),
 )
 """Whoever words a new error for the server's eyes adds it here; any other crosses as its kind."""
 

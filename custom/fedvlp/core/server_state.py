@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from fedvlp.core import history
-from fedvlp.core.aggregation import EXACT_NUMEL
+from fedvlp.core.aggregation import PARK_BYTES
+from fedvlp.core.change import EXACT_NUMEL
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
 from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
+from fedvlp.core.snapshots import APART
+from fedvlp.core.tensor_file import TensorFile, write_tensors
 from fedvlp.core.types import State
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ class Trainer(Protocol):
 class Server:
     """What the server knows; ``memory`` is the method's.
 
+    Large groups of the memory, such as each site's own model, are in files of their own (:meth:`remember`).
     A checkpoint holds all of it but ``trainer``, ``modalities`` and ``averaging``, which follow from the experiment
     (``Assembly.equip``, ``Federation``), and ``metrics``, which is in the history. The history is in a file beside it,
     of which the checkpoint says how much belongs to it (core/history.py).
@@ -67,7 +72,47 @@ class Server:
     modalities: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each site: as it says in its replies
     averaging: Averaging = field(default_factory=Averaging)  # how updates are averaged
     written: Written = field(default_factory=Written)  # the part of the history that is in its file
+    apart: dict[str, str] = field(default_factory=dict)  # groups of the memory that have a file of their own, by name
+    folder: Path | None = None  # of the checkpoint, and of these files in it
+    make_room: Callable[[Callable[[], None]], None] = lambda write: (
+        write()
+    )  # writes, on a full disk in older files' place
     trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
+
+    def copy(self, group: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A copy of a group of tensors, to be changed and then remembered (:meth:`remember`).
+
+        It is in memory, or a :class:`TensorFile` where the group has more than ``PARK_BYTES`` and the run a folder: a
+        new file in every phase, so that the checkpoint's own stays as it is. Raises CheckpointError.
+        """
+        if self.folder is None or sum(t.numel() * t.element_size() for t in tensors.values()) <= PARK_BYTES:
+            return {name: tensor.clone() for name, tensor in tensors.items()}
+        number = hashlib.sha256(group.encode()).hexdigest()[:16]
+        path = self.folder / APART / f"{self.round:05d}-{self.phase or 'start'}-{number}.safetensors"
+        made: list[TensorFile] = []
+        self.make_room(lambda: made.append(write_tensors(path, tensors)))
+        return made[0]
+
+    def remember(self, group: str, tensors: Mapping[str, Tensor]) -> None:
+        """Takes a group of tensors, none of which is changed from now on, as ``<group>/<name>`` into the memory.
+
+        Those of a :class:`TensorFile` stay there, and the checkpoint names the file.
+        """
+        if isinstance(tensors, TensorFile):
+            tensors.sync()
+            self.apart = self.apart | {group: tensors.path.name}
+            for name in tensors:
+                self.memory.pop(f"{group}/{name}", None)  # where a run goes on that had it in memory
+        else:
+            self.memory |= {f"{group}/{name}": tensor for name, tensor in tensors.items()}
+
+    def remembered(self, group: str, names: Iterable[str]) -> State:
+        """The tensors of a group that it has of ``names``; those of a file are mapped, and read where they are used."""
+        if group in self.apart and self.folder is not None:
+            tensors = load_tensors(self.folder / APART / self.apart[group])[0]
+            return {name: tensors[name] for name in names if name in tensors}
+        keys = ((name, f"{group}/{name}") for name in names)
+        return {name: self.memory[key] for name, key in keys if key in self.memory}
 
     def replace(self, tensors: State) -> None:
         """Commits new values for some tensors of the model; an empty dict keeps the model.
@@ -100,6 +145,8 @@ class Server:
             "missed": self.missed,
             "history": asdict(self.written),
         }
+        if self.apart:
+            header[APART] = self.apart
         save_tensors(path, tensors, header)
 
     @staticmethod
@@ -118,6 +165,9 @@ class Server:
         server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
         server.samples, server.missed = header["samples"], header["missed"]
         server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
+        server.apart, server.folder = header.get(APART, {}), (newest or path).parent
+        for file in set(server.apart.values()):
+            TensorFile(server.folder / APART / file)  # which says so if it is missing or damaged
         if isinstance(header["history"], list):  # written before the history had a file of its own
             server.history = header["history"]
         else:

@@ -9,9 +9,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from fedvlp.core.checkpoint import CheckpointError, replace_durably
+from fedvlp.core.checkpoint import CheckpointError, load_header, replace_durably
 
 logger = logging.getLogger(__name__)
+
+APART = "apart"
+"""Folder beside the checkpoint, and entry of its header, of what has files of its own (Server.remember)."""
 
 LAST_ROUNDS = 5
 """Rounds before whose start a run can be put back: the server and the sites keep what that needs, and no more."""
@@ -22,7 +25,8 @@ class Snapshots:
 
     They are hard links to what was the checkpoint, so that keeping one writes nothing; where the file system has no
     links, copies. None of them is worth the run: one that cannot be kept is a warning, and on a full disk they make way
-    for the next checkpoint. The records of the run are in one file for all of them (core/history.py).
+    for the next checkpoint. The records of the run are in one file for all of them (core/history.py), and large parts
+    of the memory in the folder ``APART``, whose files go with the last checkpoint that names them.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -97,8 +101,36 @@ class Snapshots:
         return file.exists() and self.checkpoint.exists() and file.samefile(self.checkpoint)
 
     def _remove(self, round: int) -> None:
-        with contextlib.suppress(OSError):
-            self.file(round).unlink()
+        file, apart = self.file(round), self.checkpoint.parent / APART
+        with contextlib.suppress(OSError, CheckpointError):
+            named = _apart(file) if apart.exists() else set()
+            file.unlink()
+            for name in named - (self._named() if named else set()):
+                (apart / name).unlink(missing_ok=True)
+
+    def tidy(self) -> None:
+        """Removes the files that no checkpoint names: of a phase that was undone, or before the last rounds.
+
+        Not to be called during a phase, whose files the checkpoint that follows will name.
+        """
+        folder = self.checkpoint.parent / APART
+        if not folder.exists():
+            return
+        with contextlib.suppress(OSError, CheckpointError):  # a damaged checkpoint may name any
+            named = self._named()
+            for file in folder.iterdir():
+                if file.name not in named:
+                    file.unlink()
+
+    def _named(self) -> set[str]:
+        """The files that the checkpoint and those of the last rounds name."""
+        files = [self.checkpoint, *map(self.file, self.rounds())]
+        return {name for file in files if file.exists() for name in _apart(file)}
+
+
+def _apart(checkpoint: Path) -> set[str]:
+    """The files that a checkpoint names."""
+    return set(load_header(checkpoint).get(APART, {}).values())
 
 
 def _link(source: Path, target: Path) -> None:

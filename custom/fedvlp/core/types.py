@@ -35,6 +35,17 @@ class LazyState(Mapping[str, "Tensor"]):
     def __len__(self) -> int:
         return len(self._names)
 
+    def size(self, name: str) -> int:
+        """Bytes of a tensor. Who can tell without making it does."""
+        return size_of(self[name])
+
+
+def size_of(value: object) -> int:
+    """Bytes of a tensor; of anything else 0."""
+    from torch import Tensor  # here: a visit of the simulator reads this module, and needs no torch
+
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
 
 Batch = dict[str, "Tensor"]
 """One step's input; a missing key is a missing modality.
@@ -162,11 +173,16 @@ GROUPS = ("encoder", "alignment", "head")
 def group(name: str) -> str:
     """Group of a tensor named ``<modality>_<group>.<path>``: encoder, alignment or head; else the whole prefix.
 
-    Adapters of an encoder are of its group.
+    Adapters of an encoder are of its group, private ones too.
     """
     prefix = name.partition(".")[0]
     seen = prefix.rpartition("_")[2]
-    return "encoder" if seen == "adapter" else seen
+    return "encoder" if seen in ("adapter", "private") else seen
+
+
+def is_private(name: str) -> bool:
+    """Whether a tensor is of an adapter that never leaves its site (models/adapters.py)."""
+    return name.partition(".")[0].endswith("_private")
 
 
 MODALITIES = ("image", "text")

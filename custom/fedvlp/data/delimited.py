@@ -48,8 +48,11 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     mark = delimiter or _delimiter(text, wanted)
     lines = _lines(text, mark)
     columns = [name.strip() for name in lines[0]] if lines else []
-    if len(set(columns)) != len(columns):
-        raise ValueError(f"table source: {len(columns) - len(set(columns))} column names are repeated")
+    if repeated := [number for number, name in enumerate(columns, start=1) if name in columns[: number - 1]]:
+        raise ValueError(
+            f"table source: column {', '.join(map(str, repeated[:SHOWN]))} of the table has the name of one before it; "
+            "rename it in the first line, or take it out"
+        )
     named = [_as_wanted(name, columns, wanted) for name in columns]
     how = [f"read as {DELIMITERS.get(mark, 'specially')}-separated {known}"] if (mark, known) != (",", "utf-8") else []
     changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
@@ -123,7 +126,10 @@ def _numbers(lines: list[int]) -> str:
 
 
 def _delimiter(text: str, wanted: Collection[str]) -> str:
-    """The delimiter whose header has most of the ``wanted`` columns, then most columns; a comma where none has any."""
+    """The delimiter whose header has most of the ``wanted`` columns, then most columns.
+
+    Without any of the ``wanted``, two that make as many columns are a comma: no column is taken from such a table.
+    """
     names = {name.casefold() for name in wanted}
     first = io.StringIO(text, newline="").readline()
     score = {}
@@ -131,9 +137,9 @@ def _delimiter(text: str, wanted: Collection[str]) -> str:
         cells = [cell.strip().casefold() for cell in next(iter(_lines(first, mark)), [])]
         score[mark] = (len(names & set(cells)), len(cells))
     best = max(score.values())
-    if best[0] == 0 or best[1] == 1:
-        return ","
     marks = [mark for mark, reached in score.items() if reached == best]
+    if best[1] == 1 or (best[0] == 0 and len(marks) > 1):
+        return ","
     if len(marks) > 1:
         several = " or ".join(DELIMITERS[mark] for mark in marks)
         raise ValueError(f"table source: the delimiter may be {several}; set data.delimiter to the one that it is")

@@ -5,20 +5,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlp.core.device import moved, prefetched, to_device
 from fedvlp.core.types import Batch
 from fedvlp.data.cohort import Cohort, NoRecordsError, digest
 from fedvlp.data.sentences import units
-from fedvlp.data.transforms import eval_batch, train_batch
+from fedvlp.data.transforms import cropped, eval_batch, random_corners
 
 logger = logging.getLogger(__name__)
 
 IN_MEMORY = 2 * 2**30
 """Bytes. A split whose images take at most this many is held in memory; a larger one is read batch by batch."""
+
+BUCKET = 16
+"""On a GPU the longest text of a batch is padded to a multiple of so many tokens: kernels for odd lengths are slower,
+
+and a compiled model is compiled anew for each. The towers do not see padding."""
 
 Tokenize = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Reports to token ids [N, T] int64 and mask [N, T] bool, True at real tokens, padded on the right.
@@ -59,12 +66,20 @@ class SiteData:
     """The records of one site. A split is read and tokenised when it is first asked for, and stays in memory.
 
     Images that take more than ``IN_MEMORY`` are not held: each batch is then read from the cache's files.
+    Batches are on ``device``, by default the CPU. To a GPU films travel as the bytes that they are, a quarter of what
+    the model reads, and are cropped and normalised there, by what is drawn here.
     ``modalities`` says which of "image" and "text" any of the site's records has; both at a site without records. A
     split may have less: ``modalities_in``.
     """
 
     def __init__(
-        self, cohort: Cohort, rows: dict[str, np.ndarray], tokenize: Tokenize, input_size: int, sentences: bool = False
+        self,
+        cohort: Cohort,
+        rows: dict[str, np.ndarray],
+        tokenize: Tokenize,
+        input_size: int,
+        sentences: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """``rows``: split -> rows [n] of the cohort. ``input_size``: pixels, side of the square that the model sees.
 
@@ -74,6 +89,8 @@ class SiteData:
         self._rows = {split: np.asarray(chosen, dtype=np.int64) for split, chosen in rows.items()}
         self._tokenize = tokenize
         self._input_size = input_size
+        self._device = device or torch.device("cpu")
+        self._share: Callable[[int], slice] | None = None
         self._splits: dict[str, _Split] = {}
         self._of_sentences = sentences
         self._sentences: _Sentences | None = None
@@ -106,6 +123,13 @@ class SiteData:
         """The L findings of the columns of ``labels``."""
         return self._cohort.label_names
 
+    def share_images(self, share: Callable[[int], slice] | None) -> None:
+        """Of B records that a training batch has, only the images ``share(B)`` are read and served; None: all.
+
+        What is drawn, and everything else of a batch, which is small beside its images, stays the same.
+        """
+        self._share = share
+
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """``steps`` batches of the training split. Order and crops come from ``generator`` alone.
 
@@ -133,8 +157,14 @@ class SiteData:
                 order, start = torch.randperm(self.num_train, generator=generator), 0
             rows = order[start : start + size]
             start += size
-            image = None if split.images is None else train_batch(split.images(rows), self._input_size, generator)
-            yield self._batch(split, rows, image) | self._drawn(rows, generator)
+            images = corners = None
+            if split.images is not None:
+                mine = slice(None) if self._share is None else self._share(size)
+                images = split.images(rows[mine])
+                corners = random_corners(images, size, self._input_size, generator)
+                corners = None if corners is None else to_device(corners[:, mine].contiguous(), self._device)
+            batch = self._batch(split, rows, images) | self._drawn(rows, generator)
+            yield self._served(batch, partial(cropped, size=self._input_size, corners=corners))
 
     def _drawn(self, rows: Tensor, generator: torch.Generator) -> Batch:
         """What takes the place of the training records' reports: a sentence of each, where that is asked for."""
@@ -144,7 +174,7 @@ class SiteData:
             self._sentences = self._read_sentences()
         units = self._sentences
         chosen = units.draw(rows, generator)
-        longest = int(units.lengths[chosen].max())
+        longest = self._padded(units.lengths[chosen], units.text)
         return {
             "text": units.text[:, :longest].index_select(0, chosen),
             "text_mask": units.mask[:, :longest].index_select(0, chosen),
@@ -165,17 +195,20 @@ class SiteData:
         Images are cropped at the centre. An empty or unknown split gives no batch. ``drop_last`` leaves out a smaller
         last batch.
         """
+        return prefetched(self._batches(split, batch_size, drop_last, rows), self._device)
+
+    def _batches(self, split: str, batch_size: int, drop_last: bool, rows: Tensor | None) -> Iterator[Batch]:
         if batch_size < 1:
             raise ValueError(f"site data: expected batch_size >= 1, got {batch_size}")
         if not self.sizes.get(split) or (rows is not None and not len(rows)):
             return
         content = self._split(split)
-        order = torch.arange(content.size) if rows is None else rows.to(torch.int64)
+        order = torch.arange(content.size) if rows is None else rows.to("cpu", torch.int64)
         for chosen in order.split(batch_size):
             if drop_last and len(chosen) < batch_size:
                 return
-            image = None if content.images is None else eval_batch(content.images(chosen), self._input_size)
-            yield self._batch(content, chosen, image)
+            images = None if content.images is None else content.images(chosen)
+            yield self._served(self._batch(content, chosen, images), partial(eval_batch, size=self._input_size))
 
     def study_groups(self, split: str) -> Tensor:
         """[n] int64: a number for each row, equal for rows of one study or with the same report (union-find).
@@ -216,17 +249,28 @@ class SiteData:
                 owner.append(number_of.setdefault(pixels, len(number_of)))
         return torch.from_numpy(np.unique(owner, return_index=True)[1]), torch.tensor(owner)
 
-    def _batch(self, split: _Split, rows: Tensor, image: Tensor | None) -> Batch:
+    def _batch(self, split: _Split, rows: Tensor, images: Tensor | None) -> Batch:
+        """The batch on the CPU, its images [b, S, S] or [b, S, S, 3] as they are."""
         batch = {"row": rows}
-        if image is not None:
-            batch["image"] = image
+        if images is not None:
+            batch["image"] = images
         if split.text is not None:
-            longest = int(split.lengths[rows].max())
+            longest = self._padded(split.lengths[rows], split.text)
             batch["text"] = split.text[:, :longest].index_select(0, rows)
             batch["text_mask"] = split.mask[:, :longest].index_select(0, rows)
         if self._cohort.label_names:
             batch["labels"] = split.labels.index_select(0, rows)
         return batch
+
+    def _served(self, batch: Batch, prepare: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch on the device, its images as the model sees them."""
+        batch = moved(batch, self._device)
+        return {**batch, "image": prepare(batch["image"])} if "image" in batch else batch
+
+    def _padded(self, lengths: Tensor, text: Tensor) -> int:
+        """Tokens of a batch's texts, of which ``lengths`` [b] are real; at most as many as ``text`` [n, T] has."""
+        longest, step = int(lengths.max()), 1 if self._device.type == "cpu" else BUCKET
+        return min(-(-longest // step) * step, text.shape[1])
 
     def _split(self, name: str) -> _Split:
         if name not in self._splits:

@@ -5,6 +5,7 @@ Nothing here repeats a report, an id or a path.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from fedvlp.data.cohort import SPLITS, Cohort
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 TILE = 160  # side of a sample on the contact sheet, pixels
-CAPTION = 30  # height of the text below a sample, pixels
-WIDTH = 26  # letters of a line of it
+CAPTION = 44  # height of the text below a sample, pixels
+LETTER = 11  # height of its letters, pixels
+WIDTH = 25  # letters of a line of it
+CUT = "…"  # ends what is longer
 
 
 def split_counts(cohort: Cohort) -> dict[str, dict[str, int]]:
@@ -105,30 +108,40 @@ def repeated_reports(cohort: Cohort) -> tuple[int, int]:
     return len(shared), sum(report in shared for report in cohort.reports)
 
 
-def subgroup_counts(cohort: Cohort, name: str) -> dict[str, dict[str, int]]:
-    """Value of the subgroup ``name`` -> site, or split, of :func:`groups` -> records. "" where it is not known."""
+def subgroup_counts(cohort: Cohort, name: str, counted: np.ndarray | None = None) -> dict[str, dict[str, int]]:
+    """Value of the subgroup ``name`` -> site, or split, of :func:`groups` -> records. "" where it is not known.
+
+    ``counted`` [N] bool: the records to count; None: all.
+    """
+    of_rows = groups(cohort)
     values = cohort.subgroup(name)
-    order = sorted(set(values.tolist()), key=lambda value: (value == "", value))
+    rows = np.ones(len(cohort), dtype=bool) if counted is None else counted
+    order = sorted(set(values[rows].tolist()), key=lambda value: (value == "", value))
     return {
-        value: {group: int((values[rows] == value).sum()) for group, rows in groups(cohort).items()} for value in order
+        value: {group: int((values[of_group][rows[of_group]] == value).sum()) for group, of_group in of_rows.items()}
+        for value in order
     }
 
 
 def caption(cohort: Cohort, row: int) -> str:
-    """Two lines for a sample: split, site and subgroups such as the view; and the positive labels."""
+    """For a sample: a line of its split, site and subgroups such as the view; and up to two of the positive labels."""
     site = [] if cohort.sites is None else [cohort.sites[row]]
     known = [value for name in cohort.subgroup_names if (value := str(cohort.subgroup(name)[row]))]
     positive = [name for name, value in zip(cohort.label_names, cohort.labels[row], strict=True) if value == 1]
-    lines = (" ".join([str(cohort.splits[row]), *site, *known]), ", ".join(positive))
-    return "\n".join(line[:WIDTH] for line in lines)
+    taken = " ".join([str(cohort.splits[row]), *site, *known])
+    first = taken if len(taken) <= WIDTH else taken[: WIDTH - len(CUT)] + CUT
+    return "\n".join([first, *textwrap.wrap(", ".join(positive), WIDTH, max_lines=2, placeholder=CUT)])
 
 
-def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, columns: int = 6) -> int:
+def contact_sheet(
+    cohort: Cohort, file: Path, samples: int, seed: int = 0, columns: int = 6, font: Path | None = None
+) -> int:
     """Writes a PNG of up to ``samples`` images, drawn by ``seed``, each with its ``caption`` below.
 
-    Returns how many there are. The cohort must have at least one image.
+    Returns how many there are. The cohort must have at least one image. ``font``: a TrueType file; None: Pillow's own,
+    which has no accents.
     """
-    from PIL import Image, ImageDraw
+    from PIL import Image, ImageDraw, ImageFont
 
     imaged = np.flatnonzero(cohort.has_image())
     rows = np.sort(np.random.default_rng(seed).permutation(imaged)[:samples])
@@ -137,9 +150,10 @@ def contact_sheet(cohort: Cohort, file: Path, samples: int, seed: int = 0, colum
     kind, white = ("L", 255) if cohort.channels == 1 else ("RGB", (255, 255, 255))
     sheet = Image.new(kind, (columns * TILE, lines * (TILE + CAPTION)), white)
     draw = ImageDraw.Draw(sheet)
+    letters = ImageFont.truetype(font, LETTER) if font else ImageFont.load_default(LETTER)
     for index, (row, pixels) in enumerate(zip(rows.tolist(), cohort.images(rows), strict=True)):
         left, top = index % columns * TILE, index // columns * (TILE + CAPTION)
         sheet.paste(Image.fromarray(pixels).resize((TILE - 4, TILE - 4), Image.Resampling.BOX), (left + 2, top + 2))
-        draw.text((left + 3, top + TILE), caption(cohort, row), fill=0)
+        draw.text((left + 3, top + TILE), caption(cohort, row), fill=0, font=letters)
     sheet.save(file)
     return len(rows)

@@ -10,6 +10,9 @@ import numpy as np
 AGE = "age"
 """The subgroup whose values are cut into bands."""
 
+VIEW = "view"
+"""The subgroup of how a film was taken: AP, PA, lateral."""
+
 BAND, OLDEST = 20, 80
 """Years of a band, and where the last one begins (Seyyed-Kalantari et al., 2021, doi:10.1038/s41591-021-01595-0)."""
 

@@ -72,12 +72,38 @@ def train_batch(images: Tensor, size: int, generator: torch.Generator) -> Tensor
     Images in colour, [B, S, S, 3], become [B, 3, size, size]. None is flipped: a chest film has a side. Nothing is
     drawn from the generator where S equals ``size``. Raises ValueError for other images, or where S is below ``size``.
     """
+    return cropped(images, size, random_corners(images, len(images), size, generator))
+
+
+def random_corners(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor | None:
+    """Rows and columns [2, count] int64 of the first pixels of crops; None where the images' S equals ``size``.
+
+    ``images`` [B, S, S] or [B, S, S, 3] are those of a batch of ``count`` records, or some of them.
+    """
     spare = _spare(images, size)
-    if not spare:
+    return torch.randint(spare + 1, (2, count), generator=generator, device="cpu") if spare else None
+
+
+def cropped(images: Tensor, size: int, corners: Tensor | None) -> Tensor:
+    """What ``train_batch`` makes of images [B, S, S] or [B, S, S, 3] on any device, with ``corners`` [2, B] there.
+
+    The CPU copies each crop's rows; a GPU gathers the pixels of all crops at once. Both give the same numbers.
+    """
+    if corners is None:
         return _normalise(images)
-    corners = torch.randint(spare + 1, (2, len(images)), generator=generator, device=generator.device).tolist()
-    crops = [image[y : y + size, x : x + size] for image, y, x in zip(images, *corners, strict=True)]
-    return _normalise(torch.stack(crops))
+    return _normalise((_sliced if images.device.type == "cpu" else _gathered)(images, size, corners))
+
+
+def _sliced(images: Tensor, size: int, corners: Tensor) -> Tensor:
+    starts = zip(images, *corners.tolist(), strict=True)
+    return torch.stack([image[y : y + size, x : x + size] for image, y, x in starts])
+
+
+def _gathered(images: Tensor, size: int, corners: Tensor) -> Tensor:
+    span = torch.arange(size, device=images.device)
+    rows, columns = (start[:, None] + span for start in corners)  # [B, size] each
+    film = torch.arange(len(images), device=images.device)[:, None, None]  # [B, 1, 1]
+    return images[film, rows[:, :, None], columns[:, None, :]]
 
 
 def eval_batch(images: Tensor, size: int) -> Tensor:

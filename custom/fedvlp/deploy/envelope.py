@@ -25,6 +25,7 @@ from fedvlp.run.experiment import Experiment
 
 if TYPE_CHECKING:
     from fedvlp.core.client import Client
+    from fedvlp.evaluation.intervals import Interval
     from fedvlp.federation.site import Evaluate
 
 FIGURES = ("loss", "probe", "val", "test")
@@ -68,6 +69,8 @@ class Envelope:
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
+    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/outgoing.py); 100: not measured
+    least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
 
     def __post_init__(self) -> None:
         for name in ("presets", "accepted", "evaluate"):
@@ -88,19 +91,29 @@ class Envelope:
             require(value >= 2, f"envelope.{name} is {value}; a figure of one record is that record's")
         for name in ("processes", "threads", "hours"):
             require(getattr(self, name) > 0, f"envelope.{name} is {getattr(self, name)}; it must be positive")
+        most = self.most_membership
+        require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (a coin) to 100")
+        require(self.least_quorum >= 0, f"envelope.least_quorum is {self.least_quorum}; 0 = any number of sites")
 
     def admit(self, experiment: Experiment) -> None:
         """Raises EnvelopeError unless a job with this experiment may run here."""
         _refuse_extremes(experiment)
         if self.presets or self.accepted:
-            named = (
-                any(_is_preset(experiment, name) for name in self.presets) or fingerprint(experiment) in self.accepted
+            usual = (
+                replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
             )
+            named = any(_is_preset(usual, name) for name in self.presets) or fingerprint(experiment) in self.accepted
             if not named:
                 raise EnvelopeError(
                     f"the experiment {fingerprint(experiment)} is none that this site accepted; its engineer reads the "
                     "job and runs `fedvlp site accept`"
                 )
+        quorum = experiment.rounds.quorum
+        if quorum < self.least_quorum:
+            raise EnvelopeError(
+                f"rounds.quorum is {quorum}; this site takes part only where a round needs the updates of at least "
+                f"{self.least_quorum} sites, by number"
+            )
         for training in (experiment.training, experiment.server_training):
             if training is not None and training.threads > self.threads:
                 raise EnvelopeError(
@@ -134,6 +147,15 @@ class Envelope:
         metrics = self._without_small_classes(metrics, behind.classes)
         scalars = dict.fromkeys(update.scalars, math.nan) if "probe" in few else update.scalars  # nan: unknown here
         return replace(update, metrics=metrics, scalars=scalars)
+
+    def refuse_telling(self, area: Interval) -> None:
+        """Raises EnvelopeError for an update of which records can be told, even at the interval's low end."""
+        if not area.low <= self.most_membership:  # nor where it is nan
+            raise EnvelopeError(
+                f"records that the update was trained on can be told from others with an area of {area.value:.1f} "
+                f"({area.low:.1f} at least); this site lets none go above {self.most_membership:g}: fewer local steps, "
+                "larger batches, or training.dp_noise"
+            )
 
     def allows(self, data: str, name: str) -> bool:
         """Whether the figure ``name`` of held-out records of a data set may be measured; any figure of no such ones."""
@@ -185,6 +207,8 @@ class Envelope:
             f"distinct records, a figure on {self.least_per_figure}, one of a finding on {self.least_per_class} with "
             f"it and as many without; measured may be {', and '.join(map(_measured, self.evaluate)) or 'nothing'}; "
             f"at most {self.processes} processes of {self.threads} threads, {self.hours:g} hours a task"
+            + (f"; membership of an update up to {self.most_membership:g} %" if self.most_membership < 100 else "")
+            + (f"; a round needs the updates of {self.least_quorum} sites" if self.least_quorum else "")
         )
 
 
@@ -289,8 +313,8 @@ class Watched:
     def __init__(self, data: Any, targets: Callable[[Tensor], Tensor] | None = None) -> None:
         self.unwatched = data
         self._targets = targets or (lambda labels: labels)
-        self._trained: set[int] = set()
-        self._readings: list[tuple[str, set[int]]] = []  # split and records, of every time that it was read
+        self._trained: list[Tensor] = []  # rows of every batch, wherever they are: to look at them, a GPU is waited for
+        self._readings: list[tuple[str, list[Tensor]]] = []  # split and rows, of every time that it was read
         self._classes: list[tuple[str, list[Tensor]]] = []  # split and targets [B, L], of every time
 
     def __getattr__(self, name: str) -> Any:
@@ -300,7 +324,7 @@ class Watched:
         return _noting(self.unwatched.train_batches(steps, batch_size, generator), self._trained)
 
     def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
-        reading: set[int] = set()
+        reading: list[Tensor] = []
         self._readings.append((split, reading))
         targets: list[Tensor] = []
         self._classes.append((split, targets))
@@ -309,17 +333,23 @@ class Watched:
     def _with_targets(self, batches: Iterator[Batch], into: list[Tensor]) -> Iterator[Batch]:
         for batch in batches:
             if "labels" in batch:
-                into.append(self._targets(batch["labels"]).cpu())
+                into.append(self._targets(batch["labels"]))
             yield batch
+
+    @property
+    def trained(self) -> frozenset[int]:
+        """Positions, in the training split, of the records that were trained on; all that were read, as ``behind``."""
+        read = [batch for split, rows in self._readings if split == "train" for batch in rows]
+        return frozenset(_distinct(self._trained) or _distinct(read))
 
     def behind(self, data: str = "") -> Behind:
         """What has been served; for a kind of figure, the fewest of one reading. ``data``: name of the data set."""
 
         def fewest(split: str, otherwise: int) -> int:
-            return min((len(rows) for name, rows in self._readings if name == split and rows), default=otherwise)
+            read = (len(_distinct(rows)) for name, rows in self._readings if name == split)
+            return min((count for count in read if count), default=otherwise)
 
-        read = set().union(*(rows for split, rows in self._readings if split == "train"))
-        trained = len(self._trained or read)
+        trained = len(self.trained)
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
         probe = fewest("train", num_train)
         figures = {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)}
@@ -331,7 +361,7 @@ class Watched:
         for split, batches in self._classes:
             if split not in HELD_OUT or not batches:
                 continue
-            targets = torch.cat(batches)  # [n, L]
+            targets = torch.cat(batches).cpu()  # [n, L]
             counts = torch.minimum((targets == 1).sum(0), (targets == 0).sum(0)).tolist()
             for finding, count in zip(self.unwatched.label_names, counts, strict=True):
                 name = f"{split}/{finding}"
@@ -339,7 +369,11 @@ class Watched:
         return fewest
 
 
-def _noting(batches: Iterator[Batch], into: set[int]) -> Iterator[Batch]:
+def _noting(batches: Iterator[Batch], into: list[Tensor]) -> Iterator[Batch]:
     for batch in batches:
-        into.update(batch["row"].tolist())
+        into.append(batch["row"])
         yield batch
+
+
+def _distinct(rows: list[Tensor]) -> set[int]:
+    return {row for batch in rows for row in batch.tolist()}

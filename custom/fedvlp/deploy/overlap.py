@@ -84,8 +84,12 @@ def make_key(local: Path) -> Path:
     file = local / KEY
     try:
         file.touch(mode=0o600, exist_ok=False)
+    except FileExistsError:
+        raise OverlapError(f"there is a local/{KEY} already; the sites count with it, so it stays") from None
     except OSError as error:
-        raise OverlapError(f"local/{KEY} cannot be made ({type(error).__name__}); is there one already?") from None
+        raise OverlapError(
+            f"local/{KEY} cannot be made ({type(error).__name__}); give the folder of the site's kit, which has local/"
+        ) from None
     file.write_text(secrets.token_hex(KEY_BYTES) + "\n", encoding="ascii")
     return file
 

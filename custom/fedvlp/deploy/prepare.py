@@ -37,6 +37,8 @@ def source_of(
     one that lists what it lacks.
     """
     kind: Any = choose("source", name, "SOURCES", SOURCES)
+    if image_size < 1:
+        raise ValueError(f"--image-size is {image_size}; give the side of the decoded squares in pixels, e.g. 256")
     if not root.is_dir():
         raise ValueError("--root is not a folder; give the folder of the images")
     if not (path or kind.table):

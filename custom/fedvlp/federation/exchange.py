@@ -7,16 +7,13 @@ import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load, save
-
 from fedvlp.core.aggregation import in_site_order
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update, header
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, header
+from fedvlp.federation.frames import Frame, Shared, frame, receive, send
 from fedvlp.federation.site import failure
 from fedvlp.federation.wire import Answers
 from fedvlp.training.loop import Aborted
@@ -51,20 +48,15 @@ class SequentialExchange:
         """Nothing to stop."""
 
 
-def pack(message: Broadcast | Update) -> list[bytes]:
-    """A message as [JSON header, safetensors of state, safetensors of aux]: no pickle."""
-    return [json.dumps(header(message)).encode(), _tensor_bytes(message.state), _tensor_bytes(message.aux)]
+def headed(message: Broadcast | Update) -> bytes:
+    """All of a message but its tensors, as JSON: no pickle."""
+    return json.dumps(header(message)).encode()
 
 
-def _tensor_bytes(state: dict[str, torch.Tensor]) -> bytes:
-    return save({name: tensor.detach().contiguous() for name, tensor in state.items()}) if state else b""
-
-
-def unpack(kind: type[Any], frames: list[bytes]) -> Any:
-    """The Broadcast or Update that :func:`pack` made."""
-    state, aux = (load(frame) if frame else {} for frame in frames[1:])
-    plain = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(frames[0]).items()}
-    return kind(**plain, state=state, aux=aux)
+def joined(kind: type[Any], plain: bytes, state: State, aux: State) -> Any:
+    """The Broadcast or Update of these parts."""
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in json.loads(plain).items()}
+    return kind(**values, state=state, aux=aux)
 
 
 class WorkerPool:
@@ -76,7 +68,7 @@ class WorkerPool:
 
     def __init__(self, make_site: MakeSite, sites: tuple[str, ...], workers: int, spool: Path | None = None) -> None:
         self._make = make_site
-        self._spool = spool  # where large updates wait for their turn
+        self._spool = spool  # where the files of large messages are, and updates wait for their turn
         self._owner = {site: index % workers for index, site in enumerate(sites)}
         self._workers: dict[int, tuple[Any, Connection]] = {}
         self._context = multiprocessing.get_context("fork")
@@ -86,7 +78,7 @@ class WorkerPool:
     def _start(self, index: int) -> Connection:
         ours, theirs = self._context.Pipe()
         inherited = [connection for _, connection in self._workers.values()] + [ours]
-        process = self._context.Process(target=_serve, args=(self._make, theirs, inherited), daemon=True)
+        process = self._context.Process(target=_serve, args=(self._make, theirs, inherited, self._spool), daemon=True)
         process.start()
         theirs.close()
         self._workers[index] = (process, ours)
@@ -99,34 +91,40 @@ class WorkerPool:
         queues: dict[int, list[str]] = {}
         for site in messages:
             queues.setdefault(self._owner[site], []).append(site)
-        packed: dict[int, bytes] = {}  # tensors that several sites are sent are packed once
+        framed: dict[int, Frame] = {}  # tensors that several sites are sent are framed once
         busy: dict[Any, tuple[int, str]] = {}
 
         def next_task(index: int) -> None:
             if queues.get(index):
                 site = queues[index].pop(0)
                 message = messages[site]
-                if id(message.state) not in packed:
-                    packed[id(message.state)] = _tensor_bytes(message.state)
-                tensors = [packed[id(message.state)], _tensor_bytes(message.aux)]
+                if id(message.state) not in framed:
+                    framed[id(message.state)] = frame(message.state, self._spool)
                 connection = self._workers[index][1]
                 busy[connection] = (index, site)
-                plain = pack(replace(message, state={}, aux={}))[0]
-                self._send(connection, [site.encode(), plain, *tensors])
+                aux = frame(message.aux, self._spool)
+                self._send(connection, site, headed(message), framed[id(message.state)], aux)
+                _close(aux)
 
-        for index in queues:
-            next_task(index)
-        while busy:
-            for ready in wait(list(busy)):
-                index, site = busy.pop(ready)
-                yield site, self._receive(index)
+        try:
+            for index in queues:
                 next_task(index)
+            while busy:
+                for ready in wait(list(busy)):
+                    index, site = busy.pop(ready)
+                    yield site, self._receive(index)
+                    next_task(index)
+        finally:
+            for sent in framed.values():
+                _close(sent)
 
     @staticmethod
-    def _send(connection: Connection, frames: list[bytes]) -> None:
+    def _send(connection: Connection, site: str, plain: bytes, *frames: Frame) -> None:
         try:
-            for frame in frames:
-                connection.send_bytes(frame)
+            connection.send_bytes(site.encode())
+            connection.send_bytes(plain)
+            for sent in frames:
+                send(connection, sent)
         except ConnectionError:
             pass  # the worker died: reading its answer says so
 
@@ -136,7 +134,7 @@ class WorkerPool:
             status = connection.recv_bytes().decode()
             if status != "update":
                 return Failure(FailureKind(status), connection.recv_bytes().decode())
-            update: Update = unpack(Update, [connection.recv_bytes() for _ in range(3)])
+            update: Update = joined(Update, connection.recv_bytes(), receive(connection), receive(connection))
             return update
         except (EOFError, ConnectionResetError):
             process.join()
@@ -161,7 +159,12 @@ class WorkerPool:
         self.close()
 
 
-def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connection]) -> None:
+def _close(sent: Frame) -> None:
+    if isinstance(sent, Shared):
+        sent.close()
+
+
+def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connection], spool: Path | None) -> None:
     """A worker's life: answers tasks until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -171,13 +174,21 @@ def _serve(make_site: MakeSite, connection: Connection, inherited: list[Connecti
     with contextlib.suppress(EOFError, OSError):  # the other end is gone, in the middle of a message if it was killed
         while True:
             name = connection.recv_bytes().decode()
-            message = unpack(Broadcast, [connection.recv_bytes() for _ in range(3)])
+            message = joined(Broadcast, connection.recv_bytes(), dict(receive(connection)), dict(receive(connection)))
             try:
                 if name not in sites:
                     sites[name] = make_site(name)
-                reply = [b"update", *pack(sites[name].handle(message))]
+                update = sites[name].handle(message)
+                plain, frames = headed(update), [frame(tensors, spool) for tensors in (update.state, update.aux)]
+                del update
             except Exception as error:
                 failed = failure(error)
-                reply = [failed.kind.value.encode(), failed.text.encode()]
-            for frame in reply:
-                connection.send_bytes(frame)
+                connection.send_bytes(failed.kind.value.encode())
+                connection.send_bytes(failed.text.encode())
+                continue
+            connection.send_bytes(b"update")
+            connection.send_bytes(plain)
+            for sent in frames:
+                send(connection, sent)
+                _close(sent)
+            del message, frames, sent

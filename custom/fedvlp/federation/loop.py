@@ -18,7 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.core import metric_names
-from fedvlp.core.aggregation import bounded, update_norm
+from fedvlp.core.aggregation import bounded
+from fedvlp.core.change import WEIGHTS, Change, Norms
 from fedvlp.core.gate import check
 from fedvlp.core.method import Method
 from fedvlp.core.robust_mean import MEAN, Averaging
@@ -111,8 +112,12 @@ class Federation:
         )
         self.checkpoint = checkpoint
         self.snapshots = Snapshots(checkpoint) if checkpoint else None
+        server.folder = folder or server.folder
+        if self.snapshots:
+            server.make_room = self.snapshots.save
         self.report = report
         self._empty = 0
+        self._norms: dict[str, Norms] = {}  # of the updates of this phase that passed the gate, by site
 
     def run(self, next_phase: int = 0) -> State:
         """Runs to the end from the server's round and ``next_phase``; returns the trained model.
@@ -120,6 +125,8 @@ class Federation:
         Raises QuorumLostError. The server is then as it was before the phase that failed.
         """
         server, first = self.server, next_phase
+        if self.snapshots:
+            self.snapshots.tidy()  # of what a phase left that was stopped
         if server.round == 0 and next_phase == 0:
             self.method.start(server)
         elif next_phase == 0 and self.snapshots and server.round not in self.snapshots.rounds():
@@ -148,7 +155,7 @@ class Federation:
         server, began = self.server, time.perf_counter()
         replies: dict[str, Update] = {}
         dropped: dict[str, str] = {}
-        state, memory, samples = server.state, dict(server.memory), dict(server.samples)
+        state, memory, samples, apart = server.state, dict(server.memory), dict(server.samples), server.apart
         wanted = self._wanted(index)
         server.metrics = server.trainer.measure(server.state, wanted) if server.trainer else {}
         try:
@@ -158,7 +165,7 @@ class Federation:
             else:
                 self._aggregate(wanted, replies, dropped)
         except BaseException:
-            server.state, server.memory, server.samples = state, memory, samples
+            server.state, server.memory, server.samples, server.apart = state, memory, samples, apart
             raise
         counts = {site: update.num_samples for site, update in replies.items()}
         server.enrolled = {site: count for site, count in counts.items() if count} | server.enrolled
@@ -220,7 +227,8 @@ class Federation:
         times, share = self.rounds.clip_to_median, self.rounds.max_share
         updates = self._valid(messages, replies, dropped)
         if server.phase != EVALUATE and (times or share < 1):
-            updates = bounded(updates, server.state, times=times, share=share, spool=self.spool)
+            norms = lambda update: self._norms.get(update.site, {})  # noqa: E731
+            updates = bounded(updates, server.state, times=times, share=share, spool=self.spool, norms=norms)
         for update in updates:
             yield update
             del update  # one is resident at a time
@@ -249,7 +257,7 @@ class Federation:
                 dropped[site] = problem
                 continue
             if any(name in server.state for name in reply.state):
-                server.metrics[metric_names.update_norm(site)] = update_norm(reply.state, server.state)
+                server.metrics[metric_names.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
             replies[site] = replace(reply, state={}, aux={})
             server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply
@@ -279,7 +287,7 @@ class Federation:
         return problem
 
     def _refusal(self, site: str, update: Update) -> str | None:
-        """The rules that an update must pass, in order. Raises anything on garbage."""
+        """The rules that an update must pass, in order; its norms are measured in the same read. Raises anything."""
         server, method = self.server, self.method
         if server.trainer and update.public_id != server.trainer.client.public_id:
             return "it is about another list of public records: the hash of their ids is not the server's"
@@ -287,6 +295,7 @@ class Federation:
             server.modalities[site] = tuple(name for name in MODALITIES if name in update.modalities)
         phases = method.phases(server.round)
         probed = server.phase in (EVALUATE, phases[0])
+        change = Change(server.state)
         problem = check(
             update,
             site=site,
@@ -295,7 +304,9 @@ class Federation:
             expected=Expected() if server.phase == EVALUATE else method.expects(server, site),
             max_samples=self.rounds.max_samples,
             probes=method.probes() if probed else (),
+            finite=change.finite,
         )
+        self._norms[site] = change.norms()
         return problem or self._other_count(site, update.num_samples) or method.objection(server, update)
 
     def _other_count(self, site: str, samples: int) -> str | None:
@@ -319,6 +330,7 @@ class Federation:
             self.snapshots.save(lambda: server.save(path, next_phase))
             if next_phase == 0 and server.phase != EVALUATE:
                 self.snapshots.store(server.round)
+            self.snapshots.tidy()
 
 
 def _by_site(name: str, tensor: Tensor, sites: int) -> bool:

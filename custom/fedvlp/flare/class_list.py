@@ -61,8 +61,11 @@ def _experiments() -> Iterator[Experiment]:
 
 def write(side: str, resources: Path) -> None:
     """Puts the list into a ``resources.json``, whose other settings stay. Raises ValueError for another file."""
-    content = json.loads(resources.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(resources.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
     if not isinstance(content, dict) or "components" not in content:
-        raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components")
+        raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components; give a kit's")
     content[LIST] = list(needed(side))
     save_json(resources, content)

@@ -154,6 +154,13 @@ class ClipAndNoise(UpdateFilter):
         self.marker = marker
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
+        self._refuse_uncovered(update)
+        if not update.state:
+            return update
+        released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)
+        return replace(update, state=released, metrics={**update.metrics, SITE_EPSILON: self._booked(fl_ctx)})
+
+    def _refuse_uncovered(self, update: Update) -> None:
         if update.aux:
             raise PrivacyError("the method sends tensors beside the model, which noise does not cover here")
         if update.scalars:
@@ -161,20 +168,19 @@ class ClipAndNoise(UpdateFilter):
             raise PrivacyError(
                 f"the method sends exact figures of this site's records ({named}); take one without, e.g. FedAvg"
             )
-        if not update.state:
-            return update
-        released = clip_and_noise(update.state, received(fl_ctx), self.clip, self.noise_multiplier)
+
+    def _booked(self, fl_ctx: FLContext) -> float:
+        """Books a release; returns the epsilon of all, which follows from the settings and their number alone."""
         kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
         marker = Path(self.marker or kit / "local" / "privacy-ledger-marker.json")
         ledger = Ledger(Path(self.ledger or kit / "privacy" / "ledger.json"), marker)
         count, spent = ledger.spend(self.dataset, self.noise_multiplier, self.epsilon, self.delta)
         self.log_info(
             fl_ctx,
-            f"privacy of {self.dataset!r}: release {count}, epsilon {spent:.3f} of {self.epsilon:g} "
-            f"at delta {self.delta:g}",
+            f"privacy of {self.dataset!r}: release {count}, epsilon {spent:.3f} of {self.epsilon:g} at delta "
+            f"{self.delta:g}; the unit is the whole data set of this site",
         )
-        metrics = {**update.metrics, SITE_EPSILON: spent}  # follows from the settings and the count alone
-        return replace(update, state=released, metrics=metrics)
+        return spent
 
 
 class ExcludeVariables(UpdateFilter):

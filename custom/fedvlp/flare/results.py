@@ -9,8 +9,11 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 
+from fedvlp.core.checkpoint import CheckpointError, load_header
+from fedvlp.core.snapshots import APART
 from fedvlp.flare.paths import SIMULATED
 from fedvlp.flare.tracking import RUN_FOLDER
+from fedvlp.run.folder import RunFolder
 
 HOME = "fedvlp"
 """Folder of the run inside the downloaded ``workspace``."""
@@ -28,6 +31,15 @@ class ResultsInJob(FLComponent):
             return
         target = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / HOME
         try:
-            shutil.copytree(folder, target, ignore=shutil.ignore_patterns("spool", "rounds"))
-        except OSError as error:  # a full disk: the run is still whole where it was made
+            shutil.copytree(folder, target, ignore=_of_earlier_rounds)
+        except (OSError, CheckpointError) as error:  # a full disk: the run is still whole where it was made
             self.log_error(fl_ctx, f"results not copied ({type(error).__name__}); they are in the server's runs folder")
+
+
+def _of_earlier_rounds(folder: str, names: list[str]) -> list[str]:
+    """What stays at the server: earlier checkpoints, files that the newest does not name, what was in transfer."""
+    if Path(folder).name != APART:
+        return [name for name in names if name in ("spool", "rounds")]
+    checkpoint = RunFolder(Path(folder).parent.parent).checkpoint
+    named = load_header(checkpoint).get(APART, {}).values() if checkpoint.exists() else ()
+    return [name for name in names if name not in named]

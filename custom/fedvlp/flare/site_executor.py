@@ -78,9 +78,6 @@ class SiteExecutor(Executor):
             if said is not None:
                 return self._reply_of_trainer(task_name, said, fl_ctx)
             self._trainer = None  # this process has all it needs from now on
-            dxo = from_shareable(shareable)
-            dxo.data = raw_tensors.with_torch(dxo.data)
-            shareable = dxo.update_shareable(shareable)
         from fedvlp.federation.site import reason
         from fedvlp.training.loop import Aborted
 
@@ -96,7 +93,7 @@ class SiteExecutor(Executor):
     def _update(self, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Update:
         from fedvlp.flare.task_handler import TaskHandler
 
-        message, run = messages.receive_broadcast(shareable)
+        message, run = messages.receive_broadcast(_with_torch(shareable))
         self._handler = self._handler or TaskHandler(self.experiment, SitePaths.of(fl_ctx))
         most = fl_ctx.get_prop(MOST_SAMPLES)
         update = self._handler.answer(message, run, lambda: abort_signal.triggered, most)
@@ -135,6 +132,15 @@ def _experiment(fields: dict[str, Any]) -> Experiment:
     from fedvlp.run.experiment import Experiment
 
     return Experiment(**fields)
+
+
+def _with_torch(task: Shareable) -> Shareable:
+    """The task with tensors of torch. A process that began as a visit is brought bytes for as long as it lives."""
+    dxo = from_shareable(task)
+    if any(isinstance(value, raw_tensors.RawTensor) for value in dxo.data.values()):
+        dxo.data = raw_tensors.with_torch(dxo.data)
+        task = dxo.update_shareable(task)
+    return task
 
 
 def _behind(counted: dict[str, Any] | None) -> Behind | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedvlp import __version__
@@ -12,12 +13,16 @@ from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.deploy.envelope import Behind, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
+from fedvlp.evaluation.audit.outgoing import strongest
+from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
 from fedvlp.flare.paths import SitePaths, under
 from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
+
+logger = logging.getLogger(__name__)
 
 
 class RefusedError(ValueError):
@@ -72,7 +77,26 @@ class TaskHandler:
         finally:
             site.client.data, site.evaluate = data.unwatched, evaluate
         self.behind = data.behind(named)
-        return envelope.passed(update, self.behind)
+        passed = envelope.passed(update, self.behind)
+        if envelope.most_membership < 100 and (passed.state or passed.aux):
+            envelope.refuse_telling(self._told(message, passed, data.trained))
+        return passed
+
+    def _told(self, message: Broadcast, update: Update, trained: Iterable[int]) -> Interval:
+        """How well the receiver of an update tells the records that it was trained on; the log says it too.
+
+        Tensors that stay at the site are as they are after training. Raises UnmeasuredError: then nothing leaves.
+        """
+        assert self._site is not None
+        client = self._site.client
+        here = {name: tensor.detach().clone() for name, tensor in client.state().items()}
+        before = here | {name: tensor for name, tensor in client.here(message.state).items() if name in here}
+        try:
+            row = strongest(client, before, update.state, trained)
+        finally:
+            client.load(here)  # the update's tensors may be the model's own
+        logger.info("outgoing: membership of the update %s by %s, of %s", row.area.unsigned(), row.attack, row.members)
+        return row.area
 
     def _refuse_crafted(self, message: Broadcast, site: Site) -> None:
         """Raises RefusedError for a model that looks made to single out records (core/crafted.py)."""

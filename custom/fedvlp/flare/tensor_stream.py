@@ -26,6 +26,7 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from safetensors import safe_open
 from torch import Tensor
 
+from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State
 from fedvlp.flare.pieces import PIECE, grouped, name_of_piece, shape_of
 
@@ -102,6 +103,13 @@ def _numel(reference: Any) -> int:
         return math.prod(file.get_slice(reference.key).get_shape())
 
 
+def _size(reference: Any) -> int:
+    """Bytes of a tensor on disk, by the header of its file."""
+    with safe_open(reference.file_path, framework="pt") as file:
+        part = file.get_slice(reference.key)
+        return math.prod(part.get_shape()) * DTYPES[part.get_dtype()].itemsize
+
+
 class OnDisk:
     """What was downloaded to disk, by tensor: the form in which FLARE asks for it."""
 
@@ -135,6 +143,10 @@ class PiecesOnDisk:
         """The tensor, read anew."""
         return joined((piece.materialize() for piece in self._pieces), self._names)
 
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(map(_size, self._pieces))
+
 
 class Spooled(LazyState):
     """Named tensors, each read from disk whenever it is asked for; the files go with the last reference."""
@@ -147,6 +159,10 @@ class Spooled(LazyState):
         value = self._values[name]
         tensor: Tensor = value.materialize() if hasattr(value, "materialize") else value
         return tensor
+
+    def size(self, name: str) -> int:
+        value = self._values[name]
+        return value.size() if isinstance(value, PiecesOnDisk) else super().size(name)
 
 
 def return_freed_memory() -> None:

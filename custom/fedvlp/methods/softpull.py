@@ -5,16 +5,18 @@ The part that FedSM and PMS-FM share: beside the global model the server keeps o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA
 from fedvlp.core.method import Method
 from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
+from fedvlp.core.tensor_file import TensorFile
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.core.validate import require
 
@@ -45,14 +47,14 @@ class SoftPull(Method):
         return "personal" if phase == "personal" else "model"
 
     def start(self, server: Server) -> None:
-        for site in server.sites:
-            own = {name: t.clone() for name, t in server.state.items() if self.shares(name, "personal")}
-            server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+        shared = {name: t for name, t in server.state.items() if self.shares(name, "personal")}
+        own = server.copy("personal", shared)
+        for site in server.sites:  # a file is the same for all until they have trained
+            server.remember(_owned(site), own if isinstance(own, TensorFile) else server.copy(_owned(site), shared))
 
     def personal(self, server: Server, site: str) -> State:
         """The personalised model of ``site``: every tensor that ``personal`` trains."""
-        prefix = _owned(site, "")
-        return {n.removeprefix(prefix): t for n, t in server.memory.items() if n.startswith(prefix)}
+        return server.remembered(_owned(site), server.state)
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         message = super().broadcast(server, site)
@@ -65,37 +67,72 @@ class SoftPull(Method):
 
 
 class PersonalModels:
-    """Aggregator of the ``personal`` phase: pulls the personalised models of all sites towards each other."""
+    """Aggregator of the ``personal`` phase: pulls the personalised models of all sites towards each other.
+
+    Large ones are on disk, and pulled there piece by piece: one of them is in memory while it comes, none afterwards.
+    """
 
     def __init__(self, method: SoftPull, server: Server) -> None:
         self._method = method
         self._server = server
-        self._models = {site: method.personal(server, site) for site in server.sites}  # the silent keep what they have
+        self._models: dict[str, Mapping[str, Tensor]] = {}
 
     def add(self, update: Update) -> None:
-        self._models[update.site] = {name: tensor.clone() for name, tensor in update.state.items()}
+        self._models[update.site] = self._server.copy(_owned(update.site), update.state)
 
     def commit(self) -> None:
-        for site, own in self._pulled().items():
-            self._server.memory |= {_owned(site, name): tensor for name, tensor in own.items()}
+        server = self._server
+        for site in server.sites:
+            if site not in self._models:  # the silent keep what they have
+                self._models[site] = server.copy(_owned(site), self._method.personal(server, site))
+        models = {site: self._models[site] for site in server.sites}
+        for site, own in self._pulled(models).items():
+            server.remember(_owned(site), own)
 
-    def _pulled(self) -> dict[str, State]:
+    def _pulled(self, models: dict[str, Mapping[str, Tensor]]) -> Mapping[str, Mapping[str, Tensor]]:
         """The models of all sites after the pull."""
-        models, factor = self._models, self._method.softpull
+        factor = self._method.softpull
         if self._server.averaging.kind == MEAN or len(models) == 1:
-            return soft_pull(models, factor)
-        average = self._server.mean(next(iter(models.values())))
+            return pulled_together(models, factor)
+        average = self._server.mean(dict(next(iter(models.values()))))
         for model in models.values():
             average.add(model, 1.0)
         middle = average.result()
-        return {
-            site: model | {n: torch.lerp(t.double(), model[n].double(), factor).to(t.dtype) for n, t in middle.items()}
-            for site, model in models.items()
-        }
+        return {site: changed(model, towards(model, middle, factor)) for site, model in models.items()}
 
 
-def _owned(site: str, name: str) -> str:
-    return f"personal/{site}/{name}"
+def towards(model: Mapping[str, Tensor], middle: State, factor: float) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model that are pulled towards ``middle``, one at a time."""
+    for name, tensor in middle.items():
+        yield name, torch.lerp(tensor.double(), model[name].double(), factor).to(tensor.dtype)
+
+
+def changed(model: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+    """The model with other values for some of its tensors; on disk in place."""
+    if not isinstance(model, TensorFile):
+        return {**model, **dict(tensors)}
+    for name, tensor in tensors:
+        model.write(name, 0, tensor)
+    return model
+
+
+def pulled_together(models: Mapping[str, Mapping[str, Tensor]], factor: float) -> Mapping[str, Mapping[str, Tensor]]:
+    """:func:`soft_pull` of models that are all in memory or all on disk, where it is done in place."""
+    files = {site: model for site, model in models.items() if isinstance(model, TensorFile)}
+    if len(files) < len(models):
+        return soft_pull({site: dict(model) for site, model in models.items()}, factor)
+    first = next(iter(files.values()))
+    for name in first:
+        for start, stop in first.pieces(name):
+            values = {site: {name: file.read(name, start, stop)} for site, file in files.items()}
+            for site, own in soft_pull(values, factor).items():
+                files[site].write(name, start, own[name])
+    return files
+
+
+def _owned(site: str) -> str:
+    """The group of the server's memory that holds the model of ``site``."""
+    return f"personal/{site}"
 
 
 @torch.no_grad()

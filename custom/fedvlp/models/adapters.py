@@ -3,12 +3,17 @@
 A linear layer W of a tower becomes W x + (alpha / r) B A x: W stays as it is, A [r, in] and B [out, r] are trained. The
 tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or saved: every
 site reads them from the weights that the model starts from, whose checksum the experiment holds.
+
+With private adapters every adapted layer has a second one, which stays at its site (``image_private.``,
+``text_private.``; core/norm_statistics.py), so that the shared one learns what all sites have in common, as in
+Med-DualLoRA.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,22 +47,31 @@ class Adapter(nn.Module):
 
 
 class AdaptedLinear(nn.Linear):
-    """A linear layer with the weights of ``layer`` and an adapter, which belongs to another module."""
+    """A linear layer with the weights of ``layer`` and adapters, which belong to another module."""
 
     def __init__(self, layer: nn.Linear, adapter: Adapter) -> None:
         super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
         self.weight, self.bias = layer.weight, layer.bias
-        self._adapter = (adapter,)  # in a tuple it is no submodule, so the tower's tensors keep their names
+        self._adapters: tuple[Adapter, ...] = (adapter,)  # no submodules, so the tower's tensors keep their names
+
+    def add(self, adapter: Adapter) -> None:
+        """One more adapter beside those that are there."""
+        self._adapters = (*self._adapters, adapter)
 
     def forward(self, input: Tensor) -> Tensor:
-        """W x + b + (alpha / r) B A x."""
-        return super().forward(input) + self._adapter[0](input)
+        """W x + b + (alpha / r) B A x, with a term for each adapter."""
+        output = super().forward(input)
+        for adapter in self._adapters:
+            output = output + adapter(input)
+        return output
 
     def merged(self) -> nn.Linear:
         """The plain layer with the same function."""
         layer = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        layer.weight = nn.Parameter(self.weight.detach() + self._adapter[0].change().detach())
-        layer.bias = self.bias
+        weight = self.weight.detach()
+        for adapter in self._adapters:
+            weight = weight + adapter.change().detach()
+        layer.weight, layer.bias = nn.Parameter(weight), self.bias
         return layer
 
 
@@ -81,6 +95,28 @@ def adapt(tower: nn.Module, rank: int, alpha: float, layers: str) -> nn.ModuleDi
         adapters[name.replace(".", "/")] = adapter
         _put(tower, name, AdaptedLinear(layer, adapter))
     return adapters
+
+
+def adapt_privately(tower: nn.Module, rank: int, alpha: float) -> nn.ModuleDict:
+    """Puts a second adapter on every adapted layer of ``tower``, in place, and returns these by the layers' names."""
+    adapters = nn.ModuleDict()
+    for name, layer in tower.named_modules():
+        if isinstance(layer, AdaptedLinear):
+            adapter = Adapter(layer.in_features, layer.out_features, rank, alpha)
+            adapters[name.replace(".", "/")] = adapter
+            layer.add(adapter)
+    return adapters
+
+
+@torch.no_grad()
+def merge_private(model: nn.Module, tensors: Mapping[str, Tensor], scale: float) -> None:
+    """Adds a site's private adapters (``tensors``, by their names) to the weights of a model without adapters."""
+    for name, up in tensors.items():
+        prefix, _, rest = name.partition("_private.")
+        layer, _, half = rest.rpartition(".")
+        if half == "up":
+            linear: Any = model.get_submodule(f"{prefix}_encoder.{layer.replace('/', '.')}")
+            linear.weight += scale * up @ tensors[f"{prefix}_private.{layer}.down"]
 
 
 def merge(tower: nn.Module) -> None:

@@ -64,6 +64,7 @@ class ModelConfig:
     adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
     adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
     adapter_layers: str = "all"  # linear layers of the towers that have adapters: "all", or those of "attention"
+    adapter_private: bool = False  # a second adapter on each of these layers, which never leaves its site
 
     def __post_init__(self) -> None:
         for name in ("image_tower", "text_tower"):
@@ -79,7 +80,7 @@ class ModelConfig:
             raise ValueError(f"ModelConfig.head_norm: {self.head_norm!r}, expected one of {', '.join(NORMS)}")
         if self.text_pooling not in POOLINGS:
             raise ValueError(f"ModelConfig.text_pooling: {self.text_pooling!r}, expected one of {', '.join(POOLINGS)}")
-        for name in ("alignment", "pretrained", "gradient_checkpointing"):
+        for name in ("alignment", "pretrained", "gradient_checkpointing", "adapter_private"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
         if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
@@ -107,6 +108,11 @@ class ModelConfig:
         if self.adapter_layers not in adapters.LAYERS:
             raise ValueError(
                 f"ModelConfig.adapter_layers: {self.adapter_layers!r}, expected {' or '.join(adapters.LAYERS)}"
+            )
+        if self.adapter_private and not (kind and rank):
+            raise ValueError(
+                "ModelConfig.adapter_private: there are no adapters beside which a site could have its own; set "
+                "adapters to lora and adapter_rank to at least 1"
             )
         if kind and not (self.pretrained or self.init):
             raise ValueError(
@@ -199,6 +205,9 @@ class DualEncoder(Usable, nn.Module):
         rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
         self.image_adapter = seeded(seed, 7, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
         self.text_adapter = seeded(seed, 8, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
+        if config.adapter_private:
+            self.image_private = seeded(seed, 9, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
+            self.text_private = seeded(seed, 10, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
 
     @property
     def frozen_prefixes(self) -> tuple[str, ...]:
@@ -225,7 +234,9 @@ class DualEncoder(Usable, nn.Module):
         for tower in (self.image_encoder, self.text_encoder):
             adapters.merge(tower)
         del self.image_adapter, self.text_adapter
-        self.config = replace(self.config, adapters=adapters.NONE)
+        if self.config.adapter_private:
+            del self.image_private, self.text_private
+        self.config = replace(self.config, adapters=adapters.NONE, adapter_private=False)
 
     @property
     def tokenizer(self) -> Tokenizer:

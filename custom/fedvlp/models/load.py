@@ -12,7 +12,8 @@ from torch import Tensor
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import OBJECTIVE
-from fedvlp.core.types import Batch
+from fedvlp.core.types import Batch, is_private
+from fedvlp.models.adapters import merge_private
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.initial import load_initial, parse
 from fedvlp.models.multimodal import MultimodalClassifier
@@ -24,7 +25,8 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
     ``folder`` is that of a run, or one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch
     normalisation, where each site keeps its own (``norm_statistics=site``): what a site keeps (its name in a simulated
     run, or the folder ``sites/<site>`` of the run at that site), or batches of records to estimate them on, at least 2
-    records each. Raises ValueError where the folder holds no model, and where it has no statistics and none are given.
+    records each. A site's name or folder also adds its private adapters (``model.adapter_private``). Raises ValueError
+    where the folder holds no model, and where it has no statistics and none are given.
     """
     run, folder = Path(folder), _inside(Path(folder))
     saved = _described(folder)
@@ -33,7 +35,10 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
     model = kind.from_pretrained(folder)
     if isinstance(statistics, (str, Path)):
         inside = run / "sites" / statistics
-        model.load_state_dict(model.state_dict() | _of_site(inside if inside.is_dir() else Path(statistics)))
+        own = _of_site(inside if inside.is_dir() else Path(statistics))
+        private = {name: own.pop(name) for name in list(own) if is_private(name)}
+        model.load_state_dict(model.state_dict() | own)
+        merge_private(model, private, settings["adapter_alpha"] / max(1, settings["adapter_rank"]) if private else 0.0)
     elif statistics is not None:
         norm_statistics.set_statistics(norm_statistics.normalising(model), model, statistics)
     elif saved.get("statistics") == norm_statistics.INITIAL:
@@ -80,12 +85,12 @@ def _described(folder: Path) -> dict[str, Any]:
 
 
 def _of_site(folder: Path) -> dict[str, Tensor]:
-    """The normalisation that a site keeps for the trained model. Raises ValueError where it keeps none."""
+    """What a site keeps of the trained model: its normalisation and private adapters. Raises ValueError without any."""
     files = sorted(folder.glob("[0-9]*-[0-9]*.safetensors"))
     tensors = norm_statistics.own(load_tensors(files[-1])[0], norm_statistics.SERVED) if files else {}
     if not tensors:
         raise ValueError(
             f"{folder} holds no normalisation of a trained model; the run must have ended with an evaluation there, "
-            "with norm_statistics=site"
+            "with norm_statistics=site or model.adapter_private=true"
         )
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(OBJECTIVE)}

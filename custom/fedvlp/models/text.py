@@ -67,7 +67,18 @@ class TransformersTower(TextTower):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Tokens [B, T, W]. Raises ValueError for more tokens than the tower has positions for."""
         check_length(ids, self.tokenizer.max_tokens)
-        return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state  # [B, T, W]
+        return self.model(input_ids=ids, attention_mask=self._visible(mask)).last_hidden_state  # [B, T, W]
+
+    def _visible(self, mask: Tensor) -> Tensor:
+        """The mask [B, T] as the model takes it.
+
+        transformers looks whether a mask [B, T] hides anything, and for that the host would wait for a GPU in every
+        forward pass. A mask [B, 1, 1, T] counts as prepared and is taken as it is.
+        """
+        settings: Any = self.model.config
+        if mask.device.type == "cpu" or settings.model_type != "bert" or settings._attn_implementation != "sdpa":
+            return mask.long()
+        return mask[:, None, None, :]
 
     def with_attention(self, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens and position 0's attention [B, T]; None unless the model is built like BERT (RoBERTa, ELECTRA)."""
@@ -77,7 +88,7 @@ class TransformersTower(TextTower):
         if last is None or not all(hasattr(last, name) for name in ("query", "key", "num_attention_heads")):
             return self(ids, mask), None
         check_length(ids, self.tokenizer.max_tokens)
-        out = self.model(input_ids=ids, attention_mask=mask.long(), output_hidden_states=True)
+        out = self.model(input_ids=ids, attention_mask=self._visible(mask), output_hidden_states=True)
         with torch.no_grad():
             before = out.hidden_states[-2]  # input of the last layer
             heads = (last.num_attention_heads, -1)

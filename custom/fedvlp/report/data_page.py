@@ -14,6 +14,7 @@ import numpy as np
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data import overview
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.subgroups import VIEW
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures, html
 from fedvlp.report.html import grid, table, text
@@ -100,9 +101,25 @@ def _records(cohort: Cohort, groups: Mapping[str, np.ndarray]) -> str:
 
 def _subgroup(cohort: Cohort, name: str) -> str:
     """Table of the records of every value of a subgroup, by site, or by split where records have none."""
+    if name == VIEW:
+        return _views(cohort)
     counts = overview.subgroup_counts(cohort, name)
     rows = [(value or "not known", sum(of.values()), *of.values()) for value, of in counts.items()]
     return f"<h3>By {text(name)}</h3>{table((name, 'records', *overview.groups(cohort)), rows)}"
+
+
+def _views(cohort: Cohort) -> str:
+    """Table of the films of each site, or of each split where records have none, by view; "" without films."""
+    counts = overview.subgroup_counts(cohort, VIEW, cohort.has_image())
+    if not counts:
+        return ""
+    group = "split" if cohort.sites is None else "site"
+    rows = [
+        (name, sum(of[name] for of in counts.values()), *(of[name] for of in counts.values()))
+        for name in overview.groups(cohort)
+    ]
+    columns = (group, "films", *(view or "not known" for view in counts))
+    return f"<h3>Films by {group} and view</h3>{table(columns, rows)}"
 
 
 def _skipped(summary: Mapping[str, int], skipped: Mapping[str, Sequence[str]]) -> str:
@@ -190,8 +207,8 @@ def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str
             curves.append((name, points, looks[name]))
     note = (
         "Grey levels of the decoded images, up to 200 of each group. A peak at either end is a border, or an image "
-        "that was cut off in brightness; curves that lie apart are different acquisition. The films themselves are on "
-        "contact-sheet.png beside this page."
+        "that was cut off in brightness; curves that lie apart are different acquisition. Films with their site "
+        "and view are on contact-sheet.png beside this page."
     )
     drawing = figures.lines("Grey levels (% of the pixels)", curves, f"grey level, in steps of {256 // BINS}")
     return f"<p>{text(note)}</p>{grid(drawing)}" if drawing else ""

@@ -9,6 +9,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedvlp.evaluation.intervals import Interval
@@ -286,3 +287,10 @@ def _figure(
         f'<figure><img alt="{text(description)}" src="data:image/svg+xml;base64,{data}">'
         f"<details><summary>Values</summary>{table([key, *columns], rows)}</details></figure>\n"
     )
+
+
+def font_file() -> Path:
+    """The font of the figures, which has the accents of Europe's languages; it comes with matplotlib."""
+    import matplotlib
+
+    return Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")

@@ -24,7 +24,7 @@ EXPLANATION = (
 )
 MISSING = (
     "There are no intervals over patients yet. They can be measured where the run's records are, with "
-    "`fedvlp report RUN --intervals`."
+    "fedvlp report RUN --intervals."
 )
 
 

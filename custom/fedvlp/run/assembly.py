@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import Client, OnDevice, named_state, restart_target
+from fedvlp.core.client import Client, named_state, restart_target
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
@@ -215,14 +215,13 @@ class Assembly:
         """Rows [n] (by split) of any cohort as ``data`` serves them: for the model of ``site`` (None: the server's)."""
         model, objective = self.modules(site)
         sentences = "sentences" in objective.needs
-        data = SiteData(cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
+        settings = (cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
-        served: Any = data if device.type == "cpu" else OnDevice(data, device)
         if not self.experiment.training.cache_features:
-            return served
+            return SiteData(*settings, device=device)
         frozen_features.refuse(model, objective)
         cache = getattr(self.experiment.data, "cache", None)
-        return FrozenFeatures(served, model.to(device), Path(cache) if cache else None)
+        return FrozenFeatures(SiteData(*settings), model.to(device), Path(cache) if cache else None)
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""

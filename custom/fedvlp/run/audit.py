@@ -8,39 +8,43 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.core.client import Client
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
-from fedvlp.core.types import Batch, State
+from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
+from fedvlp.evaluation.audit.canaries import MEMORISED, UNSEEN, Exposure
+from fedvlp.evaluation.audit.canaries import PLANTED as PLANTED_CANARIES
+from fedvlp.evaluation.audit.gradients import GRADIENT
+from fedvlp.evaluation.audit.inversion import Inversion
 from fedvlp.evaluation.audit.membership import (
     RATES,
-    TEMPERATURE,
     Membership,
-    label_scores,
     largest_area,
     largest_rate,
     matching_weights,
     membership,
-    pair_scores,
     standardised,
 )
-from fedvlp.evaluation.audit.words import Words, recovered
+from fedvlp.evaluation.audit.planted import train_on
+from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, record_directions, record_scores
+from fedvlp.evaluation.audit.site_inference import SiteInference
+from fedvlp.evaluation.audit.words import Words
 from fedvlp.evaluation.intervals import Interval
-from fedvlp.evaluation.site_metrics import embed
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.serialization import CARD
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.audit_representations import SENT, representation_scores
+from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
 from fedvlp.run.evaluate import last_server, loader, own_models
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
@@ -55,11 +59,10 @@ GAINED = ", gained"
 MOST = 2000  # records of a site on either side; more only narrow the intervals
 REFERENCE = 64  # held-out pairs among which the loss of a pair is counted; never others
 LEAKED = 64  # records that the planted leak is trained on
-LEAK_STEPS, LEAK_RATE, LEAK_BATCH = 300, 1e-3, 32
+LEAK_BATCH = 32
 DELTA = 1e-5
 """Of the bound, where a site told epsilon: its delta stays in its own policy (the shipped one has this)."""
 
-MEMBERS, OTHERS, POOL = "members", "others", "reference"
 CHANCE_WITHIN, LEAK_ABOVE = 3.0, 90.0
 
 
@@ -67,11 +70,7 @@ FOUND = tuple(f"found at {rate:.0%} false" for rate in RATES)
 COLUMNS = ("model", "score", "site", "members", "others", "area, %", *FOUND)
 RECORD, DATA_SET = "one record", "whole data set"
 BOUNDS = ("site", "epsilon", "unit", "delta", "area, %", *FOUND)
-WORDS = ("site", "reports", "steps", "words", "recovered, %", "right, %", "by guessing, %")
-"""Heads of the tables of attacks, of bounds, and of words read off an update."""
-
-FEW = 8
-"""Reports of the smallest update that is attacked."""
+"""Heads of the tables of attacks and of bounds."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,16 @@ class Bound:
     rates: tuple[float, ...]  # at each of ``RATES``
 
 
+KINDS = {"words": Words, "canaries": Exposure, "sites": SiteInference, "inversion": Inversion}
+TITLES = {
+    "words": "words that the server reads off an update without a policy",
+    "canaries": "canaries: how far random reports that were planted in one more round are exposed",
+    "sites": "whose update it is, told by records of each site",
+    "inversion": "films drawn back from the gradient of one step on few records, whose reports are known",
+}
+"""The attacks on one update, by their names in the file."""
+
+
 @dataclass(frozen=True)
 class Audit:
     """The figures of an audit."""
@@ -95,6 +104,16 @@ class Audit:
     rows: tuple[Membership, ...]
     bounds: tuple[Bound, ...]  # of the sites that told an epsilon
     words: tuple[Words, ...] = ()  # what updates tell of reports, where a word embedding travels
+    canaries: tuple[Exposure, ...] = ()  # these three of image-text models, where sites send weights
+    sites: tuple[SiteInference, ...] = ()
+    inversion: tuple[Inversion, ...] = ()  # where it was asked for
+
+    def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+        """The attacks on one update that were run: title, head and lines of a table of each."""
+        measured: dict[str, Sequence[Any]] = {
+            "words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion
+        }  # fmt: skip
+        return [(TITLES[name], rows[0].HEAD, [row.cells() for row in rows]) for name, rows in measured.items() if rows]
 
     def of(self, model: str, site: str = "") -> list[Membership]:
         """The attacks on one model, at one site or all together."""
@@ -102,7 +121,7 @@ class Audit:
 
     def strongest(self) -> Membership:
         """The attack on what training made, at all sites together, with the largest area."""
-        return max(self.of(TRAINED) + self.of(OWN), key=lambda row: row.area.value)
+        return max(self.of(TRAINED) + self.of(OWN) + self.of(SENT), key=lambda row: row.area.value)
 
     def controls(self) -> list[str]:
         """What the controls say, a sentence each; they decide whether the other figures are evidence."""
@@ -133,7 +152,21 @@ class Audit:
             )
         else:
             said.append("No leak was planted (--no-controls), so nothing shows that the attack would find one.")
-        return said
+        return said + self._canaries_said()
+
+    def _canaries_said(self) -> list[str]:
+        """What the canaries say, and theirs of controls."""
+        of = {row.canaries: row for row in self.canaries}
+        if not of:
+            return []
+        planted, unseen = of[PLANTED_CANARIES], of[UNSEEN]
+        said = (
+            f"Canaries: {planted.count} random reports, each seen {planted.times:.1f} times among the records of "
+            f"{planted.site}, have a mean exposure of {planted.mean.value:.2f} of {planted.most:.0f} bits; as many "
+            f"that nobody trained on have {unseen.mean.value:.2f} (by chance {unseen.chance:.2f})"
+        )
+        alone = of.get(MEMORISED)
+        return [said + (f", and those trained on alone {alone.mean.value:.2f}." if alone else ".")]
 
 
 def row_cells(row: Membership) -> tuple[str, ...]:
@@ -146,12 +179,6 @@ def bound_cells(bound: Bound) -> tuple[str, ...]:
     """One site's bound as a line of a table of ``BOUNDS``."""
     rates = (f"{value:.1f}" for value in (bound.area, *bound.rates))
     return bound.site, f"{bound.epsilon:.3g}", bound.unit, f"{bound.delta:g}", *rates
-
-
-def words_cells(words: Words) -> tuple[str, ...]:
-    """What one update tells as a line of a table of ``WORDS``."""
-    shares = ("none" if math.isnan(of) else f"{of:.1f}" for of in (words.recovered, words.right, words.guess))
-    return words.site, f"{words.reports:,}", str(words.steps), f"{words.words:,}", *shares
 
 
 def file_of(folder: RunFolder) -> Path:
@@ -171,8 +198,8 @@ def read(folder: RunFolder) -> Audit | None:
             for row in content["rows"]
         )
         bounds = tuple(Bound(**{**bound, "rates": tuple(bound["rates"])}) for bound in content["bounds"])
-        words = tuple(Words(**_with_nan(one)) for one in content.get("words", ()))
-        return Audit(content["round"], content["dropped"], rows, bounds, words)
+        others: Any = {name: tuple(_as(kind, one) for one in content.get(name, ())) for name, kind in KINDS.items()}
+        return Audit(content["round"], content["dropped"], rows, bounds, **others)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ValueError(
             f"{folder.path}: evaluation/audit.json is not what fedvlp wrote there; remove it and run "
@@ -180,9 +207,10 @@ def read(folder: RunFolder) -> Audit | None:
         ) from None
 
 
-def _with_nan(written: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON's null is nan here."""
-    return {name: math.nan if value is None else value for name, value in written.items()}
+def _as(kind: type, written: Mapping[str, Any]) -> Any:
+    """One figure of an attack on updates as it was written; JSON's null is nan here."""
+    values = {name: _interval(value) if isinstance(value, dict) else value for name, value in written.items()}
+    return kind(**{name: math.nan if value is None else value for name, value in values.items()})
 
 
 def _interval(written: Mapping[str, float | None]) -> Interval:
@@ -190,13 +218,16 @@ def _interval(written: Mapping[str, float | None]) -> Interval:
     return Interval(value, low, high)
 
 
-def measure(folder: RunFolder, controls: bool = True, resamples: int = 1000, delta: float = DELTA) -> Audit:
+def measure(
+    folder: RunFolder, controls: bool = True, resamples: int = 1000, delta: float = DELTA, invert: float = 0.0
+) -> Audit:
     """Attacks the model of a finished run, writes ``evaluation/audit.json`` and says so in the model card.
 
-    ``controls``: a leak is planted too, which takes some seconds of training. Raises ValueError for a run that has not
-    finished, or without a site that has members and others to compare.
+    ``controls``: leaks are planted too, which takes some seconds of training. ``invert``: so many seconds are spent on
+    drawing films from a gradient; 0: none. Raises ValueError for a run that has not finished, or without a site that
+    has members and others to compare.
     """
-    audit = _Attacked(folder).audit(controls, resamples, delta)
+    audit = _Attacked(folder).audit(controls, resamples, delta, invert)
     save_json(file_of(folder), _plain(asdict(audit)))
     card = folder.model.parent / CARD
     if card.exists():
@@ -230,8 +261,9 @@ class _Attacked:
     """A finished run, and the records by which it is attacked."""
 
     def __init__(self, folder: RunFolder) -> None:
+        folder.experiment()  # says so where there is no run
         require(folder.model.exists(), f"{folder.path} has not finished, so there is no model to attack; go on with it")
-        self.experiment = folder.experiment()
+        self.folder, self.experiment = folder, folder.experiment()
         torch.set_num_threads(self.experiment.training.threads)
         self.assembly = Assembly(self.experiment, folder.path)
         self.server = last_server(folder)
@@ -274,71 +306,34 @@ class _Attacked:
             return None
         return {name: np.sort(rng.permutation(of)[:MOST]) for name, of in rows.items()}
 
-    def audit(self, controls: bool, resamples: int, delta: float) -> Audit:
+    def audit(self, controls: bool, resamples: int, delta: float, invert: float) -> Audit:
         state = self.experiment.method.finish(self.server)
         own = own_models(self.assembly, self.server, state)
         initial = self.assembly.initial()
+        load = loader(self.assembly)
+        updates = Updates(self.assembly, state, self.rows, load)
         start = {site: self._scores(site, initial, distortion.load) for site in self.data}
         scored = {UNTRAINED: start}
-        load = loader(self.assembly)
-        if any(self.experiment.method.shares(name, phase) for phase in self._phases() for name in state) or not own:
+        if updates.travels or not own:
             scored[TRAINED] = self._gained(start, {site: self._scores(site, state, load) for site in self.data})
         if own:
             of_own = {site: self._scores(site, own.get(site, state), load) for site in self.data}
             scored[OWN] = self._gained(start, of_own)
+        scored |= representation_scores(self.assembly, self.folder, state, self.data)
         weights = self._weights(self.rows)
         rows = [row for model, of in scored.items() for row in self._measured(model, of, weights, resamples)]
         if controls:
             rows += self._planted(initial, resamples)
         dropped = sum(int((weight == 0).sum()) for weight in weights.values())
-        return Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(self._words(state)))
-
-    def _words(self, state: State) -> Iterator[Words]:
-        """What the server reads off an update of each site: of one step on few reports, and of one pass over all."""
-        name = self._word_embedding(state)
-        for site, rows in self.rows.items() if name else ():
-            data = self.assembly.serve(self.assembly.cohort, {MEMBERS: rows[MEMBERS]})
-            if "text" not in data.modalities:
-                continue
-            count = len(rows[MEMBERS])
-            few = min(FEW, count)
-            size = min(max(2, self.experiment.training.batch_size), count)
-            for reports, batch in ((few, few), (count, size)):
-                client = self.assembly.client(site, data)
-                distortion.load(client, state, site)
-                before = client.state()[name].detach().cpu().clone()
-                read = self._one_pass(
-                    client, list(data.batches(MEMBERS, batch, drop_last=True))[: -(-reports // batch)]
-                )
-                after = client.state()[name].detach().cpu()
-                seen = sum(len(ids) for ids, _ in read)
-                ids = torch.cat([ids[mask] for ids, mask in read])
-                yield recovered(site, before, after, ids, seen, len(read))
-
-    def _word_embedding(self, state: State) -> str:
-        """The name of the text tower's word embedding, if sites send it; "" otherwise."""
-        method = self.experiment.method
-        vocabulary = getattr(getattr(self.assembly.modules()[0], "tokenizer", None), "vocabulary", 0)
-        rows = (
-            name for name, tensor in state.items()
-            if name.startswith("text_encoder.") and tensor.ndim == 2 and len(tensor) == vocabulary
-        )  # fmt: skip
-        sent = (name for name in rows if any(method.shares(name, phase) for phase in self._phases()))
-        return next(sent, "")
-
-    def _one_pass(self, client: Client, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
-        """Trains on the batches once, by the run's own optimiser; returns ids and mask of what it read."""
-        client.set_trainable(lambda name: True)
-        optimizer = self.experiment.training.build([weight for _, weight in client.trainable()], 1.0)
-        for batch in batches:
-            loss = self._own_loss(client.model(batch), batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [(batch["text"].cpu(), batch["text_mask"].cpu()) for batch in batches]
-
-    def _phases(self) -> tuple[str, ...]:
-        return self.experiment.method.phases(0)
+        measured = Audit(self.server.round, dropped, tuple(rows), tuple(self._bounds(delta)), tuple(updates.words()))
+        if self.classifier:
+            return measured
+        return replace(
+            measured,
+            canaries=tuple(updates.canaries(controls)),
+            sites=tuple(updates.sites()),
+            inversion=tuple(updates.inversion(invert)) if invert else (),
+        )
 
     def _gained(self, start: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
         """Every site's scores, and beside them how far they are above those of the untrained model."""
@@ -347,23 +342,17 @@ class _Attacked:
             for site, scores in after.items()
         }
 
-    @torch.no_grad()
     def _scores(self, site: str, state: State, load: distortion.Load) -> dict[str, Tensor]:
         """Scores [members + others] of a site's records by attack."""
         client = self.assembly.client(site, self.data[site])
         load(client, state, site)
-        return self._of_model(client.model, self.data[site])
+        return self._of_model(client, self.data[site])
 
-    def _of_model(self, model: Any, data: Any) -> dict[str, Tensor]:
+    def _of_model(self, client: Client, data: Any) -> dict[str, Tensor]:
         batches = {name: list(data.batches(name, LEAK_BATCH, drop_last=False)) for name in (MEMBERS, OTHERS, POOL)}
-        if self.classifier:
-            model.eval()
-            asked = [batch for name in (MEMBERS, OTHERS) for batch in batches[name]]
-            logits = torch.cat([model(batch).logits.cpu() for batch in asked])
-            return label_scores(logits, torch.cat([batch["labels"].cpu() for batch in asked]))
-        vectors = {name: embed(model, iter(of)) for name, of in batches.items()}
-        image, text = (torch.cat([vectors[MEMBERS][half], vectors[OTHERS][half]]) for half in (0, 1))
-        return pair_scores(image, text, vectors[POOL])
+        client.set_trainable(lambda name: True)
+        gradients = record_directions(client.model, batches, {})
+        return {**record_scores(client.model, batches), GRADIENT: gradients.shortness()}
 
     def _weights(self, rows: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Tensor]:
         """Site -> weights of its members and others."""
@@ -420,9 +409,9 @@ class _Attacked:
         data = self.assembly.serve(self.assembly.cohort, rows)
         client = self.assembly.client(site, data)
         distortion.load(client, initial, site)
-        start = {site: self._of_model(client.model, data)}
+        start = {site: self._of_model(client, data)}
         self._memorise(client, data, len(rows[MEMBERS]))
-        scores = self._gained(start, {site: self._of_model(client.model, data)})[site]
+        scores = self._gained(start, {site: self._of_model(client, data)})[site]
         member = _members(rows)
         weight = torch.ones(len(member), dtype=torch.float64)
         for attack, of in scores.items():
@@ -431,27 +420,12 @@ class _Attacked:
     def _memorise(self, client: Client, data: Any, count: int) -> None:
         """Trains on the members alone, again and again."""
         client.set_trainable(lambda name: True)
-        model = client.model
         optimizer = torch.optim.Adam([weight for _, weight in client.trainable()], lr=LEAK_RATE)
         generator = torch.Generator().manual_seed(self.experiment.rounds.seed)
         size = min(LEAK_BATCH, count)
-        for _ in range(LEAK_STEPS):
-            rows = torch.randperm(count, generator=generator)[:size]
-            batch = next(iter(data.batches(MEMBERS, size, drop_last=False, rows=rows)))
-            loss = self._own_loss(model(batch), batch)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    def _own_loss(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        if self.classifier:
-            labels = batch["labels"].to(output.logits.device)
-            known = (labels == 0) | (labels == 1)
-            target = torch.where(known, labels, 0.0)
-            return F.binary_cross_entropy_with_logits(output.logits, target, weight=known.float())
-        scores = output.image @ output.text.T / TEMPERATURE
-        own = torch.arange(len(scores), device=scores.device)
-        return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+        chosen = (torch.randperm(count, generator=generator)[:size] for _ in range(LEAK_STEPS))
+        drawn = (next(iter(data.batches(MEMBERS, size, drop_last=False, rows=rows))) for rows in chosen)
+        train_on(client, drawn, optimizer)
 
     def _bounds(self, delta: float) -> Iterator[Bound]:
         """What differential privacy leaves to an attack, by site that told its epsilon."""

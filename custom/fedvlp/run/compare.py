@@ -73,6 +73,8 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
     finished or retrieves nothing, and for runs whose test records differ.
     """
     require(len(folders) > 1, f"{len(folders)} run to compare; give two or more")
+    paths = [folder.path.resolve() for folder in folders]
+    require(len(set(paths)) == len(paths), "a run is given twice; it differs in nothing from itself, so leave one out")
     runs = [FinishedRun(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     first = runs[0]
     for run in runs[1:]:

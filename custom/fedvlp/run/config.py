@@ -201,6 +201,7 @@ def refuse_misfit(kind: type, name: str, value: Any) -> None:
     hint = type_of(kind, name)
     if not fits(value, hint):
         wanted = getattr(hint, "__name__", str(hint))
+        wanted = {"int": "a whole number", "float": "a number, e.g. 0.1"}.get(wanted, wanted)
         raise ValueError(f"{name} is {value!r}; {kind.__name__}.{name} takes {wanted}")
 
 

@@ -231,8 +231,8 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
     """The test images of a cohort of no site. Raises ValueError where there is none, or no model is made for them."""
     if assembly.site_only():
         raise ValueError(
-            "zero-shot: every site of this run keeps its normalisation (norm_statistics=site), so no model is made for "
-            "other records; leave --data out, or evaluate a run with averaged statistics"
+            "zero-shot: every site of this run keeps its normalisation (norm_statistics=site) or private adapters, so "
+            "no model is made for other records; leave --data out, or evaluate a run without"
         )
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
@@ -287,10 +287,10 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
 
     Each model of ``choices.against`` is probed alike and compared by DeLong's test.
     """
+    models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
     cohort = _records(folder, choices)
     one, *others = (
-        probes.linear_probe(choices.probe, load_encoders(path).to(_device(folder)), cohort, choices.steps)
-        for path in (folder.path, *choices.against)
+        probes.linear_probe(choices.probe, model.to(_device(folder)), cohort, choices.steps) for model in models
     )
     named = {str(path): probed for path, probed in zip(choices.against, others, strict=True)}
     differences = probes.compare(one, named, choices.probe.resamples)

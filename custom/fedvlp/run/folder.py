@@ -20,7 +20,7 @@ from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tensors, save_text, unwritten
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import State
+from fedvlp.core.types import State, is_private
 from fedvlp.federation.loop import QuorumLostError
 from fedvlp.models.serialization import CARD
 from fedvlp.run import plugins
@@ -248,7 +248,8 @@ class RunFolder:
         if frozen:
             model.merge_adapters()
         rest = {n: t for n, t in state.items() if n.startswith(OBJECTIVE)}
-        statistics = _statistics(model.state_dict(), site_only & initial.keys(), site_only)
+        own_norms = frozenset(name for name in site_only if not is_private(name))
+        statistics = _statistics(model.state_dict(), own_norms & initial.keys(), own_norms)
         prepared = preprocessing(experiment)
         model.preprocessing = prepared.described() if prepared else {}
         model.prompts = class_prompts(experiment, labels)

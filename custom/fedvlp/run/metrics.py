@@ -138,6 +138,8 @@ class MLflow:
 
     def __init__(self, uri: str, folder: Path) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves but to the server that was asked for
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # by itself it asks a dead server for minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")  # seconds
         try:
             from mlflow import MlflowClient
         except ImportError:

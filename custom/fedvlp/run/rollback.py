@@ -55,6 +55,7 @@ def rollback(folder: RunFolder, round: int) -> int:
         else:
             folder.checkpoint.unlink()
             snapshots.forget_after(0)
+        snapshots.tidy()
         for memory in memories:
             memory.back_to((round, 0))
         folder.note_all(before)

@@ -1,19 +1,21 @@
 """Several processes that train one site's model together (torchrun): rows, gradients and messages between them.
 
-Every process holds the whole model and draws the same batches. Rank 0 speaks for all; without torchrun it is alone.
+Every process holds the whole model and draws the same batches, of which it reads the films that it trains on. Rank 0
+speaks for all; without torchrun it is alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedvlp.core.types import State
 
@@ -64,6 +66,75 @@ def average(tensors: Iterable[Tensor]) -> None:
         flat /= dist.get_world_size()
         for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
             tensor.copy_(mean.view_as(tensor))
+
+
+BUCKET = 25 * 2**20
+"""Bytes of gradients that are exchanged at a time."""
+
+
+class MeansInBackward:
+    """Gradients become their means over the processes while the backward pass goes on, a bucket at a time.
+
+    The gradients of the last layers are complete first and travel while those of the first are computed. Processes
+    exchange the buckets in one fixed order, whichever is complete first, since each has to answer the same question.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._buckets: list[list[nn.Parameter]] = []
+        room = 0
+        for parameter in reversed(list(parameters)):
+            if not self._buckets or parameter.nbytes > room or parameter.dtype != self._buckets[-1][-1].dtype:
+                self._buckets.append([])
+                room = BUCKET
+            self._buckets[-1].append(parameter)
+            room -= parameter.nbytes
+        self._bucket_of = {id(p): number for number, bucket in enumerate(self._buckets) for p in bucket}
+        self._missing: list[int] = []
+        self._sent: list[tuple[list[nn.Parameter], Tensor, Any]] = []
+        self._next = len(self._buckets)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside of it, backward passes between :meth:`begin` and :meth:`finish` are noticed."""
+        parameters = [parameter for bucket in self._buckets for parameter in bucket] if together() else []
+        handles = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in parameters]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def begin(self) -> None:
+        """The next backward pass completes the gradients."""
+        self._missing, self._next = [len(bucket) for bucket in self._buckets], 0
+
+    def finish(self) -> None:
+        """Every gradient is the mean. Parameters without one have none at any process."""
+        while self._next < len(self._buckets):
+            self._send()
+        with torch.no_grad():
+            for bucket, flat, exchange in self._sent:
+                exchange.wait()
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(mean.view_as(parameter.grad))
+        self._sent.clear()
+
+    def _arrived(self, parameter: nn.Parameter) -> None:
+        if self._next == len(self._buckets):
+            return
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._send()
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        bucket = [parameter for parameter in self._buckets[self._next] if parameter.grad is not None]
+        self._next += 1
+        if bucket:
+            flat = torch.cat([parameter.grad.reshape(-1) for parameter in bucket if parameter.grad is not None])
+            self._sent.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
 
 
 class _Gather(torch.autograd.Function):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Generator, nn
 
+from fedvlp.core.device import moved
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch
 
 ROWS = 32  # records that go through the towers at a time
@@ -53,7 +54,9 @@ class _Tokens:
 
 
 class FrozenFeatures:
-    """Data whose batches hold the towers' tokens in the place of films; everything else is the data's own.
+    """Data on the CPU, whose batches go to the model's device with the towers' tokens in the place of films.
+
+    Everything else is the data's own.
 
     The tokens of a split are computed when it is first asked for: 4 (M + T) W bytes a record on disk, e.g. 0.4 MB for
     EfficientNet-Lite0 at 224 pixels and MiniLM at 112 tokens. They lie in ``folder``, by what they were made of (the
@@ -78,13 +81,17 @@ class FrozenFeatures:
     def _with_tokens(self, split: str, batch: Batch) -> Batch:
         if split not in self._splits:
             self._splits[split] = self._read(split)
-        tokens, rows, device = self._splits[split], batch["row"].cpu().numpy(), batch["row"].device
+        tokens, rows = self._splits[split], batch["row"].numpy()
         batch = {name: tensor for name, tensor in batch.items() if name != "image"}
         if tokens.image is not None:
-            batch[IMAGE_TOKENS] = torch.from_numpy(tokens.image[rows]).to(device)
+            batch[IMAGE_TOKENS] = torch.from_numpy(tokens.image[rows])
         if tokens.text is not None and "text" in batch:
-            batch[TEXT_TOKENS] = torch.from_numpy(tokens.text[rows, : batch["text"].shape[1]]).to(device)
-        return batch
+            batch[TEXT_TOKENS] = torch.from_numpy(tokens.text[rows, : batch["text"].shape[1]])
+        return moved(batch, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
 
     def _read(self, split: str) -> _Tokens:
         """The tokens of a split from its folder, computed first where they are not there."""
@@ -113,7 +120,7 @@ class FrozenFeatures:
         hashed = hashlib.sha256(self._model.towers_digest().encode())
         for batch in self._data.batches(split, ROWS, drop_last=False):
             for name in sorted(batch.keys() & {"image", "text", "text_mask"}):
-                hashed.update(name.encode() + batch[name].cpu().contiguous().numpy().tobytes())
+                hashed.update(name.encode() + batch[name].contiguous().numpy().tobytes())
         return hashed.hexdigest()[:32]
 
     @torch.no_grad()
@@ -126,7 +133,7 @@ class FrozenFeatures:
         image = text = None
         size, longest = self._data.sizes[split], self._model.tokenizer.max_tokens
         for batch in self._data.batches(split, ROWS, drop_last=False):
-            rows, encoded = batch["row"].cpu().numpy(), self._model.towers(batch)
+            rows, encoded = batch["row"].numpy(), self._model.towers(moved(batch, self._device))
             if encoded.image is not None:
                 if image is None:
                     image = _file(folder / f"{IMAGE_TOKENS}.npy", size, *encoded.image.shape[1:])

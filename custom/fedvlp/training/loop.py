@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
-from fedvlp.core.method import Method
+from fedvlp.core.device import prefetched
+from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
-from fedvlp.training import dp_sgd
+from fedvlp.training import distributed, dp_sgd
 from fedvlp.training.config import Training
 from fedvlp.training.phase_checkpoint import PhaseCheckpoint
 from fedvlp.training.step import Stepper
@@ -38,6 +40,8 @@ def train(
     steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
     ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
     optimiser's tensors of earlier phases, in which those of this phase take their place.
+
+    On a GPU the host queues steps and never waits for one: loss terms stay there until the phase ends.
     """
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
@@ -45,6 +49,7 @@ def train(
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
     ranks = seed(client.seed, client.name, message.round, index, "ranks")
     step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, ranks)
+    share_images(method, client, training)
     warms_up = not (optimizer and step.go_on(optimizer))
     if training.dp_noise:
         dp_sgd.refuse_settings(method, training)
@@ -68,7 +73,7 @@ def train(
         deque(islice(batches, unfinished.steps), maxlen=0)
         history = unfinished.restore(client, step)
     with step.running():
-        for batch in batches:
+        for batch in prefetched(batches, client.device):
             if should_stop():
                 raise Aborted(f"{client.name}: stopped in round {message.round} phase {message.phase}")
             history.append(step(batch, losses, corrected))
@@ -79,6 +84,19 @@ def train(
     if optimizer is not None:
         step.hand_on(optimizer)
     return mean_terms(history, client.name, message)
+
+
+def share_images(method: Method, client: Client, training: Training) -> None:
+    """Where every process has a loss of its own, it reads and copies the images of its own rows alone.
+
+    Whole batches go to a method or an objective that changes them before they are divided.
+    """
+    share = getattr(client.data, "share_images", None)
+    if share is None:
+        return
+    apart = distributed.together() and not training.gather_negatives
+    whole = hasattr(client.objective, "draw") or "batches" in overridden(method, SiteHooks)
+    share(partial(distributed.my_rows, least=2) if apart and not whole else None)
 
 
 def prolonged(

@@ -41,6 +41,7 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
+        self.means = distributed.MeansInBackward(self.parameters)
         if hasattr(client.model, "set_attention"):
             client.model.set_attention(attention)
         if training.channels_last:
@@ -52,7 +53,13 @@ class Stepper:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While steps are made the model's towers see a batch in parts, where the settings ask for that."""
+        """Steps are made inside of it."""
+        with self._in_parts(), self.means.watching():
+            yield
+
+    @contextmanager
+    def _in_parts(self) -> Iterator[None]:
+        """The model's towers see a batch in parts, where the settings ask for that."""
         gather = self.training.gather_negatives and distributed.together()
         if not gather and not (self.training.micro_batch and self.training.accumulation == "cached"):
             yield
@@ -68,11 +75,11 @@ class Stepper:
         if several:
             torch.manual_seed(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
         if several and not gather:
-            batch = rows_of(batch, distributed.my_rows(_size(batch), 2))
+            batch = own_rows(batch)
         self.optimizer.zero_grad(set_to_none=True)
         terms = self._backward(batch, losses)
         if several:
-            distributed.average(p.grad for p in self.parameters if p.grad is not None)
+            self.means.finish()
         self.scaler.unscale_(self.optimizer)
         if self._holds():
             with torch.no_grad():
@@ -97,7 +104,11 @@ class Stepper:
         total: dict[str, Tensor] = {}
         # weights cast once for all micro-batches would have their gradients summed in low precision
         autocast = {"enabled": self.precision != "float32", "cache_enabled": not self.training.micro_batch}
+        done = 0
         for piece in self._pieces(batch):
+            done += _size(piece)
+            if distributed.together() and done == _size(batch):
+                self.means.begin()  # only the last piece's backward pass completes a gradient
             share = _size(piece) / _size(batch)
             with torch.autocast(self.device.type, self._low_precision, **autocast):
                 terms = losses(piece)
@@ -213,12 +224,25 @@ def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
 
+def own_rows(batch: Batch) -> Batch:
+    """This process's rows of a batch, whose images may be of these rows alone (``SiteData.share_images``)."""
+    total = max(len(tensor) for tensor in batch.values())
+    rows = distributed.my_rows(total, 2)
+    return {name: tensor[rows] if len(tensor) == total else tensor for name, tensor in batch.items()}
+
+
 def compile_towers(model: Any) -> None:
-    """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler."""
+    """torch.compile of both encoders, in place (names of tensors stay); said and left out without a compiler.
+
+    Towers that an earlier phase has compiled stay so: compiling again would begin with an empty cache.
+    """
+    towers = [tower for tower in (model.image_encoder, model.text_encoder) if tower._compiled_call_impl is None]
+    if not towers:
+        return
     try:
         torch.compile(torch.neg)(torch.zeros_like(next(model.parameters())))
     except Exception as error:
         logger.warning("training.compile: no working compiler here (%s); the model runs as it is", type(error).__name__)
         return
-    for tower in (model.image_encoder, model.text_encoder):
+    for tower in towers:
         tower.compile()

@@ -134,7 +134,7 @@ def test_too_many_unusable_rows_stop_with_counts_and_numbers_of_rows(tmp_path: P
 
 
 def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
-    assert "empty" in silent_error(TableSource(write(tmp_path, []), max_skipped=1.0))
+    assert "no row below its header" in silent_error(TableSource(write(tmp_path, []), max_skipped=1.0))
     (tmp_path / "none.csv").write_text("")
     assert "'image'" in silent_error(TableSource(str(tmp_path / "none.csv")))
     silent_error(TableSource(str(tmp_path / "absent.csv")))
@@ -148,7 +148,7 @@ def test_wrong_columns_are_named_but_never_those_of_the_file(tmp_path: Path) -> 
     assert "'image', 'report'" in silent_error(headless)
     assert "'Edema'" in silent_error(TableSource(write(tmp_path, rows), label_columns="finding, Edema"))
     twice = TableSource(write(tmp_path, rows, header=["image", "report", "report", "a", "b", "c"]))
-    assert "repeated" in silent_error(twice)
+    assert "has the name of one before it" in silent_error(twice)
 
 
 def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
@@ -236,6 +236,9 @@ AMBIGUOUS = {
     "no text": (b"\x89PNG\r\n\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
     "two delimiters": (b"image,report;image;report,x\n", "the delimiter may be comma or semicolon"),
     "two columns of one name": (b"Image,IMAGE,report\n", "2 columns are 'image' but for their case"),
+    "names of its own": (b"Bild;Befund\nx.png;Erguss\n", "none of the table's 2 columns is 'image', 'report'"),
+    "a name twice": (b"image,report,site,report\n", "column 4 of the table has the name of one before it"),
+    "no row": (b"\xef\xbb\xbfimage,report\n", "the table has no row below its header"),
     "no reports": (b"image,n\nx.png,1\n", 'a table of films without reports: set report_column=""'),
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import read_masks
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
-from fedvlp.data.subgroups import AGE, table_of
+from fedvlp.data.subgroups import AGE, VIEW, table_of
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ BELOW_ROOT = {"below_root": True}
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
+LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
 _ID, _TEXT, _NUMBER, _TOO_LONG = (
     "\0id",
     "\0text",
@@ -55,14 +56,17 @@ class _Skips:
 
     def check(self) -> None:
         """Raises ValueError if more than ``most`` of the rows (0..1), or all of them, cannot be used."""
+        if self._total == 0:
+            raise ValueError("table source: the table has no row below its header; export it again")
         bad = sum(map(len, self.rows.values()))
-        if bad == self._total or bad > self._most * self._total:  # an empty table too
+        if bad == self._total or bad > self._most * self._total:
             ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
+            with_text = any(reason.startswith("burned-in") for reason in self.rows)
+            looked = "; look at the films with text in them: burned_in=accept takes them as they are" * with_text
             counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts) or 'the table is empty'}. Repair them (row 1 is below the header), or raise "
-                "max_skipped"
+                f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{looked}"
             )
 
 
@@ -101,6 +105,7 @@ class TableSource:
     patient_column: str = "patient_id"  # absent: each image its own patient
     study_column: str = "study_id"  # absent: each image its own study
     split_column: str = "split"  # absent or "": drawn by patient, per site
+    view_column: str = "view"  # AP, PA, ...: a subgroup, and films are counted by it; absent or "": not known
     val_fraction: float = 0.1  # of the patients, when splits are drawn
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
@@ -184,6 +189,8 @@ class TableSource:
         return cohort, summary
 
     def _check(self) -> None:
+        if self.root and not Path(self.root).is_dir():
+            raise ValueError("table source: the folder of the images (root) is no folder")
         for name in ("val_fraction", "test_fraction", "max_skipped"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"table source: {name} must be in 0..1, got {getattr(self, name)}")
@@ -198,7 +205,7 @@ class TableSource:
 
     def _named(self) -> list[str]:
         """All columns that the settings name."""
-        optional = (self.site_column, self.patient_column, self.study_column, self.split_column)
+        optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
         return [*self._required(), *filter(None, optional)]
 
     def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
@@ -225,7 +232,8 @@ class TableSource:
             )
             raise ValueError(
                 f"table source: none of the table's {len(columns)} columns is {names}; set image_column, "
-                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line"
+                "report_column, label_columns, mask_columns and subgroup_columns to the names in its first line, e.g. "
+                "table:FILE,image_column=Bild,report_column=Befund"
                 f"{without}"
             )
         return {column for column in self._named() if column in columns}
@@ -281,7 +289,7 @@ class TableSource:
             splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
         else:
             splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
-        subgroups, subgroup_names = _subgroups(used, _names(self.subgroup_columns))
+        subgroups, subgroup_names = _subgroups(used, self._grouping(present))
         texts = tuple(row.get(_TEXT, "") for row in used)
         sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
@@ -308,6 +316,11 @@ class TableSource:
             subgroups=subgroups,
             subgroup_names=subgroup_names,
         )
+
+    def _grouping(self, present: set[str]) -> dict[str, str]:
+        """Subgroup -> the column that says it; the views are always called "view", so that sites can be joined."""
+        columns = {name: name for name in _names(self.subgroup_columns) if name != self.view_column}
+        return columns | ({VIEW: self.view_column} if self.view_column in present else {})
 
     def _sentences(self, rows: list[Row], label_names: tuple[str, ...]) -> SentenceTable | None:
         """The labels of the sentences of all reports; None without a table of sentences."""
@@ -395,14 +408,18 @@ def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) 
     return labels, columns
 
 
-def _subgroups(rows: list[Row], columns: tuple[str, ...]) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """``table_of`` of these columns. Raises ValueError for one with more values than a subgroup can have."""
-    cells = {column: ["" if report_text.is_missing(row[column]) else row[column] for row in rows] for column in columns}
+def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """``table_of`` of subgroup -> column. Raises ValueError for one with more values than a subgroup can have."""
+    cells = {
+        name: ["" if report_text.is_missing(row[column]) else row[column] for row in rows]
+        for name, column in columns.items()
+    }
     for name, given in cells.items():
         if name.lower() != AGE and (count := len(set(given))) > _MAX_CLASSES:
             raise ValueError(
                 f"table source: subgroup column {name!r} has {count} values, at most {_MAX_CLASSES}; an age goes into "
-                "a column named age, which becomes bands of 20 years"
+                "a column named age, which becomes bands of 20 years; "
+                'view_column="" leaves the views out'
             )
     return table_of(cells)
 
@@ -411,7 +428,9 @@ def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np
     """Labels [N, L] of N words, nan for an empty one, and the L classes: ``values``, or the words that occur."""
     names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
     if len(names) > _MAX_CLASSES:
-        raise ValueError(f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}")
+        raise ValueError(
+            f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}"
+        )
     labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
     labels[[report_text.is_missing(word) for word in words]] = np.nan
     return labels, names

@@ -5,6 +5,7 @@ AdamW's decay shrinks every row alike, so that the rows of words that occurred a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +26,13 @@ class Words:
     recovered: float  # of these, the share whose rows stand out
     right: float  # of the rows that stand out, the share whose words are in the reports; nan where none does
     guess: float  # the same if every word of the vocabulary were named
+
+    HEAD = ("site", "reports", "steps", "words", "recovered, %", "right, %", "by guessing, %")
+
+    def cells(self) -> tuple[str, ...]:
+        """A line of a table of ``HEAD``."""
+        shares = ("none" if math.isnan(of) else f"{of:.1f}" for of in (self.recovered, self.right, self.guess))
+        return self.site, f"{self.reports:,}", str(self.steps), f"{self.words:,}", *shares
 
 
 def standing_out(before: Tensor, after: Tensor) -> Tensor:

@@ -1,0 +1,78 @@
+"""Batches on their way to a GPU: copied and prepared beside the steps, so that neither the host nor the GPU waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.types import Batch
+
+AHEAD = 2
+"""Batches that are drawn before their step begins."""
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on ``device``. A copy from the CPU to a GPU is queued on the current stream: nobody waits for it.
+
+    It must be pinned for that: a copy of pageable memory is done only after the host has waited for it.
+    """
+    if device.type == "cpu" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch on ``device``."""
+    return batch if device.type == "cpu" else {name: to_device(tensor, device) for name, tensor in batch.items()}
+
+
+def prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches in the same order; on a GPU the next ``AHEAD`` are drawn while a step runs.
+
+    What drawing asks of the GPU (copies, crops, normalisation) then has a stream of its own. On the CPU, where it would
+    take time from the step, every batch is drawn when it is asked for.
+    """
+    return batches if device.type == "cpu" else _beside_the_steps(batches, device)
+
+
+def _beside_the_steps(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    streams: Any = torch.get_device_module(device)
+    steps, side = streams.current_stream(device), _side_stream(device)
+    side.wait_stream(steps)  # for whatever the batches are made of
+    ready: deque[tuple[Batch, Any]] = deque()
+    used: deque[tuple[Batch, Any]] = deque()
+
+    def draw() -> bool:
+        with streams.stream(side):
+            batch = next(batches, None)
+            if batch is not None:
+                ready.append((batch, side.record_event()))
+        return batch is not None
+
+    more = draw()
+    try:
+        while ready:
+            batch, complete = ready.popleft()
+            steps.wait_event(complete)  # of this batch alone: the next ones may still be on their way
+            yield batch
+            used.append((batch, steps.record_event()))
+            while more and len(ready) < AHEAD:
+                more = draw()
+            if len(used) > AHEAD:
+                # The memory of a batch goes back to the side stream. A later copy must not overwrite it before the
+                # steps have read it, so the side stream waits for these first; the host does not.
+                side.wait_event(used.popleft()[1])
+    finally:
+        side.wait_stream(steps)
+
+
+@cache
+def _side_stream(device: torch.device) -> Any:
+    """One for all phases: memory that a stream has used can be used again by no other."""
+    streams: Any = torch.get_device_module(device)
+    return streams.Stream(device)

@@ -1,0 +1,109 @@
+"""Tensors of a safetensors file, read and written in place and piece by piece: none of them stays in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedvlp.core.checkpoint import unread, unwritten
+from fedvlp.core.types import LazyState
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""Of the words of a safetensors header."""
+
+PIECE = 1 << 15
+"""Values of a tensor that :meth:`TensorFile.pieces` names at a time."""
+
+
+class TensorFile(LazyState):
+    """A file that :func:`write_tensors` or ``save_file`` wrote. It is opened for each access and never left open."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CheckpointError for a file that is missing, damaged or of another kind."""
+        try:
+            with open(path, "rb") as file:
+                size, end = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+                header = json.loads(file.read(min(size, end)))
+            header.pop("__metadata__", None)
+            self._start = {name: 8 + size + entry["data_offsets"][0] for name, entry in header.items()}
+            self._shape = {name: tuple(entry["shape"]) for name, entry in header.items()}
+            self._dtype = {name: DTYPES[entry["dtype"]] for name, entry in header.items()}
+            if end != 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0):
+                raise ValueError(f"it has {end} bytes, and not those of its tensors")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise unread(path, error) from error
+        super().__init__(header)
+        self.path = path
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A copy of the whole tensor."""
+        return self.read(name, 0, self.numel(name)).reshape(self._shape[name])
+
+    def numel(self, name: str) -> int:
+        """How many values the tensor has."""
+        return math.prod(self._shape[name])
+
+    def pieces(self, name: str) -> Iterator[tuple[int, int]]:
+        """(start, stop) of the tensor's values, ``PIECE`` at a time."""
+        count = self.numel(name)
+        return ((start, min(start + PIECE, count)) for start in range(0, count, PIECE))
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """A copy of some of the tensor's values, [stop - start]. Raises CheckpointError."""
+        values = torch.empty(stop - start, dtype=self._dtype[name])
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                file.seek(self._start[name] + start * values.element_size())
+                target = memoryview(values.view(torch.uint8).numpy().data)
+                while target:
+                    count = file.readinto(target)
+                    if not count:
+                        raise OSError(f"{len(target)} bytes of {name} are missing")
+                    target = target[count:]
+        except OSError as error:
+            raise unread(self.path, error) from error
+        return values
+
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        """Replaces the tensor's values from ``start`` on by those of ``values``. Raises CheckpointError."""
+        flat = values.detach().contiguous().reshape(-1)
+        if not flat.numel():
+            return
+        try:
+            with open(self.path, "r+b", buffering=0) as file:
+                file.seek(self._start[name] + start * flat.element_size())
+                source = memoryview(flat.view(torch.uint8).numpy().data)
+                while source:
+                    source = source[file.write(source) :]
+        except OSError as error:
+            raise unwritten(self.path, error, flat.numel() * flat.element_size(), "The checkpoint") from error
+
+    def sync(self) -> None:
+        """Everything that was written is on the disk when this returns."""
+        with open(self.path, "rb+") as file:
+            os.fsync(file.fileno())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> TensorFile:
+    """Writes tensors to a new file or over an old one, neither atomically nor synced. Raises CheckpointError."""
+    state = {name: tensors[name].detach().contiguous() for name in tensors}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(state, path)
+    except (OSError, SafetensorError) as error:
+        path.unlink(missing_ok=True)
+        raise unwritten(
+            path, error, sum(t.numel() * t.element_size() for t in state.values()), "The checkpoint"
+        ) from error
+    return TensorFile(path)

@@ -1,0 +1,74 @@
+"""Canaries: reports of random words that are planted among the records, and how far training gives them away.
+
+Exposure (Carlini et al., 2019, https://arxiv.org/abs/1802.08232, definition 2): log2 of the number of candidates minus
+log2 of the rank of the planted phrase among them. A phrase that was never trained on has rank 1 to K with equal
+probability, so an exposure of about 1.44 bits (:func:`by_chance`); one that the model has by heart has log2 K. The
+paper ranks by a language model's perplexity, an image-text model ranks by its cosine with the canary's film.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from fedvlp.evaluation.intervals import Interval, bootstrap, mean_of
+
+UNSEEN, PLANTED, MEMORISED = "never trained on", "among the records", "trained on alone"
+"""The first and the last are controls: what must not be exposed, and what must."""
+
+CANARIES, WORDS, CANDIDATES = 16, 12, 1024
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How exposed canaries are, in bits."""
+
+    canaries: str  # UNSEEN, PLANTED or MEMORISED
+    site: str  # whose training they are planted in
+    count: int
+    times: float  # that each was seen, on average
+    mean: Interval  # of their exposures
+    largest: float
+    chance: float  # mean of canaries that nobody trained on
+    most: float  # of a canary that ranks first
+
+    HEAD = ("canaries", "site", "count", "seen, times", "exposure, bits", "the most exposed", "by chance", "at most")
+
+    def cells(self) -> tuple[str, ...]:
+        """A line of a table of ``HEAD``."""
+        bits = (f"{value:.2f}" for value in (self.largest, self.chance, self.most))
+        mean = f"{self.mean.value:.2f} [{self.mean.low:.2f}, {self.mean.high:.2f}]"
+        return self.canaries, self.site, str(self.count), f"{self.times:.1f}", mean, *bits
+
+
+def phrases(count: int, vocabulary: Sequence[str], seed: int) -> list[str]:
+    """So many reports of ``WORDS`` words, each drawn from ``vocabulary``."""
+    rng = np.random.default_rng([seed, 3])
+    return [" ".join(rng.choice(list(vocabulary), WORDS)) for _ in range(count)]
+
+
+def exposures(film: Tensor, own: Tensor, others: Tensor) -> Tensor:
+    """Exposure [C] of C canaries: unit vectors of their films [C, d], their phrases [C, d] and other phrases [K-1, d].
+
+    A tie counts a half.
+    """
+    cosine = (film.double() * own.double()).sum(dim=1, keepdim=True)
+    against = film.double() @ others.double().T  # [C, K-1]
+    rank = 1 + (against > cosine).sum(dim=1) + (against == cosine).sum(dim=1) / 2
+    return math.log2(1 + len(others)) - rank.log2()
+
+
+def by_chance(candidates: int) -> float:
+    """The expectation where each rank 1..K is as probable: log2 K - log2(K!) / K, towards 1 / ln 2 = 1.4427."""
+    return math.log2(candidates) - math.lgamma(candidates + 1) / math.log(2) / candidates
+
+
+def exposure(canaries: str, site: str, bits: Tensor, times: float, candidates: int) -> Exposure:
+    """The figures of exposures [C], with an interval over the canaries."""
+    mean = bootstrap(mean_of(bits), range(len(bits)))
+    largest, most = float(bits.max()), math.log2(candidates)
+    return Exposure(canaries, site, len(bits), times, mean, largest, by_chance(candidates), most)

@@ -1,0 +1,102 @@
+"""Membership of one update: can its receiver, who knows the model before it, say which records it was trained on?
+
+Measured where the records are, before the update leaves: on the records that it was trained on against the site's
+held-out ones of as many findings and texts of like length. Scores are loss and cosine of each record after the update,
+how far it moved them, and whether it went against the record's gradient (gradients.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.client import Client
+from fedvlp.core.types import MODALITIES, Batch, State
+from fedvlp.evaluation.audit.gradients import ALIGNED
+from fedvlp.evaluation.audit.membership import Membership, matching_weights, membership
+from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, Batches, record_directions, record_scores
+
+OUTGOING, MOVED = "update", ", moved"
+MOST = 512
+"""Records on either side; more only narrow the interval."""
+
+REFERENCE, BATCH = 64, 32
+HELD_OUT = ("val", "test")
+
+
+class UnmeasuredError(ValueError):
+    """Membership of this update cannot be measured with what this site holds; the text says what is missing."""
+
+
+def strongest(client: Client, before: State, sent: State, trained: Iterable[int], resamples: int = 200) -> Membership:
+    """The strongest of the attacks on an update. ``before``: the whole model that it starts from, on the site.
+
+    ``sent``: the tensors that leave. ``trained``: positions in the training split. The client's own tensors must be
+    none of ``before``, and hold the model with ``sent`` in the end. Raises UnmeasuredError.
+    """
+    after = before | {name: tensor.detach().clone() for name, tensor in client.here(sent).items() if name in before}
+    change = {name: after[name].cpu() - before[name].cpu() for name in sent if name in before}
+    if not change:
+        raise UnmeasuredError("the update holds no tensors of the model")
+    batches = _batches(client, trained)
+    client.set_trainable(lambda name: True)
+    client.load(before)
+    start = record_scores(client.model, batches)
+    aligned = record_directions(client.model, batches, change).alignment()
+    client.load(after)
+    scores = record_scores(client.model, batches)
+    scores |= {name + MOVED: score - start[name] for name, score in scores.items()}
+    member, weight = _sides(batches)
+    if not bool((weight > 0).any()):
+        raise UnmeasuredError("no held-out record is like one that was trained on")
+    rows = range(len(member))
+    measured = [
+        membership(OUTGOING, attack, client.name, of.cpu(), member, weight, rows, resamples)
+        for attack, of in {**scores, ALIGNED: aligned}.items()
+    ]
+    return max(measured, key=lambda row: row.area.low)
+
+
+def _batches(client: Client, trained: Iterable[int]) -> Batches:
+    """What is compared; held-out records come first to the pool, at most a quarter of them."""
+    data = client.data
+    rows = torch.tensor(sorted(trained)[:MOST], dtype=torch.int64)
+    members = list(data.batches("train", BATCH, drop_last=False, rows=rows))
+    held = chain.from_iterable(data.batches(split, 8, drop_last=False) for split in HELD_OUT)
+    others = [batch for batch, _ in zip(held, range(MOST // 8), strict=False)]
+    pool = others[: min(REFERENCE // 8, len(others) // 4)]
+    if not members or not pool:
+        raise UnmeasuredError("there are too few held-out records to compare with")
+    of = {MEMBERS: members, OTHERS: others[len(pool) :], POOL: pool}
+    if "labels" not in members[0] and not all(set(MODALITIES) <= batch.keys() for batch in (*members, *others)):
+        raise UnmeasuredError("records lack a film or a report")
+    return of
+
+
+def _sides(batches: Batches) -> tuple[Tensor, Tensor]:
+    """Which records are members, [N] bool, and what each weighs, so that both sides are alike."""
+    asked = [*batches[MEMBERS], *batches[OTHERS]]
+    count = sum(_size(batch) for batch in batches[MEMBERS])
+    strata = _strata(asked)
+    member = torch.arange(len(strata)) < count
+    return member, matching_weights(strata, member)
+
+
+def _size(batch: Batch) -> int:
+    return len(batch["row"])
+
+
+def _strata(batches: Sequence[Batch]) -> list[tuple[int, bool]]:
+    """Of each record how many findings it has, up to three, and whether its report is longer than the median."""
+    present = [(batch["labels"] == 1).sum(dim=1).cpu() if "labels" in batch else _none(batch) for batch in batches]
+    words = [batch["text_mask"].sum(dim=1).cpu() if "text_mask" in batch else _none(batch) for batch in batches]
+    lengths = torch.cat(words)
+    longer = lengths > lengths.double().median()
+    return list(zip(torch.cat(present).clamp(max=3).tolist(), longer.tolist(), strict=True))
+
+
+def _none(batch: Batch) -> Tensor:
+    return torch.zeros(_size(batch), dtype=torch.int64)
