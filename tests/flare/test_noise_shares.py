@@ -17,9 +17,9 @@ from fedvlp.core.privacy import clip_and_noise, share_of
 from fedvlp.core.types import State, Update
 from fedvlp.flare import messages
 from fedvlp.flare.encryption import CIPHERTEXT, Cipher, flatten
+from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.noise_shares import NoiseAndEncrypt
 from fedvlp.flare.privacy_filters import RECEIVED
-from fedvlp.flare.task_handler import BEHIND
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'"),

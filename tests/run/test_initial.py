@@ -127,7 +127,7 @@ def test_a_job_names_weights_with_their_checksum(tmp_path: Path) -> None:
     assert hidden.pinned().site_models[0][1].init == experiment.pinned().model.init
     files = job_files(PRESETS["fedavg"])
     client = json.loads(files["app/config/config_fed_client.json"])
-    model = client["executors"][0]["executor"]["args"]["model"]["args"]
+    model = client["executors"][0]["executor"]["args"]["settings"]["model"]["args"]
     assert model["init"] == f"tiny-pool@{SHIPPED['tiny-pool']}"
 
 

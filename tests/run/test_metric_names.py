@@ -11,11 +11,11 @@ import pytest
 
 import fedvlp
 from fedvlp.core import metric_names as phase_names
-from fedvlp.core.types import EVALUATE, MODALITIES
+from fedvlp.core.types import EVALUATE, MODALITIES, curve
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.experiment import POOLED
-from fedvlp.run.metrics import about, by_site, of_server, suffix
+from fedvlp.run.metrics import about, by_site, of_server
 
 PACKAGE = Path(fedvlp.__file__).parent
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -105,8 +105,8 @@ def test_a_pooled_site_reports_about_others() -> None:
     ],
 )  # fmt: skip
 def test_curves_that_every_phase_has_are_named_by_phase(tag: str, expected: str) -> None:
-    assert suffix({"phase": "align"}, tag) == expected
-    assert suffix({"phase": EVALUATE}, tag) == ""
+    assert curve(tag, "align") == tag + expected
+    assert curve(tag, EVALUATE) == tag
 
 
 FRAGMENTS = (

@@ -19,13 +19,14 @@ from support.toy import Fuse, forked, same_bytes, small
 from fedvlp.core.checkpoint import CheckpointError, load_tensors
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, curve
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, UnreadableRunError, environment
-from fedvlp.run.metrics import by_site, overall, scalars, suffix, summary
+from fedvlp.run.metrics import by_site, overall, scalars, summary
 from fedvlp.run.simulate import simulate
 
 TWO = replace(SMALL, data=replace(SMALL.data, sites=2, size=48), rounds=Rounds(rounds=2, evaluate_every=1))
@@ -190,8 +191,8 @@ def test_no_figures_no_summary() -> None:
 
 @pytest.mark.parametrize(("tag", "said"), [("loss/x", "/align"), ("seconds", "/align"), ("val/mean/r1", "")])
 def test_curves_of_both_phases_of_a_round_are_told_apart(tag: str, said: str) -> None:
-    assert suffix(RECORD, tag) == said
-    assert suffix({**RECORD, "phase": "evaluate"}, tag) == ""
+    assert curve(tag, RECORD["phase"]) == tag + said
+    assert curve(tag, EVALUATE) == tag
 
 
 # Which run is resumed

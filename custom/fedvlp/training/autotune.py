@@ -57,12 +57,12 @@ def fixed(training: Training, device: torch.device, folder: Path | None) -> Trai
     file = folder / CHOICE
     if distributed.rank() == 0 and not file.exists():
         seconds = measured(device, torch.get_num_threads())
-        found = dict(zip(KEYS, fastest(training.precision, training.attention, seconds), strict=True))
-        save_json(file, found)
-    kept = json.loads(file.read_text(encoding="utf-8")) if distributed.rank() == 0 else {}
+        chosen = dict(zip(KEYS, fastest(training.precision, training.attention, seconds), strict=True))
+        save_json(file, chosen)
+    stored = json.loads(file.read_text(encoding="utf-8")) if distributed.rank() == 0 else {}
     if distributed.together():
-        kept = distributed.tell(kept, {})[0]
-    mine = {key: kept[key] for key in KEYS if getattr(training, key) == "auto"}
+        stored = distributed.tell(stored, {})[0]
+    mine = {key: stored[key] for key in KEYS if getattr(training, key) == "auto"}
     return replace(training, **mine)
 
 
