@@ -224,11 +224,9 @@ def _no_figures_held_back(self: Envelope, update: Update, behind: Behind) -> Upd
     return _passed(self, update, replace(behind, figures=dict.fromkeys(FIGURES, 10**6)))
 
 
-def _every_time(batches: Any, into: set[Any]) -> Any:
+def _every_time(rows: Any) -> set[int]:
     """Counts a record as often as it is drawn."""
-    for batch in batches:
-        into.update((len(into), row) for row in batch["row"].tolist())
-        yield batch
+    return set(range(sum(len(batch) for batch in rows)))
 
 
 def _plenty(self: Watched, data: str = "") -> Behind:
@@ -241,7 +239,7 @@ IN_EXPERIMENTS: dict[str, Callable[[Patch], None]] = {
     "the envelope's limits": off(Envelope, "passed", lambda self, update, behind: update),
     "the envelope's limit of a figure": off(Envelope, "passed", _no_figures_held_back),
     "the count of records": off(Watched, "behind", _plenty),
-    "the count of distinct records": off(envelope, "_noting", _every_time),
+    "the count of distinct records": off(envelope, "_distinct", _every_time),
 }
 
 IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
