@@ -69,7 +69,7 @@ def test_it_overrules_the_job(own: str, expected: int, tmp_path: Path, monkeypat
     cell = SimpleNamespace(decode_pass_through_topics=set())
     engine = SimpleNamespace(get_cell=lambda: cell)
     child.handle_event(EventType.START_RUN, SimpleNamespace(get_engine=lambda: engine))  # type: ignore[arg-type]
-    assert started == [command(expected)]
+    assert started == [command(expected, stays=True)]
 
 
 @pytest.mark.slow(seconds=60)
