@@ -90,7 +90,7 @@ def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
 
 def test_intervals_stand_beside_the_recalls(tmp_path: Path) -> None:
     folder = run_of(tmp_path, robust())
-    assert "`fedvlp report RUN --intervals`" in page_of(folder).text
+    assert "fedvlp report RUN --intervals" in page_of(folder).text
     note(folder, Interval(4, 2.5, 5.5), {})
     page = page_of(folder)
     assert page.tables["Test split with intervals"] == [
