@@ -21,8 +21,8 @@ RESULTS = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 
 MODULES = (
-    "core/gate", "core/change", "core/aggregation", "core/robust_mean", "core/server_state", "core/snapshots", "core/history",
-    "federation/loop", "federation/codec", "methods/math/dro",
+    "core/gate", "core/change", "core/aggregation", "core/robust_mean", "core/server_state", "core/snapshots",
+    "core/history", "federation/loop", "federation/codec", "methods/math/dro",
     "core/privacy", "methods/math/neighbours", "training/step", "evaluation/retrieval", "evaluation/site_metrics",
     "evaluation/classification", "evaluation/zero_shot", "evaluation/distortion", "methods/guidance",
     "methods/robust", "methods/feddra", "methods/fedrgb", "methods/mfedavg", "methods/car_mfl", "methods/softpull",
