@@ -140,6 +140,27 @@ def test_embed_takes_a_classifier_and_records_without_reports(home: Path, monkey
         assert not np.isnan(arrays["image"]).any()
 
 
+def test_embed_writes_parquet(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers as in FILE.npz; a report that is not there is null."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pip install 'fedvlp[parquet]'")
+    for name in ("p.npz", "p.parquet"):
+        said(f"embed run --data table:pairs.csv,report_column= --out {name}", home, monkeypatch)
+    table = parquet.read_table(home / "p.parquet").to_pydict()
+    with np.load(home / "p.npz", allow_pickle=False) as arrays:
+        assert list(table) == ["key", "split", "site", "image", "text"]
+        for name in ("key", "split", "site"):
+            assert table[name] == arrays[name].tolist()
+        assert np.array_equal(np.array(table["image"], dtype=np.float32), arrays["image"])
+    assert table["text"] == [None] * 24
+
+
+def test_parquet_without_its_package_is_said_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedvlp.run.search.find_spec", lambda name: None)
+    monkeypatch.chdir(home)
+    done = CliRunner().invoke(app, shlex.split("embed run --data table:pairs.csv --out x.parquet"))
+    assert "pip install 'fedvlp[parquet]'" in str(done.exception)
+
+
 def test_export_writes_for_another_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime", reason="pip install 'fedvlp[onnx]'")
     output = said("export run --to onnx --out onnx", home, monkeypatch)
@@ -169,7 +190,7 @@ MISTAKES = {
     "search run edema --data table:pairs.csv --top 0": "--top is 0; give how many records to show, at least 1",
     "search classifier edema --data table:pairs.csv": "a MultimodalClassifier, whose vectors are not trained",
     "search run edema --data synthetic --cache x": "--cache is for data sets of image files",
-    "embed run --data table:pairs.csv --out x.parquet": "vectors are written as FILE.npz, which numpy reads",
+    "embed run --data table:pairs.csv --out x.csv": "vectors are written as FILE.npz, which numpy reads",
     "embed run --data table:pairs.csv --out nowhere/x.npz": "its folder does not exist",
     "embed nowhere --data table:pairs.csv --out x.npz": "nowhere holds no trained model",
     "explain run images/000003.png edema --out map.jpg": "the picture is a PNG, so give a name that ends in .png",

@@ -103,7 +103,9 @@ def search(
 def embed(
     model: Model,
     data: Data,
-    out: Annotated[Path, typer.Option(help="FILE.npz: arrays key, split, site, image [N, d] and text [N, d].")],
+    out: Annotated[
+        Path, typer.Option(help="FILE.npz or FILE.parquet: key, split, site, image [N, d] and text [N, d].")
+    ],
     split: Split = None,
     cache: Cache = None,
     statistics: Statistics = None,

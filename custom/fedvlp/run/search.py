@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from fedvlp.data.record_ids import as_written
 from fedvlp.data.transforms import eval_batch
 from fedvlp.models.dual_encoder import DualEncoder
 
-SUFFIX = ".npz"
+NPZ, PARQUET = SUFFIXES = (".npz", ".parquet")
+"""Of the files that vectors are written to."""
 
 BATCH = 64
 """Films or reports embedded at once."""
@@ -115,8 +117,13 @@ def ranked(vectors: Tensor, query: Tensor, top: int) -> list[tuple[int, float]]:
 
 def refuse_other_suffix(out: Path) -> None:
     """Raises ValueError unless vectors can be written as ``out``, before they are computed."""
-    if out.suffix.lower() != SUFFIX:
-        raise ValueError(f"--out {out.name}: vectors are written as FILE{SUFFIX}, which numpy reads; name it so")
+    suffix = out.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(
+            f"--out {out.name}: vectors are written as FILE.npz, which numpy reads, or FILE.parquet; name it so"
+        )
+    if suffix == PARQUET and find_spec("pyarrow") is None:
+        raise ValueError(f"--out {out.name}: Parquet needs a package: pip install 'fedvlp[parquet]'; or write FILE.npz")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ValueError(f"--out {out.name}: its folder does not exist, or a folder has that name; choose another")
 
@@ -124,25 +131,44 @@ def refuse_other_suffix(out: Path) -> None:
 def write_vectors(model: DualEncoder, cohort: Cohort, out: Path, split: str | None = None) -> dict[str, int]:
     """Writes ``out``, and returns how many records, films and reports are in it.
 
-    Arrays: ``key`` [N], ``split`` [N], ``site`` [N] ("" where there is none), ``image`` and ``text`` [N, d] float32,
-    nan where a record has no film or no report. Raises ValueError as ``refuse_other_suffix`` does.
+    Arrays, or columns of a Parquet file: ``key`` [N], ``split`` [N], ``site`` [N] ("" where there is none), ``image``
+    and ``text`` [N, d] float32; nan (Parquet: null) where a record has no film or no report. Raises ValueError as
+    ``refuse_other_suffix`` does.
     """
     refuse_other_suffix(out)
     rows = rows_of(cohort, split)
     image, text = image_vectors(model, cohort, rows), text_vectors(model, cohort, rows)
     shown = as_written(cohort)
-    arrays: dict[str, Any] = {
-        "key": _column([shown[cohort.ids[row]] for row in rows]),
-        "split": _column([str(cohort.splits[row]) for row in rows]),
-        "site": _column(["" if cohort.sites is None else cohort.sites[row] for row in rows]),
-        "image": image.numpy(),
-        "text": text.numpy(),
+    texts = {
+        "key": [shown[cohort.ids[row]] for row in rows],
+        "split": [str(cohort.splits[row]) for row in rows],
+        "site": ["" if cohort.sites is None else cohort.sites[row] for row in rows],
     }
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    save_bytes(out, content.getvalue())
-    films, reports = (int((~vectors[:, 0].isnan()).sum()) for vectors in (image, text))
+    vectors = {"image": image.numpy(), "text": text.numpy()}
+    save_bytes(out, _parquet(texts, vectors) if out.suffix.lower() == PARQUET else _npz(texts, vectors))
+    films, reports = (int((~one[:, 0].isnan()).sum()) for one in (image, text))
     return {"records": len(rows), "films": films, "reports": reports}
+
+
+def _npz(texts: Mapping[str, Sequence[str]], vectors: Mapping[str, np.ndarray]) -> bytes:
+    content = io.BytesIO()
+    columns: dict[str, Any] = {name: _column(values) for name, values in texts.items()}
+    np.savez(content, **columns, **vectors)
+    return content.getvalue()
+
+
+def _parquet(texts: Mapping[str, Sequence[str]], vectors: Mapping[str, np.ndarray]) -> bytes:
+    """A row for each record; a vector is a list of numbers, or null where it is nan."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns: dict[str, Any] = {name: pyarrow.array(values, pyarrow.string()) for name, values in texts.items()}
+    for name, values in vectors.items():
+        rows = [None if np.isnan(vector[0]) else vector for vector in values]
+        columns[name] = pyarrow.array(rows, pyarrow.list_(pyarrow.float32()))
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
 
 
 def _column(values: Sequence[str]) -> np.ndarray:
