@@ -117,5 +117,5 @@ def _rows(tensor: Tensor) -> list[Tensor]:
     """The values as [n, 1, ROW], and those that fill no row as [1, 1, rest]; either only where there are such."""
     flat = tensor.reshape(-1)
     whole = flat.numel() // ROW * ROW
-    parts = (flat[:whole].view(-1, 1, ROW), flat[whole:].view(1, 1, -1))
-    return [part for part in parts if part.numel()]
+    rows = (flat[:whole].view(-1, 1, ROW), flat[whole:].view(1, 1, -1))
+    return [some for some in rows if some.numel()]

@@ -40,7 +40,7 @@ class Shared:
     """An open file with tensors in it, and where: name, dtype, shape and first byte of each."""
 
     file: int
-    places: list[tuple[str, str, list[int], int]]
+    layout: list[tuple[str, str, list[int], int]]
 
     def close(self) -> None:
         """Gives this process's hold on the file up; what is mapped stays."""
@@ -98,17 +98,17 @@ def _unnamed(size: int, spool: Path | None) -> int:
 
 def _fill(file: int, state: Mapping[str, Tensor]) -> list[tuple[str, str, list[int], int]]:
     """Writes the tensors one after the other; each is read where it is."""
-    places, position = [], 0
+    layout, position = [], 0
     for name in state:
         tensor = state[name].detach().contiguous()
-        places.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), position))
+        layout.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), position))
         rest = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else memoryview(b"")
         while rest:
             written = os.pwrite(file, rest, position)
             rest, position = rest[written:], position + written
         position = -(-position // ALIGNED) * ALIGNED
     os.ftruncate(file, position)
-    return places
+    return layout
 
 
 def send(connection: Connection, sent: Frame) -> None:
@@ -117,7 +117,7 @@ def send(connection: Connection, sent: Frame) -> None:
         connection.send_bytes(b"bytes")
         connection.send_bytes(sent)
     else:
-        connection.send_bytes(json.dumps(sent.places).encode())
+        connection.send_bytes(json.dumps(sent.layout).encode())
         send_handle(connection, sent.file, os.getpid())
 
 
@@ -130,14 +130,14 @@ def receive(connection: Connection) -> State:
     if kind == b"bytes":
         content = connection.recv_bytes()
         return load(content) if content else {}
-    places, file = json.loads(kind), recv_handle(connection)
+    layout, file = json.loads(kind), recv_handle(connection)
     try:
         size = os.fstat(file).st_size
         # Private: who writes to its tensors gets pages of its own, and the file stays as it was sent.
         mapped = mmap.mmap(file, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(file)
-    tensors = {name: _view(mapped, getattr(torch, dtype), shape, start) for name, dtype, shape, start in places}
+    tensors = {name: _view(mapped, getattr(torch, dtype), shape, start) for name, dtype, shape, start in layout}
     return tensors if size <= MEMORY_BYTES else cast("State", Views(tensors))
 
 

@@ -106,8 +106,8 @@ def _numel(reference: Any) -> int:
 def _size(reference: Any) -> int:
     """Bytes of a tensor on disk, by the header of its file."""
     with safe_open(reference.file_path, framework="pt") as file:
-        part = file.get_slice(reference.key)
-        return math.prod(part.get_shape()) * DTYPES[part.get_dtype()].itemsize
+        entry = file.get_slice(reference.key)
+        return math.prod(entry.get_shape()) * DTYPES[entry.get_dtype()].itemsize
 
 
 class OnDisk:

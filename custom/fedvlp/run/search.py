@@ -152,8 +152,8 @@ def write_vectors(model: DualEncoder, cohort: Cohort, out: Path, split: str | No
 
 def _npz(texts: Mapping[str, Sequence[str]], vectors: Mapping[str, np.ndarray]) -> bytes:
     content = io.BytesIO()
-    columns: dict[str, Any] = {name: _column(values) for name, values in texts.items()}
-    np.savez(content, **columns, **vectors)
+    columns: dict[str, Any] = {**{name: _column(values) for name, values in texts.items()}, **vectors}
+    np.savez(content, **columns)
     return content.getvalue()
 
 
