@@ -220,7 +220,7 @@ def test_epsilon_has_its_bound(run: RunFolder) -> None:
 
 
 def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has not finished"):
+    with pytest.raises(ValueError, match="holds no run"):
         audits.measure(RunFolder(tmp_path))
 
 
