@@ -133,7 +133,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
 }  # fmt: skip
 
 
-BOUND = ("model.pretrained", "training.dp_noise", "training.cache_features")
+BOUND = ("model.pretrained", "model.adapter_private", "training.dp_noise", "training.cache_features")
 """What needs other settings beside it: tests of its own say so."""
 
 
