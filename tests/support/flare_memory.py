@@ -530,7 +530,11 @@ def site_executor(experiment: Experiment) -> SiteExecutor:
 
 
 def serialised(message: Shareable) -> Shareable:
-    """The message as FLARE's own serialiser brings it."""
+    """The message as FLARE's own serialiser brings it.
+
+    A tensor that it meets before it is taught tensors arrives without its values, for the rest of the process.
+    """
+    messages.register()
     out: Shareable = fobs.loads(fobs.dumps(message))
     return out
 
