@@ -253,7 +253,7 @@ def test_a_trainer_that_hangs_in_a_task_of_nobody_is_replaced(folder: Path, pare
     assert asks.ask(NOTHING, {}, never).failure
     stopped = int((folder / "place" / PROCESS).read_text().split()[0])
     os.kill(stopped, signal.SIGSTOP)
-    assert asks.ask(NOTHING, {}, never, silence=2.0).failure
+    assert asks.ask(NOTHING, {}, never, silence=6.0).failure
     assert gone(stopped)
 
 
