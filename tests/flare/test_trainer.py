@@ -241,7 +241,7 @@ def test_a_trainer_that_falls_silent_costs_one_task(folder: Path, parent: int) -
         sends = trainer_link.send
         patch.setattr(trainer_link, "send", lambda *args: (stop(args), sends(*args)))
         with pytest.raises(TrainerLostError) as lost:
-            asks.ask(NOTHING, {}, never, silence=2.0)
+            asks.ask(NOTHING, {}, never, silence=5.0)
     assert lost.value.begun
     assert gone(stopped)
     assert asks.ask(NOTHING, {}, never, silence=60.0).failure
