@@ -48,6 +48,10 @@ class Trainer(Protocol):
     def served(self, state: State) -> State: ...
 
 
+def _at_once(write: Callable[[], None]) -> None:
+    write()
+
+
 @dataclass
 class Server:
     """What the server knows; ``memory`` is the method's.
@@ -74,9 +78,7 @@ class Server:
     written: Written = field(default_factory=Written)  # the part of the history that is in its file
     apart: dict[str, str] = field(default_factory=dict)  # groups of the memory that have a file of their own, by name
     folder: Path | None = None  # of the checkpoint, and of these files in it
-    make_room: Callable[[Callable[[], None]], None] = lambda write: (
-        write()
-    )  # writes, on a full disk in older files' place
+    make_room: Callable[[Callable[[], None]], None] = _at_once  # writes, on a full disk in older files' place
     trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
 
     def copy(self, group: str, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -227,8 +227,14 @@ class Federation:
         times, share = self.rounds.clip_to_median, self.rounds.max_share
         updates = self._valid(messages, replies, dropped)
         if server.phase != EVALUATE and (times or share < 1):
-            norms = lambda update: self._norms.get(update.site, {})  # noqa: E731
-            updates = bounded(updates, server.state, times=times, share=share, spool=self.spool, norms=norms)
+            updates = bounded(
+                updates,
+                server.state,
+                times=times,
+                share=share,
+                spool=self.spool,
+                norms=lambda one: self._norms.get(one.site, {}),
+            )
         for update in updates:
             yield update
             del update  # one is resident at a time
