@@ -43,7 +43,8 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
     lint = [RUFF, "check", "--config", PYPROJECT, "--ignore", "I001", file, test]  # fedvlp is not first party there
     done = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test.name]
+    # with a folder of its own: else, at its end, it would delete what earlier sessions of pytest left, for minutes
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", test.name]
     done = subprocess.run(command, cwd=test.parent, capture_output=True, text=True, timeout=100, check=False)
     assert "7 passed" in done.stdout, done.stdout
     assert type(plugins.use(file).table("PRESETS")["fed-near"].method).__name__ == "FedNear"
