@@ -44,7 +44,16 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
     done = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     # with a folder of its own: else, at its end, it would delete what earlier sessions of pytest left, for minutes
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", test.name]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={tmp_path / 'base'}",
+        test.name,
+    ]
     done = subprocess.run(command, cwd=test.parent, capture_output=True, text=True, timeout=100, check=False)
     assert "7 passed" in done.stdout, done.stdout
     assert type(plugins.use(file).table("PRESETS")["fed-near"].method).__name__ == "FedNear"

@@ -74,9 +74,14 @@ def test_explain_draws_the_film_and_says_where_it_looked(home: Path, monkeypatch
     output = said("explain run images/000003.png 'left effusion' --out map.png", home, monkeypatch)
     model = load_model(home / "run")
     cosine = float(model.encode_image(home / "images" / "000003.png") @ model.encode_text("left effusion"))
-    assert output.startswith(f"cosine {cosine:+.3f}; it falls most, by 0.")
+    assert output.startswith(f"cosine {cosine:+.3f}; a square of 5 pixels adds most, 0.")
     assert output.rstrip().endswith("wrote map.png")
     assert (home / "map.png").read_bytes().startswith(b"\x89PNG")
+    by_gradients = said(
+        "explain run images/000003.png 'left effusion' --out gradients.png --by gradients", home, monkeypatch
+    )
+    assert by_gradients.startswith(f"cosine {cosine:+.3f}; a square of 5 pixels adds most, ")
+    assert (home / "gradients.png").read_bytes() != (home / "map.png").read_bytes()
 
 
 def test_search_ranks_the_films_by_their_cosine_with_a_phrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +201,7 @@ MISTAKES = {
     "explain run images/000003.png edema --out map.jpg": "the picture is a PNG, so give a name that ends in .png",
     "explain run images/000003.png ' ' --out map.png": "explain: the phrase is empty",
     "explain run images/000003.png edema --out map.png --square 1": "a square of 1 pixels; expected 2 to 32",
+    "explain run images/000003.png edema --out map.png --by attention": "no map by 'attention'; there are: occlusion",
     "explain run notes.txt edema --out map.png": "the film cannot be used: unsupported image format",
     "explain classifier images/000003.png edema --out map.png": "compares no films with texts",
     "export run --to tim --out x": "did you mean 'timm'?; there are: timm, huggingface, onnx, open_clip, monai-bundle",

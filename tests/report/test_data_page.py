@@ -121,7 +121,10 @@ def test_words_and_grey_levels_by_site(page: Page) -> None:
 def test_nothing_of_a_patient_and_nothing_from_outside(page: Page) -> None:
     assert "canary" not in page.source
     assert page.source.count("<script") == 0
-    assert all((attrs["src"] or "").startswith("data:image/svg") for tag, attrs in page.tags if tag == "img")
+    loaded = [attrs["src"] or "" for tag, attrs in page.tags if tag == "img"]
+    assert [source for source in loaded if not source.startswith("data:image/svg")] == ["contact-sheet.png"]
+    policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; img-src data: file:; style-src 'unsafe-inline'"
 
 
 def test_records_without_sites_labels_reports_and_images(tmp_path: Path) -> None:
@@ -132,7 +135,7 @@ def test_records_without_sites_labels_reports_and_images(tmp_path: Path) -> None
     page = Page(write(bare, {}, {}, {}, tmp_path / "data.html"))
     assert not page.alts()
     assert "The scan finds none." in page.text
-    for heading in ("By site", "Labels", "Reports", "Rows that are not used"):
+    for heading in ("By site", "Labels", "Reports", "Rows that are not used", "Films"):
         assert f">{heading}<" not in page.source
 
 

@@ -72,7 +72,6 @@ def simulate(
 
     from rich.console import Console
 
-    from fedvlp.cli.config_file import ConfigFile, read
     from fedvlp.cli.progress_bar import RunBar
     from fedvlp.cli.tables import progress_line, summary_tables
     from fedvlp.run.folder import RunFolder
@@ -85,18 +84,7 @@ def simulate(
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
     if resume is None:
-        file = read(config) if config else ConfigFile()
-        if file.data and site:
-            raise ValueError("--config has data, and --site gives every site its data set; leave one of them out")
-        experiment = configured(
-            file.base(preset),
-            data or file.data,
-            file.sites if sites is None else sites,
-            [*file.settings, *(settings or [])],
-            site,
-            cache,
-            RunFolder(like).experiment() if like else None,
-        )
+        experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
         if dry_run:
             return tell_dry_run(experiment, workers, accept)
         folder = RunFolder.create(runs, experiment)
@@ -146,6 +134,34 @@ def simulate(
         caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
+
+
+def asked_for(
+    preset: str | None,
+    config: Path | None,
+    data: str | None,
+    sites: int | None,
+    site: list[str] | None,
+    cache: Path | None,
+    settings: list[str] | None,
+    like: Path | None,
+) -> Any:
+    """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
+    from fedvlp.cli.config_file import ConfigFile, read
+    from fedvlp.run.folder import RunFolder
+
+    file = read(config) if config else ConfigFile()
+    if file.data and site:
+        raise ValueError("--config has data, and --site gives every site its data set; leave one of them out")
+    return configured(
+        file.base(preset),
+        data or file.data,
+        file.sites if sites is None else sites,
+        [*file.settings, *(settings or [])],
+        site,
+        cache,
+        RunFolder(like).experiment() if like else None,
+    )
 
 
 def default_workers(experiment: Any) -> int:

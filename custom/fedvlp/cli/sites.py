@@ -47,7 +47,7 @@ def prepare(
     from fedvlp.cli.tables import finding_lines, prepared_tables, unused_lines
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
-    from fedvlp.report.data_page import write
+    from fedvlp.report.data_page import SHEET, write
     from fedvlp.report.figures import font_file
 
     use_plugins(plugins)
@@ -77,7 +77,7 @@ def prepare(
     console.print(*prepared_tables(done.cohort, done.summary, done.built))
     print(f"page {write(done.cohort, done.summary, done.skipped, done.built, out / 'data.html')}")
     if any(done.cohort.has_image()):
-        sheet = out / "contact-sheet.png"
+        sheet = out / SHEET
         print(f"{contact_sheet(done.cohort, sheet, samples, font=font_file())} samples in {sheet}: look at them")
 
 

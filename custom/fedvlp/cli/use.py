@@ -128,6 +128,9 @@ def explain(
     film: Annotated[Path, typer.Argument(help="A film: PNG, JPEG, TIFF or DICOM.")],
     phrase: Annotated[str, typer.Argument(help='What it may show, e.g. "left basal effusion".')],
     out: Annotated[Path, typer.Option(help="FILE.png: the film, and the map on it.")],
+    by: Annotated[
+        str, typer.Option(help="occlusion: covers squares of the film; gradients: integrated gradients.")
+    ] = "occlusion",
     square: Annotated[
         int | None, typer.Option(help="Side of the squares, pixels of the model's input; default: a sixth of it.")
     ] = None,
@@ -135,25 +138,20 @@ def explain(
     device: Device = "cpu",
     plugins: Plugins = None,
 ) -> None:
-    """Draws what in a film speaks for a phrase: where the cosine falls when a square of the film is covered.
+    """Draws what in a film speaks for a phrase: by how much each square of the film adds to their cosine.
 
     It says what the model looks at, and not whether it is right.
     """
-    from fedvlp.evaluation.occlusion import draw, occlusion
+    from fedvlp.evaluation.attribution import attribution, draw
 
     use_plugins(plugins)
     if out.suffix != ".png":
         raise ValueError(f"--out is {out.name!r}; the picture is a PNG, so give a name that ends in .png")
     if not phrase.strip():
         raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
-    result = occlusion(_loaded(model, statistics, device), film, phrase, square)
+    result = attribution(_loaded(model, statistics, device), film, phrase, by, square)
     draw(result, out)
-    row, column = result.peak
-    side = len(result.falls)
-    print(
-        f"cosine {result.cosine:+.3f}; it falls most, by {float(result.falls.max()):.3f}, where the film is covered "
-        f"{100 * row // side} % from the top and {100 * column // side} % from the left\nwrote {out}"
-    )
+    print(f"{result.sentence}\nwrote {out}")
 
 
 @app.command()

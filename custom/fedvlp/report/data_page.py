@@ -1,6 +1,7 @@
 """The page of a prepared data set: what a person should look at before training on it, as counts and curves.
 
-No report, id, film or path is on it: rows that are not used are told by number, those known by name are counted.
+No report, id or path is in it: rows that are not used are told by number, those known by name are counted. Nor is a
+film: it shows ``SHEET``, which lies beside it, and handed on alone it shows none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from fedvlp.report.html import grid, table, text
 
 BINS = 32  # of grey levels
 MOST_LABELS = 20  # drawn
+SHEET = "contact-sheet.png"
+"""Some films with split, site and view, beside the page (data/overview.py)."""
+
 SKIPPED = "skipped: "
 """How the keys of a summary begin that count rows which are not used, before the reason."""
 
@@ -49,12 +53,13 @@ def write(
             "Labels": _labels(cohort, groups, looks),
             "Reports": _reports(cohort, groups, looks),
             "Images": _images(cohort, groups, looks) + html.pairs(built),
+            "Films": _films(cohort),
         }
     body = ""
     for title, content in sections.items():
         heading = f"<h2>{title}</h2>\n" if title else ""
         body += f"{heading}{content}\n" if content else ""
-    save_text(path, html.page("fedvlp: a prepared data set", body))
+    save_text(path, html.page("fedvlp: a prepared data set", body, images="data: file:"))
     return path
 
 
@@ -207,8 +212,18 @@ def _images(cohort: Cohort, groups: Mapping[str, np.ndarray], looks: Mapping[str
             curves.append((name, points, looks[name]))
     note = (
         "Grey levels of the decoded images, up to 200 of each group. A peak at either end is a border, or an image "
-        "that was cut off in brightness; curves that lie apart are different acquisition. Films with their site "
-        "and view are on contact-sheet.png beside this page."
+        "that was cut off in brightness; curves that lie apart are different acquisition."
     )
     drawing = figures.lines("Grey levels (% of the pixels)", curves, f"grey level, in steps of {256 // BINS}")
     return f"<p>{text(note)}</p>{grid(drawing)}" if drawing else ""
+
+
+def _films(cohort: Cohort) -> str:
+    """Some films, each with split, site and view; "" without films."""
+    if not cohort.has_image().any():
+        return ""
+    note = (
+        f"They lie beside this page in {SHEET}: for the eyes of the records' owner alone. Handed on, the page has none."
+    )
+    sheet = f'<a href="{SHEET}"><img class="sheet" src="{SHEET}" alt="films with split, site, view and labels"></a>'
+    return f"<p>{text(note)}</p>{sheet}"

@@ -17,7 +17,7 @@ h3{font-size:.95rem;margin:.8rem 0 .3rem}p{margin:.4rem 0;max-width:52rem;overfl
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:1.2rem 1.8rem}
 .cards{grid-template-columns:repeat(auto-fit,minmax(min(100%,310px),1fr))}
 figure{margin:0;min-width:0}
-img{width:100%;max-width:560px;height:auto;display:block}.scroll{overflow:auto;max-height:26rem}
+img{width:100%;max-width:560px;height:auto;display:block}img.sheet{max-width:100%}.scroll{overflow:auto;max-height:26rem}
 details{font-size:.87rem;margin:.2rem 0}summary{cursor:pointer;color:#444c56}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem .7rem;text-align:right;border-bottom:1px solid #e4e7eb;vertical-align:top}
@@ -36,9 +36,9 @@ dd{margin:0;overflow-wrap:anywhere}.caution{border-left:4px solid #b35900;paddin
 """
 
 
-def page(title: str, body: str) -> str:
-    """A page with ``body`` (HTML) that loads nothing and runs nothing."""
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+def page(title: str, body: str, images: str = "data:") -> str:
+    """A page with ``body`` (HTML) that runs nothing and loads nothing but ``images``: "data:", those inside of it."""
+    policy = f"default-src 'none'; img-src {images}; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -13,7 +13,7 @@ from support.presets import MODEL
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.occlusion import occlusion
+from fedvlp.evaluation.attribution import attribution
 from fedvlp.models import DualEncoder, MultimodalConfig
 from fedvlp.report.explore import content
 from fedvlp.report.explore.content import FILMS, REPORTS, Explorer
@@ -132,8 +132,8 @@ def test_classes_of_a_persons_own(explorer: Explorer) -> None:
 
 def test_where_it_looked_is_what_explain_draws(explorer: Explorer, model: DualEncoder, cohort: Cohort) -> None:
     result = explorer.looked(explorer.film_of(7), "left effusion")
-    expected = occlusion(model, cohort.images(np.array([7]))[0], "left effusion")
-    assert torch.equal(result.falls, expected.falls)
+    expected = attribution(model, cohort.images(np.array([7]))[0], "left effusion")
+    assert torch.equal(result.added, expected.added)
     assert result.cosine == expected.cosine
 
 

@@ -55,7 +55,7 @@ def test_a_phrase_and_then_where_the_model_looked(answers: Answers, explorer: Ex
     assert asked == ("left effusion", tuple(record.index for record in nearest))
     second = explorer.film_of(nearest[1].index)
     cosine = float(second.vector @ explorer.model.encode_text("left effusion"))
-    assert f"the cosine is {cosine:+.3f}" in answers.looked_at(asked, 2)
+    assert f"cosine {cosine:+.3f};" in answers.looked_at(asked, 2)
     for rank in (0, 6, None):
         with pytest.raises(ValueError, match="give the number of a film, 1 to 5"):
             answers.looked_at(asked, rank)

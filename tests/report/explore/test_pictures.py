@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedvlp.evaluation.occlusion import Occlusion
+from fedvlp.evaluation.attribution import Attribution
 from fedvlp.report.explore import pictures
 from fedvlp.report.explore.content import FILMS, REPORTS, Finding, Projection, Record
 
@@ -64,7 +64,7 @@ def test_what_a_record_says_runs_nothing() -> None:
         pictures.cards([hostile], HOSTILE),
         pictures.cards([], HOSTILE),
         pictures.findings([Finding(HOSTILE, 0.1, 0.5)], 3),
-        pictures.looked(Occlusion(torch.zeros(8, 8), 0.1, torch.zeros(8, 8), 2), HOSTILE),
+        pictures.looked(Attribution(torch.zeros(8, 8), 0.1, torch.zeros(8, 8), 2, "occlusion"), HOSTILE),
         pictures.projection(plane, [HOSTILE] * 3, FILMS, HOSTILE),
     ]
     for page in pages:
@@ -83,11 +83,10 @@ def test_findings_have_bars() -> None:
 
 
 def test_where_it_looked_is_said_and_drawn() -> None:
-    falls = torch.zeros(8, 8)
-    falls[2, 6] = 0.125
-    page = pictures.looked(Occlusion(torch.zeros(8, 8), 0.5, falls, 2), "left effusion")
-    assert "the cosine is +0.500" in page
-    assert "by 0.125, where the film is covered 25 % from the top and 75 % from the left" in page
+    added = torch.zeros(8, 8)
+    added[2, 6] = 0.125
+    page = pictures.looked(Attribution(torch.zeros(8, 8), 0.5, added, 2, "occlusion"), "left effusion")
+    assert "cosine +0.500; a square of 2 pixels adds most, 0.125, 25 % from the top and 75 % from the left" in page
     assert decoded(re.findall(r'src="([^"]+)"', page)[0]).shape[2] == 3
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedvlp.data.cohort import Cohort, NoRecordsError
 from fedvlp.data.record_ids import as_written
-from fedvlp.evaluation.occlusion import Occlusion, occlusion
+from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
 from fedvlp.report.public_set import components
@@ -155,9 +155,9 @@ class Explorer:
         ]
         return sorted(findings, key=lambda finding: -finding.below)
 
-    def looked(self, film: Film, phrase: str) -> Occlusion:
+    def looked(self, film: Film, phrase: str) -> Attribution:
         """Where in a film the model looks for a phrase. Raises ValueError for an empty phrase."""
-        return occlusion(self.model, film.prepared, _said(phrase))
+        return attribution(self.model, film.prepared, _said(phrase))
 
     def projection(self, among: str, colour: str) -> Projection:
         """The vectors of films or reports in the plane. ``colour`` is one of ``colourings``.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.evaluation.occlusion import Occlusion, drawn
+from fedvlp.evaluation.attribution import Attribution, drawn
 from fedvlp.report.explore.content import NOT_MENTIONED, REPORTS, SITE, Finding, Projection, Record
 from fedvlp.report.figures import COLOURS
 from fedvlp.report.html import text
@@ -123,14 +123,10 @@ def findings(listed: Sequence[Finding], films: int) -> str:
     )
 
 
-def looked(result: Occlusion, phrase: str) -> str:
+def looked(result: Attribution, phrase: str) -> str:
     """The film beside the same film with the map of a phrase on it."""
-    row, column = result.peak
-    side = len(result.falls)
     return (
-        f'<div class="fx"><p>For <b>{text(phrase)}</b> the cosine is {result.cosine:+.3f}. It falls most, by '
-        f"{float(result.falls.max()):.3f}, where the film is covered {100 * row // side} % from the top and "
-        f"{100 * column // side} % from the left.</p>"
+        f'<div class="fx"><p>For <b>{text(phrase)}</b>: {text(result.sentence)}.</p>'
         f'<img class="map" alt="the film, and the map on it" src="{_address(drawn(result))}">'
         '<p class="note">It says what the model looks at, and not whether it is right.</p></div>'
     )
