@@ -98,7 +98,7 @@ def sockets(rank: int) -> str:
     demo: Any = presets.get("fedavg")
     demo = replace(
         demo,
-        data=replace(demo.data, sites=2, size=60),
+        data=replace(demo.data, sites=2, size=60, image_size=small.image_size),
         method=replace(demo.method, local_steps=1),
         training=replace(demo.training, batch_size=4),
         rounds=replace(demo.rounds, rounds=1, evaluate_every=0),

@@ -90,7 +90,7 @@ def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]
     """Bytes that loopback carried in one run of FLARE's simulator (None: no namespace), and the run's history."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        run = [str(NVFLARE), "simulator", str(write_job(experiment, folder / "job")), "-t", "3"]
+        run = [str(NVFLARE), "simulator", str(write_job(experiment, folder / "job")), "-t", str(experiment.data.sites)]
         alone = ["unshare", "-rn", "sh", "-c", COUNTED, "sh"]
         allowed = subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0
         environment = {key: value for key, value in os.environ.items() if key != "FEDVLP_HOME"}
