@@ -4,16 +4,18 @@
 
 Variants are interleaved, the first round is thrown away, medians are printed with minimum and maximum. ``product`` is
 every score computed once, in blocks of 1,024 images against all texts into one buffer, and nothing done with it: the
-limit. ``ratio`` is the median over rounds of ranks / product of that round. Extra memory is the peak resident size
-above the size before the call (Linux). ``--full`` adds 50,000 x 50,000 (10 GB of scores, never held). One JSON line per
-size. On shared cores (see ``load``) every thread barrier of a tile waits for the scheduler and ``ratio`` means little:
-run with OMP_NUM_THREADS=1 and read ``cpu_ratio``, the same from the process's CPU seconds.
+limit. ``ratio`` is the median over rounds of ranks / product of that round. ``open_clip``, where open_clip_torch is
+installed and the whole matrix fits, are its own metrics (``get_clip_metrics``), with ``open_clip_ratio`` to ranks. Extra
+memory is the peak resident size above the size before the call (Linux). ``--full`` adds 50,000 x 50,000 (10 GB of scores,
+never held). One JSON line per size. On shared cores (see ``load``) every thread barrier of a tile waits for the scheduler
+and ``ratio`` means little: run with OMP_NUM_THREADS=1 and read ``cpu_ratio``, the same from the process's CPU seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib.util
 import json
 import os
 import statistics
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +32,8 @@ from torch.nn.functional import normalize
 from fedvlp.evaluation.retrieval import ranks, recall
 
 DIMENSION = 512
+MOST_AS_A_WHOLE = 10_000  # records whose scores open_clip holds at once, with their ranking as 64-bit numbers: 2 GB
+WAYS = ("image_to_text", "text_to_image")
 
 
 def embeddings(images: int, captions: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,6 +52,15 @@ def product(image: Tensor, text: Tensor) -> None:
     buffer = torch.empty(1024, text.shape[0])
     for part in image.split(1024):
         torch.mm(part, text.t(), out=buffer[: part.shape[0]])
+
+
+def by_open_clip() -> Callable[[Tensor, Tensor], object] | None:
+    """open_clip's recalls and ranks of unit vectors [N, d] and [N, d]; None where it is not installed."""
+    if importlib.util.find_spec("open_clip_train") is None:
+        return None
+    from open_clip_train.train import get_clip_metrics
+
+    return partial(get_clip_metrics, logit_scale=1.0)
 
 
 def measured(call: Callable[[], object]) -> tuple[float, float, float, object]:
@@ -76,17 +90,21 @@ def compare(images: int, captions: int, tile: tuple[int, int], repetitions: int)
         "product": partial(product, image, text),
         "ranks": partial(ranks, image, text, image_of_text=owner, tile=tile),
     }
+    peer = by_open_clip()
+    if peer and captions == 1 and images <= MOST_AS_A_WHOLE:
+        calls["open_clip"] = partial(peer, image, text)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     busy: dict[str, list[float]] = {name: [] for name in calls}
     megabytes: dict[str, list[float]] = {name: [] for name in calls}
-    result: object = None
+    results: dict[str, object] = {}
     for _ in range(repetitions + 1):
         for name, call in calls.items():
-            elapsed, cpu, extra, result = measured(call)
+            elapsed, cpu, extra, results[name] = measured(call)
             seconds[name].append(elapsed)
             busy[name].append(cpu)
             megabytes[name].append(extra)
-    assert isinstance(result, tuple)
+    found = results["ranks"]
+    assert isinstance(found, tuple)
     row: dict[str, object] = {"images": images, "texts": images * captions, "d": DIMENSION, "tile": list(tile)}
     for name in calls:
         kept = seconds[name][1:]
@@ -96,7 +114,13 @@ def compare(images: int, captions: int, tile: tuple[int, int], repetitions: int)
         pairs = zip(spent["ranks"][1:], spent["product"][1:], strict=True)
         row[key] = round(statistics.median(a / b for a, b in pairs), 2)
     row["gflops_product"] = round(2e-9 * DIMENSION * images * images * captions / min(seconds["product"][1:]))
-    row["recall_at_1"] = [round(recall(direction, 1), 2) for direction in result]
+    row["recall_at_1"] = [round(recall(direction, 1), 2) for direction in found]
+    if "open_clip" in results:
+        peers: Any = results["open_clip"]
+        row["open_clip_recall_at_1"] = [round(100 * peers[f"{way}_R@1"], 2) for way in WAYS]
+        for key, spent in (("open_clip_ratio", seconds), ("open_clip_cpu_ratio", busy)):
+            pairs = zip(spent["open_clip"][1:], spent["ranks"][1:], strict=True)
+            row[key] = round(statistics.median(a / b for a, b in pairs), 2)
     row["load"] = round(os.getloadavg()[0], 2)
     return row
 
