@@ -5,10 +5,11 @@
 Variants are interleaved, the first round is thrown away, medians are printed with minimum and maximum. ``product`` is
 every score computed once, in blocks of 1,024 images against all texts into one buffer, and nothing done with it: the
 limit. ``ratio`` is the median over rounds of ranks / product of that round. ``open_clip``, where open_clip_torch is
-installed and the whole matrix fits, are its own metrics (``get_clip_metrics``), with ``open_clip_ratio`` to ranks. Extra
-memory is the peak resident size above the size before the call (Linux). ``--full`` adds 50,000 x 50,000 (10 GB of scores,
-never held). One JSON line per size. On shared cores (see ``load``) every thread barrier of a tile waits for the scheduler
-and ``ratio`` means little: run with OMP_NUM_THREADS=1 and read ``cpu_ratio``, the same from the process's CPU seconds.
+installed and the whole matrix fits, are its own metrics (``get_clip_metrics``), with ``open_clip_ratio`` to ranks.
+Extra memory is the peak resident size above the size before the call (Linux). ``--full`` adds 50,000 x 50,000 (10 GB
+of scores, never held). One JSON line per size. On shared cores (see ``load``) every thread barrier of a tile waits
+for the scheduler and ``ratio`` means little: run with OMP_NUM_THREADS=1 and read ``cpu_ratio``, the same from the
+process's CPU seconds.
 """
 
 from __future__ import annotations
