@@ -13,10 +13,11 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import Centralized, CreamFL, FedAvg
+from fedvlp.methods import Centralized, CreamFL, FedAvg, FedDRA
 from fedvlp.report.page import write
 from fedvlp.run import presets
 from fedvlp.run.cautions import FILE, cautions, train_sizes
+from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.site_sources import SiteSources
@@ -26,6 +27,9 @@ SIZES = train_sizes(COHORT)
 
 
 def batches_of(size: int, experiment: presets.Experiment = SMALL) -> presets.Experiment:
+    """The experiment with batches of ``size`` records, those by which a method weighs sites as well."""
+    if experiment.method.probe_records():
+        experiment = override(experiment, "method.dro_batch", str(size))
     return replace(experiment, training=replace(experiment.training, batch_size=size))
 
 
@@ -81,6 +85,19 @@ def test_sites_with_fewer_records_than_a_batch_are_named_with_their_number() -> 
     (said,) = cautions(batches_of(1000), COHORT)
     assert small in said
     assert large in said
+
+
+def test_a_site_too_small_to_be_weighed_by_its_loss_is_named() -> None:
+    """One record too few, that site alone is; with uniform weights none is, nor where sites are not weighed."""
+    small, large = sorted(SIZES, key=SIZES.__getitem__)
+    weighed = replace(batches_of(2), method=FedDRA(dro_batch=SIZES[small]))
+    assert cautions(weighed, COHORT) == []
+    (said,) = cautions(replace(weighed, method=FedDRA(dro_batch=SIZES[small] + 1)), COHORT)
+    assert (
+        f"batches of {SIZES[small] + 1} training records, and {small} ({SIZES[small]} records) cannot fill one" in said
+    )
+    assert large not in said
+    assert cautions(replace(weighed, method=FedDRA(dro_batch=1000, rho=0.0)), COHORT) == []
 
 
 def test_pooled_records_are_one_split() -> None:

@@ -67,6 +67,10 @@ class Schedule:
         """Names of what ``probe`` returns; an update without them is refused. None: sites are not probed."""
         return ()
 
+    def probe_records(self) -> int:
+        """Training records that ``probe`` needs at a site; it measures nothing at a site with fewer."""
+        return 0
+
 
 @dataclass(frozen=True)
 class ServerHooks(Schedule):

@@ -68,6 +68,9 @@ class RobustWeights(Method):
     def probes(self) -> tuple[str, ...]:
         return (HARDNESS,) if self.rho > 0 else ()  # uniform weights need no losses
 
+    def probe_records(self) -> int:
+        return self.dro_batch if self.probes() else 0
+
     def start(self, server: Server) -> None:
         count = len(server.sites)
         server.memory[WEIGHTS] = torch.full((count,), 1 / count, dtype=torch.float64)

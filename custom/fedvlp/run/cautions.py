@@ -24,7 +24,13 @@ def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
     disclosed = [f"{experiment.name}: {said}"] if (said := experiment.method.discloses()) else []
     sizes = train_sizes(cohort)
-    return [*drawn_data(experiment), *disclosed, *_epsilon(experiment, sizes), *_small_splits(experiment, sizes)]
+    return [
+        *drawn_data(experiment),
+        *disclosed,
+        *_epsilon(experiment, sizes),
+        *_small_splits(experiment, sizes),
+        *_unmeasured(experiment, sizes),
+    ]
 
 
 def train_sizes(cohort: Cohort) -> dict[str, int]:
@@ -82,6 +88,18 @@ def _small_splits(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]
     if experiment.method.uses_public and PUBLIC in sizes:
         said.append(_smaller({"the public set": sizes[PUBLIC]}, experiment.server_training or experiment.training))
     return [sentence for sentence in said if sentence]
+
+
+def _unmeasured(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
+    """Which sites have too few training records for the loss by which a method weighs sites."""
+    needed = experiment.method.probe_records()
+    few = {name: count for name, count in _private(experiment, sizes).items() if count < needed}
+    if not few:
+        return []
+    return [
+        f"{experiment.name} weighs sites by their loss over batches of {needed} training records, and {_listed(few)} "
+        "cannot fill one: hard or not, it keeps its weight. Lower method.dro_batch, or give more records"
+    ]
 
 
 def _smaller(sizes: Mapping[str, int], training: Training) -> str:

@@ -271,7 +271,8 @@ PRESETS: dict[str, Experiment] = {
             "fedfed", FedFed(local_steps=30, distil_phases=3, distil_steps=20, share=True), DistillerConfig()
         ),
         PMS_FM_PAPER,
-        _real("feddra-real", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
+        # a site with fewer training records than dro_batch has no v_i, and the smallest of our sources has 28
+        _real("feddra-real", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1, dro_batch=16)),
         _real("fedavg-real", FedAvg(local_steps=50)),
         _real("local-real", Local(local_steps=50)),
         _real("central-real", Centralized(local_steps=50), batch_size=4 * 32),  # as many records a step as four sites
