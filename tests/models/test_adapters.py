@@ -18,7 +18,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA
-from fedvlp.models.adapters import AdaptedLinear, Adapter, adapt, merge
+from fedvlp.models.adapters import LAYERS, Adapted, Adapter, adapt, merge
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
 from fedvlp.models.load import load_model
@@ -59,23 +59,46 @@ def whole(config: ModelConfig) -> Any:
     return model
 
 
-@pytest.mark.parametrize("layers", ["all", "attention"])
+@pytest.mark.parametrize("layers", LAYERS)
 def test_new_adapters_change_nothing(layers: str) -> None:
     model = replace(SHIPPED, adapter_layers=layers).build(0)
-    adapted = {name for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+    adapted = {name for name, module in model.named_modules() if isinstance(module, Adapted)}
     assert any(".qkv" in name for name in adapted)
-    assert any(".expand" in name for name in adapted) == (layers == "all")
+    assert any(".expand" in name for name in adapted) == (layers != "attention")
+    assert any(".words" in name for name in adapted) == (layers == "every")
+    assert any(".stem" in name for name in adapted) == (layers == "every")
     assert torch.equal(vectors(model), vectors(whole(SHIPPED)))
 
 
-def test_merged_adapters_are_the_same_function() -> None:
-    model = trained_adapters(SHIPPED.build(0))
+@pytest.mark.parametrize("layers", LAYERS)
+def test_merged_adapters_are_the_same_function(layers: str) -> None:
+    model = trained_adapters(replace(SHIPPED, adapter_layers=layers).build(0))
     before = vectors(model)
     assert (before - vectors(whole(SHIPPED))).abs().max() > 0.01
     model.merge_adapters()
-    assert not any(isinstance(module, AdaptedLinear | Adapter) for module in model.modules())
+    assert not any(isinstance(module, Adapted | Adapter) for module in model.modules())
     assert model.state_dict().keys() == whole(SHIPPED).state_dict().keys()
     assert torch.allclose(vectors(model), before, atol=1e-5)
+
+
+def test_full_rank_on_a_convolution_or_an_embedding_reaches_any_weight() -> None:
+    """Kernels and words are the rows of a matrix of which B A of full rank is any; a group's kernels are rows too."""
+    torch.manual_seed(0)
+    images, words = torch.randn(2, 4, 9, 9), torch.randint(0, 7, (2, 5))
+    convolution = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2, padding_mode="reflect")
+    for layer, inputs, columns in ((convolution, images, 2 * 3 * 3), (nn.Embedding(7, 3), words, 3)):
+        tower: Any = nn.Sequential(layer)
+        wanted = torch.randn(layer.weight.shape)
+        before = layer.weight.detach().clone()
+        adapter: Any = adapt(tower, rank=columns, alpha=columns, layers="every")["0"]
+        adapter.down.data.copy_(torch.linalg.qr(torch.randn(columns, columns))[0])
+        adapter.up.data.copy_((wanted - before).flatten(1) @ adapter.down.T)
+        seen = tower(inputs)
+        assert torch.equal(layer.weight, before), "the layer itself stays as it is"
+        merge(tower)
+        assert type(tower[0]) is type(layer)
+        assert torch.allclose(tower[0].weight, wanted, atol=1e-5)
+        assert torch.allclose(tower(inputs), seen, atol=1e-5)
 
 
 def test_the_towers_neither_travel_nor_train() -> None:
@@ -202,7 +225,7 @@ def test_the_towers_must_be_those_that_the_experiment_was_made_with(tmp_path: Pa
         ({"adapters": "ia3"}, "adapters: 'ia3', expected lora"),
         ({"adapter_rank": -1}, "adapter_rank: -1"),
         ({"adapter_alpha": 0.0}, "adapter_alpha: 0.0"),
-        ({"adapter_layers": "mlp"}, "adapter_layers: 'mlp', expected all or attention"),
+        ({"adapter_layers": "mlp"}, "adapter_layers: 'mlp', expected one of all, attention, every"),
         ({"init": ""}, "frozen towers must have learned"),
         ({"adapter_private": True, "adapter_rank": 0}, "no adapters beside which a site could have its own"),
         ({"adapter_private": True, "adapters": ""}, "no adapters beside which a site could have its own"),
@@ -217,7 +240,7 @@ def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
 def test_what_has_no_meaning_with_adapters_is_refused() -> None:
     with pytest.raises(ValueError, match="BYOL: its target network"):
         BYOLConfig().build(SHIPPED.build(0), 0)
-    with pytest.raises(ValueError, match="no linear layers"):
+    with pytest.raises(ValueError, match="no layers to adapt"):
         adapt(nn.Sequential(nn.Conv2d(1, 2, 3)), 4, 8.0, "all")
 
 
@@ -246,9 +269,10 @@ def private(names: Any) -> set[str]:
     return {name for name in names if "_private." in name}
 
 
-def test_new_private_adapters_change_nothing_and_merge_with_the_shared_ones() -> None:
+@pytest.mark.parametrize("layers", ["all", "every"])
+def test_new_private_adapters_change_nothing_and_merge_with_the_shared_ones(layers: str) -> None:
     """Every adapted layer has two, of the same shapes; merged they are the same function."""
-    model, shared = PRIVATE.build(0), SHIPPED.build(0)
+    model, shared = (replace(config, adapter_layers=layers).build(0) for config in (PRIVATE, SHIPPED))
     assert torch.equal(vectors(model), vectors(shared))
     names = {name for name, _ in model.named_parameters()}
     assert private(names) == {name.replace("_adapter.", "_private.") for name in names if "_adapter." in name} != set()

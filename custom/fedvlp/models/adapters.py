@@ -1,8 +1,9 @@
 """Low-rank adapters of frozen towers (LoRA, Hu et al., 2022, https://arxiv.org/abs/2106.09685, eq. 3).
 
-A linear layer W of a tower becomes W x + (alpha / r) B A x: W stays as it is, A [r, in] and B [out, r] are trained. The
-tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or saved: every
-site reads them from the weights that the model starts from, whose checksum the experiment holds.
+A linear layer W of a tower becomes W x + (alpha / r) B A x: W stays as it is, A [r, in] and B [out, r] are trained.
+So may a convolution, whose kernels are the rows of W, [out, in k k], and an embedding, whose words are, [words,
+width]. The tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or
+saved: every site reads them from the weights that the model starts from, whose checksum the experiment holds.
 
 With private adapters every adapted layer has a second one, which stays at its site (``image_private.``,
 ``text_private.``; core/norm_statistics.py), so that the shared one learns what all sites have in common, as in
@@ -12,6 +13,7 @@ Med-DualLoRA.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 NONE, LORA = "", "lora"
-LAYERS = ("all", "attention")
-"""Which linear layers of a tower are adapted: all, or those of its attention alone (as in the paper)."""
+LAYERS = ("all", "attention", "every")
+"""Which layers of a tower are adapted: all linear ones, those of its attention alone (as in the paper), or convolutions
+and embeddings as well."""
 
 _ATTENTION = ("attn", "attention", "qkv", "out", "query", "key", "value", "q_proj", "k_proj", "v_proj", "out_proj")
 _MLP = ("intermediate", "mlp", "expand", "contract", "fc1", "fc2", "ffn")
@@ -46,54 +49,113 @@ class Adapter(nn.Module):
         return self.scale * self.up @ self.down
 
 
-class AdaptedLinear(nn.Linear):
-    """A linear layer with the weights of ``layer`` and adapters, which belong to another module."""
+class Adapted(nn.Module):
+    """A layer with the weights of another and adapters, which belong to another module; base of one for each kind."""
 
-    def __init__(self, layer: nn.Linear, adapter: Adapter) -> None:
-        super().__init__(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        self.weight, self.bias = layer.weight, layer.bias
+    weight: Any
+    bias: Any
+
+    def take(self, layer: nn.Module, adapter: Adapter) -> None:
+        """The tensors of ``layer``, and its first adapter."""
+        self.weight, self.bias = layer.weight, getattr(layer, "bias", None)
         self._adapters: tuple[Adapter, ...] = (adapter,)  # no submodules, so the tower's tensors keep their names
 
     def add(self, adapter: Adapter) -> None:
         """One more adapter beside those that are there."""
         self._adapters = (*self._adapters, adapter)
 
+    def whole(self) -> Tensor:
+        """The weight with the changes of all adapters."""
+        weight = self.weight
+        for adapter in self._adapters:
+            weight = weight + adapter.change().view_as(weight)
+        return weight
+
+    def merged(self) -> nn.Module:
+        """The plain layer with the same function."""
+        layer = plain(self)
+        layer.weight = nn.Parameter(self.whole().detach())
+        if self.bias is not None:
+            layer.bias = self.bias
+        return layer
+
+
+class AdaptedLinear(Adapted, nn.Linear):
+    """W x + b + (alpha / r) B A x, with a term for each adapter."""
+
     def forward(self, input: Tensor) -> Tensor:
-        """W x + b + (alpha / r) B A x, with a term for each adapter."""
-        output = super().forward(input)
+        output = nn.Linear.forward(self, input)
         for adapter in self._adapters:
             output = output + adapter(input)
         return output
 
-    def merged(self) -> nn.Linear:
-        """The plain layer with the same function."""
-        layer = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
-        weight = self.weight.detach()
+
+class AdaptedConv2d(Adapted, nn.Conv2d):
+    """A convolution by W + (alpha / r) B A: kernels are small, so their sum costs less than a second convolution."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.whole(), self.bias)
+
+
+class AdaptedEmbedding(Adapted, nn.Embedding):
+    """The rows of W + (alpha / r) B A that are asked for; B has a row for each word."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = nn.Embedding.forward(self, input)
         for adapter in self._adapters:
-            weight = weight + adapter.change().detach()
-        layer.weight, layer.bias = nn.Parameter(weight), self.bias
-        return layer
+            output = output + adapter.scale * F.embedding(input, adapter.up) @ adapter.down
+        return output
+
+
+KINDS: dict[type[nn.Module], type[Adapted]] = {
+    nn.Linear: AdaptedLinear, nn.Conv2d: AdaptedConv2d, nn.Embedding: AdaptedEmbedding,
+}  # fmt: skip
+"""What a layer becomes. A class derived from these is left as it is: it may do more than they do."""
+
+
+def made(kind: Any, layer: Any) -> Any:
+    """A layer of class ``kind`` and of the form of ``layer``, without memory for its tensors."""
+    if isinstance(layer, nn.Linear):
+        return kind(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+    if isinstance(layer, nn.Embedding):
+        return kind(layer.num_embeddings, layer.embedding_dim, device="meta")
+    size, stride, padding, dilation = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    form = (layer.in_channels, layer.out_channels, size, stride, padding, dilation, layer.groups)
+    return kind(*form, layer.bias is not None, layer.padding_mode, device="meta")
+
+
+def plain(layer: Adapted) -> Any:
+    """A layer of torch's own class in the form of an adapted one, without memory for its tensors."""
+    return made(next(kind for kind, adapted in KINDS.items() if type(layer) is adapted), layer)
+
+
+def new_adapter(layer: Any, rank: int, alpha: float) -> Adapter:
+    """An adapter for a layer's weight as a matrix [rows, columns]."""
+    rows, *columns = layer.weight.shape
+    return Adapter(math.prod(columns), rows, rank, alpha)
 
 
 def adapt(tower: nn.Module, rank: int, alpha: float, layers: str) -> nn.ModuleDict:
-    """Puts adapters on the linear layers of ``tower``, in place, and returns them by the layers' names.
+    """Puts adapters on the ``layers`` of ``tower``, in place, and returns them by the layers' names.
 
     Rank 0 gives none: the tower is frozen. Raises ValueError for a tower without such layers.
     """
+    kinds = tuple(KINDS) if layers == "every" else (nn.Linear,)
     chosen = {
         name: module
         for name, module in tower.named_modules()
-        if type(module) is nn.Linear and (layers == "all" or _of_attention(name))
+        if type(module) in kinds and (layers != "attention" or _of_attention(name))
     }
     if not chosen and rank:
         raise ValueError(
-            f"ModelConfig.adapters: this tower has no linear layers ({layers}); choose all, or another tower"
+            f"ModelConfig.adapters: this tower has no layers to adapt ({layers}); choose every, or another tower"
         )
     adapters = nn.ModuleDict()
     for name, layer in chosen.items() if rank else ():
-        adapter = Adapter(layer.in_features, layer.out_features, rank, alpha)
-        adapters[name.replace(".", "/")] = adapter
-        _put(tower, name, AdaptedLinear(layer, adapter))
+        adapters[name.replace(".", "/")] = adapter = new_adapter(layer, rank, alpha)
+        adapted = made(KINDS[type(layer)], layer)
+        adapted.take(layer, adapter)
+        _put(tower, name, adapted)
     return adapters
 
 
@@ -101,9 +163,8 @@ def adapt_privately(tower: nn.Module, rank: int, alpha: float) -> nn.ModuleDict:
     """Puts a second adapter on every adapted layer of ``tower``, in place, and returns these by the layers' names."""
     adapters = nn.ModuleDict()
     for name, layer in tower.named_modules():
-        if isinstance(layer, AdaptedLinear):
-            adapter = Adapter(layer.in_features, layer.out_features, rank, alpha)
-            adapters[name.replace(".", "/")] = adapter
+        if isinstance(layer, Adapted):
+            adapters[name.replace(".", "/")] = adapter = new_adapter(layer, rank, alpha)
             layer.add(adapter)
     return adapters
 
@@ -115,14 +176,14 @@ def merge_private(model: nn.Module, tensors: Mapping[str, Tensor], scale: float)
         prefix, _, rest = name.partition("_private.")
         layer, _, half = rest.rpartition(".")
         if half == "up":
-            linear: Any = model.get_submodule(f"{prefix}_encoder.{layer.replace('/', '.')}")
-            linear.weight += scale * up @ tensors[f"{prefix}_private.{layer}.down"]
+            adapted: Any = model.get_submodule(f"{prefix}_encoder.{layer.replace('/', '.')}")
+            adapted.weight += (scale * up @ tensors[f"{prefix}_private.{layer}.down"]).view_as(adapted.weight)
 
 
 def merge(tower: nn.Module) -> None:
     """Replaces the adapted layers of ``tower``, in place, by plain ones with the same function."""
     for name, module in list(tower.named_modules()):
-        if isinstance(module, AdaptedLinear):
+        if isinstance(module, Adapted):
             _put(tower, name, module.merged())
 
 

@@ -63,7 +63,9 @@ class ModelConfig:
     adapters: str = ""  # "lora": the towers are frozen, low-rank adapters on them are trained; "": all weights are
     adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
     adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
-    adapter_layers: str = "all"  # linear layers of the towers that have adapters: "all", or those of "attention"
+    adapter_layers: str = (
+        "all"  # "all" linear layers, those of "attention", or "every": convolutions and embeddings too
+    )
     adapter_private: bool = False  # a second adapter on each of these layers, which never leaves its site
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class ModelConfig:
             raise ValueError(f"ModelConfig.adapter_alpha: {self.adapter_alpha!r}, expected a number above 0")
         if self.adapter_layers not in adapters.LAYERS:
             raise ValueError(
-                f"ModelConfig.adapter_layers: {self.adapter_layers!r}, expected {' or '.join(adapters.LAYERS)}"
+                f"ModelConfig.adapter_layers: {self.adapter_layers!r}, expected one of {', '.join(adapters.LAYERS)}"
             )
         if self.adapter_private and not (kind and rank):
             raise ValueError(
