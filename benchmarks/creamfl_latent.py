@@ -184,13 +184,14 @@ def main() -> None:
     parser.add_argument("--spaces", choices=("disjoint", "shared"), default="disjoint")
     parser.add_argument("--augmented", action="store_true")
     parser.add_argument("--kd", type=float, help="instead of the presets' kd_weight")
+    parser.add_argument("--sample", type=int, default=0, help="contrast_sample: public items drawn for a batch; 0 = all")
     options = parser.parse_args()
     torch.set_num_threads(1)
     say({**machine(), **vars(options)})
     found: dict[str, list[Figures]] = {name: [] for name in options.names}
     for seed in options.seeds:
         for name, runs in found.items():
-            chosen = method(name, options.kd, options.augmented)
+            chosen = replace(method(name, options.kd, options.augmented), contrast_sample=options.sample)  # type: ignore[call-arg]
             runs.append(Small(chosen, seed, options.public, options.records, options.start, options.spaces).measure())
     told = preconditions(found)
     for what, holds in told.items():

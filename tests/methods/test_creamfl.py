@@ -20,7 +20,7 @@ from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.methods.ensemble import GLOBAL, PREVIOUS, PUBLIC, SAMPLE, PublicEnsemble
-from fedvlp.methods.math.contrast import contrast_scores, representations
+from fedvlp.methods.math.contrast import contrast_scores, representations, sampled_contrast
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.training.config import Training
 
@@ -147,6 +147,23 @@ def test_avg_and_iot_by_hand() -> None:
     assert torch.allclose(equal, avg, atol=1e-6)
 
 
+def test_scores_of_a_sample_are_of_the_same_items_for_every_supplier_of_a_round() -> None:
+    """With 4 of 10 items every round has its own; with all of them, or more, the scores are those without a sample."""
+    server, image = prepared(world()), units(1)
+
+    def scores(count: int, site: str = "a") -> torch.Tensor:
+        return replace(SMALL, gca_sample=count).log_weights(server, sent(site, image), "image", image)
+
+    whole, first = scores(0), scores(4)
+    assert torch.equal(scores(10), whole)
+    assert torch.equal(scores(11), whole)
+    assert torch.equal(scores(4, "b"), first)
+    assert not torch.allclose(first, whole, atol=1e-3)
+    server.round = 1
+    assert not torch.equal(scores(4), first)
+    assert torch.equal(scores(0), whole)
+
+
 # The sites' losses
 
 
@@ -158,7 +175,7 @@ def contrast(method: CreamFL, modalities: tuple[str, ...]) -> dict[str, float]:
     client.data.modalities = modalities  # type: ignore[misc]
     client.memory = {PREVIOUS + name: eye.flip(0) for name in ("image", "text")}
     message = Broadcast(0, "train", {}, {"image": eye, "text": eye.flip(0)})
-    losses = method.public_losses(client, VLOutput(eye, eye), torch.tensor([0, 1]), message)
+    losses = method.public_losses(client, VLOutput(eye, eye), {"row": torch.tensor([0, 1])}, message)
     return {name: term.item() for name, term in losses.items()}
 
 
@@ -224,6 +241,67 @@ def test_a_pass_over_the_public_set_sees_every_item_once() -> None:
     rows = [batch[PUBLIC + "row"].tolist() for batch in batches if PUBLIC + "row" in batch]
     assert [sorted(rows[i] + rows[i + 1]) for i in (0, 2)] == [list(range(8))] * 2
     assert rows[:2] != rows[2:], "another order every time"
+
+
+SAMPLED = replace(SMALL, contrast_sample=6)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_every_public_batch_has_a_sample_of_its_own(joint: bool) -> None:
+    """Of 10 items 6 for 4 rows: 2 beside each row, all distinct; none where the sum of inter is not asked for."""
+    client = world(training=SGD).client("c")
+    message = Broadcast(0, "train", {}, {"image": units(1), "text": units(2)})
+
+    def samples(method: CreamFL, seed: int = 0) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        batches = method.batches(client, message, SGD.batch_size, generator)
+        return [batch[PUBLIC + "others"] for batch in batches if PUBLIC + "others" in batch]
+
+    method = replace(SAMPLED, joint=joint)
+    drawn = samples(method)
+    assert [tuple(sample.shape) for sample in drawn] == [(4, 2)] * 4
+    for sample in drawn:
+        assert len(set(sample.flatten().tolist())) == 8
+        assert set(sample.flatten().tolist()) <= set(range(10))
+    assert len({tuple(sample.flatten().tolist()) for sample in drawn}) == 4
+    assert [sample.tolist() for sample in samples(method)] == [sample.tolist() for sample in drawn]
+    assert [sample.tolist() for sample in samples(method, 1)] != [sample.tolist() for sample in drawn]
+    assert samples(replace(method, inter=False)) == []
+    assert samples(replace(method, contrast_sample=9))[0].shape == (4, 2), "3 beside each row would be more than 10"
+
+
+def test_a_sampled_contrast_is_that_of_the_items_beside_all_rows() -> None:
+    """Of 10 items those numbered 7, 2, 1 and 0 beside two rows, whatever row they are beside."""
+    client = world().client("a")
+    client.data.modalities = ("image",)  # type: ignore[misc]
+    client.memory = {PREVIOUS + "image": units(4)}
+    own, message = units(3, 2), Broadcast(0, "train", {}, {"image": units(1), "text": units(2)})
+    batch = {"row": torch.tensor([5, 2]), "others": torch.tensor([[7, 2], [1, 0]])}
+    seen = SMALL.public_losses(client, VLOutput(image=own), batch, message)["inter"]
+    expected = sampled_contrast(own, units(2), batch["row"], torch.tensor([0, 1, 2, 7]), 0.5).mean()
+    assert seen.item() == pytest.approx(0.5 * expected.item())
+    whole = SMALL.public_losses(client, VLOutput(image=own), {"row": batch["row"]}, message)["inter"]
+    assert whole.item() != pytest.approx(seen.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_sample_of_all_items_trains_the_same_bytes_as_none(joint: bool) -> None:
+    """From the number of items on nothing is drawn. With fewer the run is another one, and the same again."""
+    method = replace(SMALL, joint=joint)
+    whole = world(method).run()
+    for count in (10, 11):
+        same_bytes(world(replace(method, contrast_sample=count)).run().state, whole.state)
+    sampled = world(replace(method, contrast_sample=6)).run().state
+    assert differs(sampled, whole.state)
+    same_bytes(world(replace(method, contrast_sample=6)).run().state, sampled)
+
+
+def test_micro_batches_have_their_part_of_the_sample() -> None:
+    """Two rows of four, with two items each: finite terms at every site."""
+    history = world(SAMPLED, training=replace(SGD, micro_batch=2, accumulation="plain")).run().history
+    for record in history:
+        assert record["dropped"] == {}
+        assert all(math.isfinite(figures["loss/inter"]) for figures in record["sites"].values())
 
 
 # The server
@@ -294,10 +372,11 @@ def test_sites_are_drawn_anew_every_round() -> None:
     assert [tuple(record["sites"]) for record in other] != drawn
 
 
-def test_a_resumed_run_has_the_same_bytes(tmp_path: Path) -> None:
-    straight = world(folder=tmp_path / "a", rounds=Rounds(rounds=3, evaluate_every=0)).run()
-    world(folder=tmp_path / "b", rounds=Rounds(rounds=1, evaluate_every=0)).run()
-    resumed = world(folder=tmp_path / "b", rounds=Rounds(rounds=3, evaluate_every=0)).run()
+@pytest.mark.parametrize("method", [SMALL, SAMPLED], ids=["whole", "sampled"])
+def test_a_resumed_run_has_the_same_bytes(tmp_path: Path, method: CreamFL) -> None:
+    straight = world(method, folder=tmp_path / "a", rounds=Rounds(rounds=3, evaluate_every=0)).run()
+    world(method, folder=tmp_path / "b", rounds=Rounds(rounds=1, evaluate_every=0)).run()
+    resumed = world(method, folder=tmp_path / "b", rounds=Rounds(rounds=3, evaluate_every=0)).run()
     same_bytes(resumed.state, straight.state)
     same_bytes(resumed.memory, straight.memory)
 
@@ -419,6 +498,7 @@ def test_the_server_keeps_a_sample_for_the_report_and_no_more() -> None:
         ({"kd_norm": "l1"}, "mse, squared, l2"), ({"kd_weight": -0.1}, "kd_weight"),
         ({"local_epochs": 0}, "local_epochs"), ({"server_steps": -1}, "server_steps"),
         ({"distil_steps": -1}, "distil_steps"), ({"sites_per_round": -1}, "sites_per_round"),
+        ({"contrast_sample": -1}, "contrast_sample is -1"), ({"gca_sample": -2}, "gca_sample is -2"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

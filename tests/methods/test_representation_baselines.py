@@ -60,7 +60,7 @@ def test_digests_by_hand(kind: type[FedMD], norm: str) -> None:
     method = kind(digest=0.5, kd_norm=norm)
     own, target = torch.tensor([[1.0, 0.0]]), torch.tensor([[9.0, 9.0], [0.0, 1.0]])
     message = Broadcast(0, "train", {}, {"image": target, "text": target})
-    losses = method.public_losses(world(method).client("a"), VLOutput(own, own), torch.tensor([1]), message)
+    losses = method.public_losses(world(method).client("a"), VLOutput(own, own), {"row": torch.tensor([1])}, message)
     assert {name: term.item() for name, term in losses.items()} == {"digest": 2.0}
 
 
@@ -70,7 +70,7 @@ def test_a_digest_is_on_the_scale_of_the_servers_distillation() -> None:
     client, target = world(method).client("server"), {"image": units(1), "text": units(2)}
     (batch,) = client.public.batches("train", 8, drop_last=False)
     distilled = method.losses(client, batch, Broadcast(0, DISTIL, {}, target))
-    digested = method.public_losses(client, client.model(batch), batch["row"], Broadcast(0, "train", {}, target))
+    digested = method.public_losses(client, client.model(batch), batch, Broadcast(0, "train", {}, target))
     assert digested["digest"].item() == pytest.approx(sum(term.item() for term in distilled.values()))
 
 

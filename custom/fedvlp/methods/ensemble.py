@@ -80,9 +80,13 @@ class PublicEnsemble(Method):
         """{modality: [P, d]} that the server distils, from the combined ones."""
         return combined
 
-    def public_losses(self, client: Client, output: VLOutput, rows: Tensor, message: Broadcast) -> dict[str, Tensor]:
-        """The site's loss on public items ``rows`` [B], given the teachers in ``message.aux``."""
+    def public_losses(self, client: Client, output: VLOutput, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
+        """The site's loss on the public items ``batch["row"]`` [B], given the teachers in ``message.aux``."""
         return {}
+
+    def public_batches(self, client: Client, size: int, generator: Generator) -> Iterator[Batch]:
+        """A site's pass over the public set; the names of a batch begin with ``public/``."""
+        return public_pass(client, size, generator)
 
     # Server half
     def asks(self, server: Server) -> tuple[str, ...]:
@@ -147,10 +151,10 @@ class PublicEnsemble(Method):
         private = client.data.train_batches(self.local_epochs * steps, size, generator)
         for _ in range(self.local_epochs):
             if message.aux and self.public_first:
-                yield from public_pass(client, size, generator)
+                yield from self.public_batches(client, size, generator)
             yield from islice(private, steps)
             if message.aux and not self.public_first:
-                yield from public_pass(client, size, generator)
+                yield from self.public_batches(client, size, generator)
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         if message.phase == DISTIL:
@@ -161,7 +165,7 @@ class PublicEnsemble(Method):
         private = {name: t for name, t in batch.items() if not name.startswith(PUBLIC)}
         terms = super().losses(client, private, message) if private else {}
         if public:
-            terms |= self.public_losses(client, client.model(public), public["row"], message)
+            terms |= self.public_losses(client, client.model(public), public, message)
         return terms
 
     def distance(self, own: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, State, VLOutput
+from fedvlp.core.types import Batch, Broadcast, State, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.ensemble import PublicEnsemble, squared_distance
 
@@ -36,9 +36,9 @@ class FedMD(PublicEnsemble):
     def teachers(self, server: Server) -> State:
         return {n.removeprefix(CONSENSUS): t for n, t in server.memory.items() if n.startswith(CONSENSUS)}
 
-    def public_losses(self, client: Client, output: VLOutput, rows: Tensor, message: Broadcast) -> dict[str, Tensor]:
+    def public_losses(self, client: Client, output: VLOutput, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         known = [name for name in client.data.modalities if name in message.aux]
-        distances = [squared_distance(getattr(output, name), message.aux[name][rows]) for name in known]
+        distances = [squared_distance(getattr(output, name), message.aux[name][batch["row"]]) for name in known]
         return {"digest": self.digest * torch.stack(distances).sum()} if distances else {}
 
     def close(self, server: Server, combined: State) -> None:

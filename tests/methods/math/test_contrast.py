@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from fedvlp.methods.math.contrast import (
     only,
     opposite,
     representations,
+    sampled_contrast,
+    sampled_scores,
 )
 
 
@@ -80,6 +83,77 @@ def test_inter_contrast_is_cross_entropy_over_the_whole_public_set(tile: int) ->
     expected.sum().backward()
     seen.sum().backward()
     assert torch.allclose(other.grad, one.grad, atol=1e-12)
+
+
+def drawn(count: int, of: int) -> list[torch.Tensor]:
+    """All samples of that size."""
+    return [torch.tensor(chosen) for chosen in itertools.combinations(range(of), count)]
+
+
+def test_a_sampled_contrast_by_hand() -> None:
+    """Scores 2, 0, 1, -1 with T = 1; k = 0. Of items 1 and 3: e^2 + 3/2 (1 + e^-1); of 0 and 2: e^2 + 3/1 e^1."""
+    own = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    others = torch.tensor([[2.0, 5.0], [0.0, 1.0], [1.0, 0.0], [-1.0, 3.0]], dtype=torch.float64)
+    for sample, total in (([1, 3], math.e**2 + 1.5 * (1 + 1 / math.e)), ([0, 2], math.e**2 + 3 * math.e)):
+        loss = sampled_contrast(own, others, torch.tensor([0]), torch.tensor(sample), 1.0)
+        assert loss.item() == pytest.approx(math.log(total) - 2)
+
+
+@pytest.mark.parametrize("tile", [1, 2, 5, 100])
+def test_a_sample_of_all_items_is_the_whole_sum(tile: int) -> None:
+    """Value and gradient, in any order of the items."""
+    others, rows = units(5, seed=5), torch.tensor([4, 0, 4])
+    one, other = (units(3, seed=6).requires_grad_() for _ in range(2))
+    whole = inter_contrast(one, others, rows, 0.5)
+    seen = sampled_contrast(other, others, rows, torch.tensor([3, 0, 4, 1, 2]), 0.5, tile)
+    assert torch.allclose(seen, whole, atol=1e-12)
+    whole.sum().backward()
+    seen.sum().backward()
+    assert torch.allclose(other.grad, one.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_the_sampled_sum_is_unbiased(count: int) -> None:
+    """The mean over every sample that can be drawn is the whole sum, whether k is among them or not."""
+    own, others, rows = units(2, seed=7), 3 * units(8, seed=8), torch.tensor([1, 6])
+    positive = (own * others[rows]).sum(1) / 0.5
+    whole = (inter_contrast(own, others, rows, 0.5) + positive).exp()
+    sums = [(sampled_contrast(own, others, rows, some, 0.5) + positive).exp() for some in drawn(count, 8)]
+    assert torch.allclose(torch.stack(sums).mean(0), whole, rtol=1e-9)
+    assert not torch.allclose(sums[0], whole, rtol=1e-2), "the samples differ from it"
+
+
+def test_the_logarithm_of_the_sampled_sum_is_too_small_by_half_its_relative_variance() -> None:
+    own, others, rows = units(2, seed=7), units(14, seed=8), torch.tensor([1, 6])
+    positive = (own * others[rows]).sum(1) / 0.5
+    whole = inter_contrast(own, others, rows, 0.5)
+    losses = torch.stack([sampled_contrast(own, others, rows, some, 0.5) for some in drawn(10, 14)])
+    variance = (losses + positive).exp().var(dim=0, correction=0) / (2 * whole + 2 * positive).exp()
+    too_small = whole - losses.mean(dim=0)
+    assert (too_small > 0).all()
+    assert torch.allclose(too_small, variance / 2, rtol=0.1)
+
+
+def test_a_sample_of_the_positive_alone_has_no_negatives() -> None:
+    """The loss is 0, and its gradient no NaN."""
+    own = units(2).requires_grad_()
+    loss = sampled_contrast(own, units(5, seed=1), torch.tensor([3, 3]), torch.tensor([3]), 0.5)
+    loss.sum().backward()
+    assert loss.tolist() == [0.0, 0.0]
+    assert not own.grad.any()
+
+
+@pytest.mark.parametrize("tile", [3, 100])
+@pytest.mark.parametrize("exclude", [True, False])
+def test_sampled_scores_estimate_the_sum_of_equation_4(tile: int, exclude: bool) -> None:
+    """All items give the scores themselves; over all samples the mean of the sums is the whole sum."""
+    own, paired = units(7, seed=1), units(7, seed=2)
+    everything = torch.tensor([2, 6, 0, 1, 5, 4, 3])
+    whole = contrast_scores(own, paired, 0.4, exclude)
+    assert torch.allclose(sampled_scores(own, paired, everything, 0.4, exclude, tile), whole, atol=1e-12)
+    positive = (own * paired).sum(1) / 0.4
+    sums = [(positive - sampled_scores(own, paired, some, 0.4, exclude, tile)).exp() for some in drawn(3, 7)]
+    assert torch.allclose(torch.stack(sums).mean(0), (positive - whole).exp(), rtol=1e-9)
 
 
 def test_intra_contrast_by_hand() -> None:

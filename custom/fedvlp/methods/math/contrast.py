@@ -61,8 +61,46 @@ def inter_contrast(own: Tensor, others: Tensor, rows: Tensor, temperature: float
     return total - (own * others[rows]).sum(dim=1) / temperature
 
 
+def sampled_contrast(
+    own: Tensor, others: Tensor, rows: Tensor, sample: Tensor, temperature: float, tile: int = TILE
+) -> Tensor:
+    """[B] ``inter_contrast`` of ``own`` [B, d] with items k = ``rows`` [B], its sum over ``others`` [P, d] estimated.
+
+    The estimate is exp(a_k) + (P - 1) / m sum_{j in D} exp(a_j), with a_j = own . others_j / temperature and D those m
+    of ``sample`` [n], distinct items, that are not k: the positive is exact, and where the sample is drawn uniformly
+    D is too, so the estimate is unbiased. Its logarithm is not: by Jensen's inequality it is too small, for large n
+    by (1 - m / (P - 1)) v^2 / 2m, v the deviation of exp(a_j) over j in units of its mean. All items as the sample
+    give the whole sum.
+    """
+    negatives = _log_negatives(own, others, rows, sample, temperature, tile)
+    return F.softplus(negatives - (own * others[rows]).sum(dim=1) / temperature)
+
+
+def _log_negatives(own: Tensor, others: Tensor, rows: Tensor, sample: Tensor, temperature: float, tile: int) -> Tensor:
+    """[B] log of the estimated sum over all items but each row's own."""
+    pieces = sample.split(tile)
+    if len(pieces) == 1:
+        total = _log_sum_exp_of(own, others, rows, sample, temperature)
+    else:
+        tiles = [
+            checkpoint(
+                _log_sum_exp_of, own, others, rows, piece, temperature, use_reentrant=False, preserve_rng_state=False
+            )
+            for piece in pieces
+        ]
+        total = torch.stack(tiles).logsumexp(dim=0)
+    counted = (sample != rows[:, None]).sum(dim=1).clamp(min=1).to(total.dtype)  # m [B]
+    return total + ((len(others) - 1) / counted).log()
+
+
 def _log_sum_exp(own: Tensor, others: Tensor, temperature: float) -> Tensor:
     return (own @ others.T / temperature).logsumexp(dim=1)  # [B]
+
+
+def _log_sum_exp_of(own: Tensor, others: Tensor, rows: Tensor, sample: Tensor, temperature: float) -> Tensor:
+    """[B] over the items of ``sample`` but each row's own; -inf where that is none."""
+    scores = own @ others[sample].T / temperature  # [B, n]
+    return scores.masked_fill(sample == rows[:, None], -torch.inf).logsumexp(dim=1)
 
 
 def intra_contrast(own: Tensor, same: Tensor, previous: Tensor, temperature: float) -> Tensor:
@@ -89,6 +127,24 @@ def contrast_scores(
                 scores.fill_diagonal_(-torch.inf)
             total[rows] = torch.logaddexp(total[rows], scores.logsumexp(dim=1))
     return (own * paired).sum(dim=1) / temperature - total
+
+
+@torch.no_grad()
+def sampled_scores(
+    own: Tensor,
+    paired: Tensor,
+    sample: Tensor,
+    temperature: float = 1.0,
+    exclude_positive: bool = True,
+    tile: int = TILE,
+) -> Tensor:
+    """[P] ``contrast_scores``, their sum over j != k estimated from ``sample`` [n] as in ``sampled_contrast``."""
+    scores = []
+    for rows in torch.arange(len(own), device=own.device).split(tile):
+        positive = (own[rows] * paired[rows]).sum(dim=1) / temperature
+        margin = positive - _log_negatives(own[rows], paired, rows, sample, temperature, tile)
+        scores.append(margin if exclude_positive else F.logsigmoid(margin))
+    return torch.cat(scores)
 
 
 @torch.no_grad()
