@@ -8,6 +8,7 @@ of s_1 to s_5. Two sites with pairs, two with images, one with texts; |P| pairs 
 the widest. What is printed is what ``creamfl.py`` prints: the sum of R@1, R@5 and R@10 of the server on 1,000 unseen
 pairs, preconditions, and paired differences. ``--start shared`` gives all sites one initialisation, ``--spaces shared``
 one label space, ``--augmented`` distils noisy inputs: what was done before; so each can be tried by itself.
+``--sample`` draws that many public items for the contrast of a batch, in place of all.
 """
 
 from __future__ import annotations
@@ -184,7 +185,9 @@ def main() -> None:
     parser.add_argument("--spaces", choices=("disjoint", "shared"), default="disjoint")
     parser.add_argument("--augmented", action="store_true")
     parser.add_argument("--kd", type=float, help="instead of the presets' kd_weight")
-    parser.add_argument("--sample", type=int, default=0, help="contrast_sample: public items drawn for a batch; 0 = all")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="contrast_sample: public items drawn for a batch; 0 = all"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     say({**machine(), **vars(options)})

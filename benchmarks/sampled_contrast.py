@@ -8,11 +8,11 @@ the server is that direction with noise, and the site's is the same direction wi
 the terms of the sum differ as they do where some items are alike; ``v`` is their deviation in units of their mean, and
 the smaller the temperature the larger it is.
 
-``bias`` is the mean over draws of the batch's loss, less that with all items, in nats, with its 95 % interval; beside it
-what half of the relative variance would be (methods/math/contrast.py), and ``scatter``, the deviation of one draw.
-Of the gradient, in units of its own length: how far one draw is from it, how far the mean over draws is, and how far that
-would be if draws had no bias. Time is a step's, with the drawing, in processor seconds of one thread; memory what a step
-needs at its peak beside the items.
+``bias`` is the mean over draws of the batch's loss, less that with all items, in nats, with its 95 % interval; beside
+it what half of the relative variance would be (methods/math/contrast.py), and ``scatter``, the deviation of one draw.
+Of the gradient, in units of its own length: how far one draw is from it, how far the mean over draws is, and how far
+that would be if draws had no bias. Time is a step's, with the drawing, in processor seconds of one thread; memory what
+a step needs at its peak beside the items.
 """
 
 from __future__ import annotations
