@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import json
 import os
 import random
@@ -361,9 +362,13 @@ def events(one: World, monkeypatch: pytest.MonkeyPatch, fuse: Callable[[], None]
         monkeypatch.setattr(os, name, burning)
 
 
-def moments(name: str, count: int, some: int = 4) -> list[int]:
-    """Moments to kill at: the first, the last and some at random, the same in every run of the tests."""
-    return sorted({1, count, *random.Random(name).sample(range(1, count + 1), some)})
+def pieces(name: str, count: int, some: int = 4) -> list[int]:
+    """At which event to kill each start of a run of ``count`` events: at its first, and then at some at random.
+
+    They are so few together that no start arrives. The same in every run of the tests.
+    """
+    ends = [0, 1, *sorted(random.Random(name).sample(range(2, count), some))]
+    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize(
@@ -376,28 +381,30 @@ def moments(name: str, count: int, some: int = 4) -> list[int]:
 def test_killed_at_any_moment_and_resumed_is_uninterrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, statistics: str
 ) -> None:
-    """SIGKILL before a batch, before a file is synced, before it is renamed: the same bytes, also of site memories."""
+    """SIGKILL before a batch, before a file is synced, before it is renamed: the same bytes, also of site memories.
+
+    One run is killed again and again, and another one at its very last event.
+    """
     kind = {"norm_statistics": statistics}
-    expected = world(SMALL[name], tmp_path / "whole", **kind).run()
+    count = Fuse()
     with monkeypatch.context() as patch:
-        count = Fuse()
-        one = world(SMALL[name], tmp_path / "counted", **kind)
-        events(one, patch, count)
-        one.run()
-    for moment in moments(name, count.count):
-        folder = tmp_path / str(moment)
+        whole = world(SMALL[name], tmp_path / "whole", **kind)
+        events(whole, patch, count)
+        expected = whole.run()
+    for folder, deaths in ((tmp_path / "often", pieces(name, count.count)), (tmp_path / "late", [count.count])):
+        for moment in deaths:
 
-        def killed(folder: Path = folder, moment: int = moment) -> None:
-            one = world(SMALL[name], folder, **kind)
-            events(one, monkeypatch, Fuse(moment))
-            one.run()
+            def killed(folder: Path = folder, moment: int = moment) -> None:
+                one = world(SMALL[name], folder, **kind)
+                events(one, monkeypatch, Fuse(moment))
+                one.run()
 
-        assert forked(killed) == -signal.SIGKILL
+            assert forked(killed) == -signal.SIGKILL
         resumed = world(SMALL[name], folder, **kind).run()
         same_bytes(resumed.state, expected.state)
         same_bytes(resumed.memory, expected.memory)
-        assert facts(resumed) == facts(expected), moment
-        assert site_memories(folder) == site_memories(tmp_path / "whole"), moment
+        assert facts(resumed) == facts(expected), deaths
+        assert site_memories(folder) == site_memories(tmp_path / "whole"), deaths
 
 
 def test_killed_again_and_again_it_still_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

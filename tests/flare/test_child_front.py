@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +145,11 @@ def short() -> Iterator[Path]:
         yield Path(made)
 
 
-def small_job(rounds: int) -> Experiment:
+def small_job(sites: int) -> Experiment:
+    """One round of two phases."""
     experiment = presets.get("feddra")
     settings = {
-        "data.size": 300, "data.sites": 2, "rounds.rounds": rounds, "rounds.quorum": 1, "method.local_steps": 2,
+        "data.size": 150 * sites, "data.sites": sites, "rounds.rounds": 1, "rounds.quorum": 1, "method.local_steps": 2,
         "method.align_steps": 2, "training.batch_size": 8, "method.dro_batch": 8,
     }  # fmt: skip
     for key, value in settings.items():
@@ -156,13 +157,16 @@ def small_job(rounds: int) -> Experiment:
     return experiment
 
 
-def child_job(experiment: Experiment, folder: Path, tasks: int) -> Path:
-    """The job as hospitals run it, with so many tasks for a trainer."""
-    for path, text in job_files(experiment, child=True).items():
-        if path.endswith("config_fed_client.json"):
-            content = json.loads(text)
-            content["executors"][0]["executor"]["args"]["tasks_per_trainer"] = tasks
-            text = json.dumps(content)
+def child_job(experiment: Experiment, folder: Path, tasks: Mapping[str, int]) -> Path:
+    """The job as hospitals run it, in which a trainer of a site has so many ``tasks``: each site has its own app."""
+    files = job_files(experiment, child=True)
+    meta, client = (json.loads(files.pop(name)) for name in ("meta.json", "app/config/config_fed_client.json"))
+    meta["deploy_map"] = {"app": ["server"], **{site: [site] for site in tasks}}
+    for site, number in tasks.items():
+        client["executors"][0]["executor"]["args"]["tasks_per_trainer"] = number
+        files[f"{site}/config/config_fed_client.json"] = json.dumps(client)
+        files[f"{site}/custom/README.md"] = files["app/custom/README.md"]
+    for path, text in {"meta.json": json.dumps(meta), **files}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     return folder
@@ -188,17 +192,14 @@ def resident(process: int) -> float:
         return 0.0
 
 
-@pytest.mark.slow(seconds=120)
-@pytest.mark.parametrize("tasks", [0, 1, 2])
-def test_a_job_ends_with_the_engines_bytes_however_long_a_trainer_stays(
-    tmp_path: Path, short: Path, tasks: int
-) -> None:
+@pytest.mark.slow(seconds=90)
+def test_a_job_ends_with_the_engines_bytes_however_long_a_trainer_stays(tmp_path: Path, short: Path) -> None:
     """A trainer for the job, a fresh child for each task, and one for every two tasks; nobody is left behind."""
-    experiment = small_job(1)
+    experiment = small_job(sites=3)
     engine = RunFolder.create(tmp_path / "engine", experiment)
     simulate(experiment, engine)
-    job = child_job(experiment, tmp_path / "job", tasks)
-    done = simulator(job, tmp_path, 2, TMPDIR=str(short))
+    job = child_job(experiment, tmp_path / "job", {"site-1": 0, "site-2": 1, "site-3": 2})
+    done = simulator(job, tmp_path, 3, TMPDIR=str(short))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     flare = RunFolder(tmp_path / "runs" / "feddra" / "001")
     assert flare.model.read_bytes() == engine.model.read_bytes()
@@ -209,10 +210,10 @@ def test_a_job_ends_with_the_engines_bytes_however_long_a_trainer_stays(
     assert processes(short, b"fedvlp.flare.trainer") == []
 
 
-@pytest.mark.slow(seconds=120)
+@pytest.mark.slow(seconds=60)
 def test_a_trainer_that_is_killed_in_a_task_costs_that_task_alone(tmp_path: Path, short: Path) -> None:
     """Of the first one that trains; its site is back at the next task, with a trainer of its own."""
-    experiment = small_job(2)
+    experiment = small_job(sites=2)
     killed: list[int] = []
 
     def kill() -> None:
@@ -226,7 +227,8 @@ def test_a_trainer_that_is_killed_in_a_task_costs_that_task_alone(tmp_path: Path
             time.sleep(0.02)
 
     threading.Thread(target=kill, daemon=True).start()
-    done = simulator(child_job(experiment, tmp_path / "job", 0), tmp_path, 2, TMPDIR=str(short))
+    job = child_job(experiment, tmp_path / "job", {"site-1": 0, "site-2": 0})
+    done = simulator(job, tmp_path, 2, TMPDIR=str(short))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert killed
     history = RunFolder(tmp_path / "runs" / "feddra" / "001").history()

@@ -43,7 +43,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 300.0) -> An
     while time.monotonic() < end:
         if found := condition():
             return found
-        time.sleep(0.1)
+        time.sleep(0.25)  # a look at all processes takes 10 ms
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
