@@ -111,4 +111,4 @@ def _python(words: list[str]) -> None:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+        runpy.run_path(str(Path(words[0]).absolute()), run_name="__main__")
