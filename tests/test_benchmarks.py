@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import programs
 from support.pretend_streams import Entry
 
 from fedvlp.claims.ledger import alignment
@@ -26,9 +29,7 @@ def test_every_benchmark_finds_what_it_imports() -> None:
     names = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
     assert len(names) > 15
     code = f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=BENCHMARKS, capture_output=True, text=True, timeout=110, check=False
-    )
+    done = programs.forked(["python", "-c", code], BENCHMARKS, os.environ)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -127,29 +128,42 @@ def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
     assert names == [f"task site-1 {phase} {number}" for phase, number in wanted]
 
 
-def ran(*arguments: str) -> str:
-    """What a program of the folder prints."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The program, as a module."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("gpu")
+    for name in {path.stem for path in BENCHMARKS.glob("*.py")} - before:
+        sys.modules.pop(name, None)
+
+
+def in_forks(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run`` of a program of the folder, without the seconds in which it imports."""
+    return programs.forked(["python", *command[1:]], BENCHMARKS, os.environ)
 
 
 @pytest.mark.slow(seconds=60)
 def test_every_piece_of_the_gpu_benchmark_runs_and_is_not_measured_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)  # where gpu.py finds what the programs share
+    """All pieces in forked processes; then one again, by the program as it is started and in a process of its own."""
     kept = tmp_path / "gpu.json"
     command = ("gpu.py", "--quick", "--device", "cpu", "--resume", str(kept), "--minutes", "14")
-    ran(*command)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "subprocess", SimpleNamespace(run=in_forks, TimeoutExpired=subprocess.TimeoutExpired))
+        patch.setattr(sys, "argv", list(command))
+        gpu.main()
     pieces = json.loads(kept.read_text())
-    assert list(pieces) == list(runpy.run_path(str(BENCHMARKS / "gpu.py"))["PIECES"])
+    assert list(pieces) == list(gpu.PIECES)
     assert {name: piece["why"] for name, piece in pieces.items()} == dict.fromkeys(pieces, "")
     assert all(piece["rows"] for piece in pieces.values())
     pieces["contrast"]["why"] = "stopped"
     kept.write_text(json.dumps(pieces))
-    ran(*command)
+    done = subprocess.run(
+        [sys.executable, *command], cwd=BENCHMARKS, capture_output=True, text=True, timeout=800, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
     again = json.loads(kept.read_text())
     assert [name for name in pieces if again[name] != pieces[name]] == ["contrast"]
     assert again["contrast"]["why"] == ""
@@ -157,7 +171,10 @@ def test_every_piece_of_the_gpu_benchmark_runs_and_is_not_measured_twice(
 
 @pytest.mark.slow(seconds=20)
 def test_the_trace_of_a_run_is_drawn_and_no_step_makes_the_host_wait(tmp_path: Path) -> None:
-    told = ran("gpu_trace.py", "--quick", "--trace", str(tmp_path / "trace.json"))
+    command = ["python", "gpu_trace.py", "--quick", "--trace", str(tmp_path / "trace.json")]
+    done = programs.forked(command, BENCHMARKS, os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = done.stdout
     lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
     counted = next(line for line in lines if "steps" in line)
     assert counted == {"steps": 3 * 5 * (2 + 5), "waits_of_the_host_between_steps_of_a_task": 0}

@@ -17,6 +17,7 @@ import torch
 from support import programs
 from support.extending import COMMANDS, FILES, PAGE, prepare
 from support.plugins import fresh
+from support.simulator import assert_same_metrics
 from typer.testing import CliRunner
 
 from fedvlp.cli import app, new
@@ -24,10 +25,12 @@ from fedvlp.core.types import VLOutput
 from fedvlp.data.report_text import clean_report
 from fedvlp.run import plugins, presets
 from fedvlp.run.config import choose, override
+from fedvlp.run.folder import RunFolder
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[1]
-SMALL = {"data.size": "700", "rounds.rounds": "1", "method.local_steps": "2", "training.batch_size": "16"}
+KILLED = "fedvlp simulate my-method --plugin my_method.py"
+SMALL = {"method.local_steps": "2", "training.batch_size": "16"}
 
 
 @pytest.fixture(autouse=True)
@@ -109,24 +112,50 @@ def test_the_source_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def smaller(command: str) -> str:
-    """The same ``fedvlp`` command with fewer steps, where it trains or writes a job."""
+    """The same ``fedvlp`` command with fewer steps, where it trains or writes a job.
+
+    The page's method keeps five sites, as many as its job has threads, and two rounds, between which it is killed.
+    """
     if not command.startswith(("fedvlp simulate", "fedvlp jobs export")) or "--resume" in command:
         return command
-    settings = {k: v for k, v in SMALL.items() if not (k.startswith("data.") and "--data" in command)}
+    settings = {**SMALL, "rounds.rounds": "2" if "my-method" in command else "1"}
+    if "--data" not in command:
+        settings |= {"data.size": "700"} if "my-method" in command else {"data.size": "200", "data.sites": "2"}
     return command + "".join(f" --set {key}={value}" for key, value in settings.items())
 
 
 @pytest.mark.slow(seconds=150)
 def test_every_command_runs(tmp_path: Path) -> None:
-    """In the page's order. The method ends with the same bytes in the engine and in FLARE's simulator."""
+    """In the page's order. The method's run is killed after its first round, and goes on by the page's own command.
+
+    It then has the bytes, the metrics and the settings of the undisturbed run of its job in FLARE's simulator. Each
+    command is a process of its own, so nothing is known but what is said and what is on disk.
+    """
     prepare(tmp_path)
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    for command in COMMANDS:
-        programs.run(smaller(command), tmp_path, environment)
-    assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"]
+    # else pytest would at its end delete what earlier sessions left, for minutes
+    environment["PYTEST_DEBUG_TEMPROOT"] = str(tmp_path)
     runs = tmp_path / "runs" / "my-method"
-    models = [(runs / number / "model" / "model.safetensors").read_bytes() for number in ("001", "002")]
-    assert models[0] == models[1]
+    mine, flare = RunFolder(runs / "001"), RunFolder(runs / "002")
+    output = {}
+    for command in COMMANDS:
+        if command == KILLED:
+            programs.kill_after("round", smaller(command), tmp_path, environment)
+            assert not mine.model.exists()
+        else:
+            output[command] = programs.run(smaller(command), tmp_path, environment)
+    assert output.keys() == set(COMMANDS) - {KILLED}
+    assert (tmp_path / "my_method.py").read_text() == FILES["my_method.py"]
+    assert mine.model.read_bytes() == flare.model.read_bytes()
+    assert json.loads(flare.config.read_text()) == json.loads(mine.config.read_text())
+    assert_same_metrics(flare, mine)
+    for copy in (flare.plugin("my_method"), tmp_path / "my-method-job" / "app" / "custom" / "my_method.py"):
+        assert copy.read_text() == FILES["my_method.py"]
+    (test,) = [said for command, said in output.items() if "pytest" in command]
+    assert "7 passed" in test
+    told = "".join(said for command, said in output.items() if "runs/my-method/001" in command)
+    assert "distortion" in told
+    assert "report.html" in told
     table = (tmp_path / "my-runs" / "fedavg" / "001" / "evaluation" / "uniformity.csv").read_text().splitlines()
     assert re.fullmatch(r"site-1(,-?\d\.\d{4}){3}", table[1])
     assert "Paired cosine" in (tmp_path / "my-runs" / "fedavg" / "001" / "report.html").read_text()

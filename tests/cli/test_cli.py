@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import programs
 from typer.testing import CliRunner
 
 from fedvlp import __version__
@@ -64,7 +65,9 @@ def test_the_version_is_told_as_sites_must_agree_on_it(tmp_path: Path) -> None:
 
 
 def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
-    done = fedvlp("simulate", "feddra", *SMALL, "--set", "method.align_steps=1", folder=tmp_path)
+    done = programs.forked(
+        ["fedvlp", "simulate", "feddra", *SMALL, "--set", "method.align_steps=1"], tmp_path, os.environ
+    )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^round ", done.stdout, re.MULTILINE)) == 5, "a line per phase, and the last evaluation"
     run = tmp_path / "runs" / "feddra" / "001"
@@ -102,13 +105,6 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
         assert CliRunner().invoke(app, ["simulate", *arguments]).exit_code == 0
     whole = tmp_path / "runs" / "fedavg" / "002"
     assert (run / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow(seconds=10)
-def test_doctor(tmp_path: Path) -> None:
-    done = fedvlp("doctor", folder=tmp_path)
-    assert done.returncode == 0, done.stdout
-    assert "torch and torchvision fit: yes" in done.stdout
 
 
 def test_a_stopped_command_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fedvlp.cli import app, main
+from fedvlp.cli import main
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.run import presets
+from fedvlp.run.config import override
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 
-SMALL = [
-    "--sites", "2", "--workers", "1", "--set", "data.size=200", "--set", "method.local_steps=1",
-    "--set", "training.batch_size=8", "--set", "rounds.rounds=1",
-]  # fmt: skip
+SMALL = {
+    "data.sites": "2", "data.size": "200", "method.local_steps": "1", "training.batch_size": "8", "rounds.rounds": "1",
+}  # fmt: skip
 
 LINES = (Path(__file__).parent / "mistakes.txt").read_text(encoding="utf-8").split("\n\n")
 MISTAKES = {one.split("\n")[0].removeprefix("$ fedvlp").strip(): one.strip().split("\n")[1] for one in LINES}
@@ -59,9 +61,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from PIL import Image
 
     Image.new("L", (64, 64), 7).save(folder / "constant.png")
-    arguments = ["simulate", "fedavg", *SMALL, "--runs", str(folder / "runs")]
-    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
-    run = folder / "runs" / "fedavg" / "001"
+    experiment = presets.get("fedavg")
+    for key, value in SMALL.items():
+        experiment = override(experiment, key, value)
+    finished = RunFolder.create(folder / "runs", experiment)
+    simulate(experiment, finished)
+    run = finished.path
+    assert run == folder / "runs" / "fedavg" / "001"
     for name in ("emptyrun", "damaged"):
         (folder / name / "fedavg").mkdir(parents=True)
     empty = folder / "emptyrun" / "fedavg" / "001"

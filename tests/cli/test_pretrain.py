@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support import programs
 from support.presets import MODEL
 
 from fedvlp.cli import main
@@ -20,15 +21,10 @@ from fedvlp.run.presets import PRESETS
 from fedvlp.run.pretrain import Comparison, compare, pretrainable, write_towers
 from fedvlp.run.simulate import simulate
 
-FEDVLP = Path(sys.executable).parent / "fedvlp"
 FEW = {
     "data.size": "300", "rounds.rounds": "2", "method.local_steps": "2", "training.batch_size": "8",
     "training.checkpoint_steps": "0", "rounds.evaluate_every": "0",
 }  # fmt: skip
-
-
-def fedvlp(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FEDVLP, *arguments], cwd=folder, capture_output=True, text=True, timeout=110, check=False)
 
 
 def small(**changes: str) -> list[str]:
@@ -46,13 +42,31 @@ def made_here(folder: Path, seed: int = 0) -> Path:
     return folder / "towers"
 
 
-@pytest.mark.slow(seconds=15)
-def test_towers_are_pretrained_and_a_run_starts_from_them(tmp_path: Path) -> None:
-    done = fedvlp("pretrain", "towers", *small(), folder=tmp_path)
+@dataclass(frozen=True)
+class Commanded:
+    """What `fedvlp pretrain towers` left in its folder, and printed."""
+
+    folder: Path
+    output: str
+
+    @property
+    def towers(self) -> Path:
+        return self.folder / "towers"
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> Commanded:
+    folder = tmp_path_factory.mktemp("commanded")
+    done = programs.forked(["fedvlp", "pretrain", "towers", *small()], folder, os.environ)
     assert done.returncode == 0, done.stderr
-    wrote = done.stdout.splitlines()[-1].removeprefix("wrote ")
-    assert wrote == pinned(str(tmp_path / "towers")).replace(f"{tmp_path}/", "")
-    described = json.loads((tmp_path / "towers" / "config.json").read_text())
+    return Commanded(folder, done.stdout)
+
+
+@pytest.mark.slow(seconds=15)
+def test_towers_are_pretrained_and_a_run_starts_from_them(commanded: Commanded, tmp_path: Path) -> None:
+    wrote = commanded.output.splitlines()[-1].removeprefix("wrote ")
+    assert wrote == pinned(str(commanded.towers)).replace(f"{commanded.folder}/", "")
+    described = json.loads((commanded.towers / "config.json").read_text())
     made, weights = described["made"], described["weights"]
     assert weights["sha256"] == parse(wrote).digest
     assert weights["numbers"] == 1_109_504
@@ -60,31 +74,18 @@ def test_towers_are_pretrained_and_a_run_starts_from_them(tmp_path: Path) -> Non
     assert made["command"].startswith("fedvlp pretrain OUT --preset tiny-pool --set data.size=300 ")
     assert made["held_out"]["queries"] % 64 == 0
     assert made["held_out"]["chance_r1"] == 3.125
-    assert f"R@1 {made['held_out']['r1']}" in done.stdout
-    begun = fedvlp(
-        "simulate",
-        "fedavg",
-        "--set",
-        f"model.init={tmp_path / 'towers'}",
-        *small(**{"rounds.rounds": "0"}),
-        folder=tmp_path,
-    )
+    assert f"R@1 {made['held_out']['r1']}" in commanded.output
+    start = ["fedvlp", "simulate", "fedavg", "--set", f"model.init={commanded.towers}"]
+    begun = programs.forked([*start, *small(**{"rounds.rounds": "0"})], tmp_path, os.environ)
     assert begun.returncode == 0, begun.stderr
     saved = json.loads((tmp_path / "runs" / "fedavg" / "001" / "config.json").read_text())
-    assert saved["args"]["model"]["args"]["init"] == f"{tmp_path / 'towers'}@{weights['sha256']}"
-
-
-@pytest.fixture(scope="module")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Made twice in the same way."""
-    first, again = (made_here(tmp_path_factory.mktemp(name)) for name in ("first", "again"))
-    return first, again
+    assert saved["args"]["model"]["args"]["init"] == f"{commanded.towers}@{weights['sha256']}"
 
 
 @pytest.mark.slow(seconds=30)
-def test_made_again_on_this_machine_they_have_the_same_bytes(twice: tuple[Path, Path]) -> None:
-    first, again = twice
-    found = compare(PRESETS["tiny-pool"], pinned(str(first)), again)
+def test_made_again_on_this_machine_they_have_the_same_bytes(commanded: Commanded, tmp_path: Path) -> None:
+    """Here in this process, without the command."""
+    found = compare(PRESETS["tiny-pool"], pinned(str(commanded.towers)), made_here(tmp_path))
     assert found.same_bytes
     assert found.same_machine
     assert found.problem == ""
@@ -92,8 +93,8 @@ def test_made_again_on_this_machine_they_have_the_same_bytes(twice: tuple[Path, 
 
 
 @pytest.mark.slow(seconds=25)
-def test_others_are_told_by_bytes_recall_and_features(twice: tuple[Path, Path], tmp_path: Path) -> None:
-    found = compare(PRESETS["tiny-pool"], pinned(str(twice[0])), made_here(tmp_path, seed=1))
+def test_others_are_told_by_bytes_recall_and_features(commanded: Commanded, tmp_path: Path) -> None:
+    found = compare(PRESETS["tiny-pool"], pinned(str(commanded.towers)), made_here(tmp_path, seed=1))
     assert not found.same_bytes
     assert found.problem == "this machine, with this torch, should have made the same bytes"
     assert all(value < 0.9 for value in found.cosine.values())

@@ -1,12 +1,8 @@
-"""A method in a file of somebody's folder: the same bytes wherever it runs, and what a job brings of it."""
+"""A method in a file of somebody's folder: what a job brings of it. tests/test_extending.py compares the bytes."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +13,6 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 from support.flare_memory import MemoryFlare, toy_experiment
 from support.plugins import PULLED, forget, fresh, installed, pulled
-from support.simulator import assert_same_metrics, simulator
 from support.toy import three_sites
 from typer.testing import CliRunner
 
@@ -28,65 +23,12 @@ from fedvlp.flare.jobs import job_files, write_job
 from fedvlp.flare.paths import SitePaths
 from fedvlp.run import plugins, presets
 from fedvlp.run.config import fingerprint
-from fedvlp.run.folder import RunFolder
-
-FEDVLP = Path(sys.executable).parent / "fedvlp"
-SMALL = {"data.size": "500", "data.sites": "2", "rounds.rounds": "3", "training.batch_size": "16"}
-SETTINGS = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     with fresh():
         yield
-
-
-def fedvlp(*arguments: str | Path, folder: Path) -> str:
-    done = subprocess.run([FEDVLP, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-@pytest.mark.slow(seconds=120)
-def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
-    """By the commands a person types: simulated; killed and resumed; as a job in FLARE's simulator, killed too.
-
-    Each command is a process of its own, so nothing is known but what is said and what is on disk.
-    """
-    pulled(tmp_path / "mine")
-    plugin = ("--plugin", Path("mine") / "pulled_method.py")
-    fedvlp("simulate", "pulled", *plugin, *SETTINGS, folder=tmp_path)
-    whole = RunFolder(tmp_path / "runs" / "pulled" / "001")
-
-    command = [FEDVLP, "simulate", "pulled", *plugin, *SETTINGS]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    while not process.stdout.readline().startswith("round"):
-        assert process.poll() is None
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait(60)
-    killed = RunFolder(tmp_path / "runs" / "pulled" / "002")
-    assert not killed.model.exists()
-    fedvlp("simulate", "pulled", "--resume", killed.path, *plugin, folder=tmp_path)
-    assert killed.model.read_bytes() == whole.model.read_bytes()
-
-    assert "distortion" in fedvlp("evaluate", killed.path, "--what", "distortion", "--steps", "1", *plugin,
-                                  folder=tmp_path)  # fmt: skip
-    assert "report.html" in fedvlp("report", killed.path, *plugin, folder=tmp_path)
-
-    fedvlp("jobs", "export", "pulled", "job", *plugin, *SETTINGS, folder=tmp_path)
-    assert (tmp_path / "job" / "app" / "custom" / "pulled_method.py").read_text() == PULLED
-    (tmp_path / "flare").mkdir()
-    done = simulator(tmp_path / "job", tmp_path / "flare", 2)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    flare = RunFolder(tmp_path / "flare" / "runs" / "pulled" / "001")
-    assert flare.model.read_bytes() == whole.model.read_bytes()
-    assert json.loads(flare.config.read_text()) == json.loads(whole.config.read_text())
-    assert flare.plugin("pulled_method").read_text() == PULLED
-    assert_same_metrics(flare, whole)
 
 
 def test_a_job_brings_the_file_and_names_its_class(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,33 @@ def audit(run: RunFolder) -> audits.Audit:
         for module in (audits, audit_updates):
             patch.setattr(module, "LEAK_STEPS", 100)
         return audits.measure(run, resamples=100, invert=3.0)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The command without controls on a copy of the run: what it printed, and what was measured."""
+
+    run: RunFolder
+    output: str
+    measured: audits.Audit
+
+
+@pytest.fixture(scope="module")
+def told(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """With fewer resamples than the command takes."""
+    copy = RunFolder(tmp_path_factory.mktemp("copy") / "small" / "001")
+    shutil.copytree(run.path, copy.path)
+    measure, measured = audits.measure, []
+
+    def fewer(*arguments: Any, **options: Any) -> audits.Audit:
+        measured.append(measure(*arguments, **options, resamples=20))
+        return measured[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audits, "measure", fewer)
+        done = CliRunner().invoke(app, ["audit", str(copy.path), "--no-controls"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return Told(copy, done.output, *measured)
 
 
 def test_members_were_trained_on_and_others_were_not(run: RunFolder) -> None:
@@ -147,11 +175,9 @@ def test_report_and_card_say_it_once(run: RunFolder, audit: audits.Audit) -> Non
     assert "The attack finds it" in page
 
 
-def test_the_command(run: RunFolder) -> None:
-    done = CliRunner().invoke(app, ["audit", str(run.path), "--no-controls"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    assert "No leak was planted" in done.output
-    assert "audit.json" in done.output
+def test_the_command(told: Told) -> None:
+    assert "No leak was planted" in told.output
+    assert "audit.json" in told.output
 
 
 def test_a_site_sees_what_its_limit_would_measure(run: RunFolder) -> None:
@@ -224,10 +250,10 @@ def test_a_run_without_a_model_is_refused(tmp_path: Path) -> None:
         audits.measure(RunFolder(tmp_path))
 
 
-def test_the_words_of_an_update_stand_out(run: RunFolder) -> None:
+def test_the_words_of_an_update_stand_out(told: Told) -> None:
     """Without a policy: all words of eight reports, and nearly nothing else; of a pass over all, most."""
-    measured = audits.measure(run, controls=False, resamples=20)
-    assert measured == audits.read(run)
+    measured = told.measured
+    assert measured == audits.read(told.run)
     few = [words for words in measured.words if words.reports == FEW]
     assert {words.site for words in few} == {row.site for row in measured.rows if row.site}
     assert len(few) > 1
@@ -235,6 +261,6 @@ def test_the_words_of_an_update_stand_out(run: RunFolder) -> None:
         assert words.steps == 1
         assert words.recovered > 95
         assert words.right > 95 > 50 > words.guess
-    page = section(Run.read(run))
+    page = section(Run.read(told.run))
     assert "by guessing" in page
     assert "SendAsReceived" in page

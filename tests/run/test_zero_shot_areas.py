@@ -6,6 +6,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from support.presets import SMALL
@@ -13,10 +14,11 @@ from support.report_pages import page_of
 
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation.zero_shot import ZeroShot, class_texts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.run import zero_shot_areas as areas
-from fedvlp.run.compare import INITIAL
+from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import Choices, zero_shot
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.recalls import TRAINED
@@ -60,6 +62,26 @@ def test_the_initial_model_stands_beside(measured: list[Area]) -> None:
     of = {model: [one.area.value for one in measured if one.model == model] for model in (INITIAL, TRAINED)}
     assert len(of[INITIAL]) == len(of[TRAINED]) == 10
     assert of[INITIAL] != of[TRAINED]
+
+
+def test_prompts_are_embedded_once_for_one_model_and_by_each_of_sites_own(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites with models of their own have the areas that these have where all sites share them."""
+    run, protocol = FinishedRun(folder, "run"), ZeroShot(tuple(FINDINGS))
+    models = {"site-1": run.trained()[1], "site-2": run.assembly.initial()}
+    calls = []
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return class_texts(*arguments)
+
+    monkeypatch.setattr(areas, "class_texts", counted)
+    shared = {site: list(areas._areas(run, protocol, TRAINED, {}, model)) for site, model in models.items()}
+    assert len(calls) == len(models) * len(protocol.seeds)
+    expected = [one for site, found in shared.items() for one in found if one.site == site]
+    assert list(areas._areas(run, protocol, TRAINED, models, models["site-1"])) == expected
+    assert len(expected) == 10
 
 
 def test_the_report_shows_them(folder: RunFolder, measured: list[Area]) -> None:

@@ -20,7 +20,7 @@ from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.prompts import PROMPTS, prompts
-from fedvlp.evaluation.zero_shot import ZeroShot, class_scores, class_texts, test_images, test_labels
+from fedvlp.evaluation.zero_shot import Embeddings, ZeroShot, class_scores, class_texts, test_images, test_labels
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader
 from fedvlp.run.folder import RunFolder
@@ -87,12 +87,16 @@ def _areas(run: FinishedRun, protocol: ZeroShot, name: str, own: Mapping[str, St
     ]  # of each seed, by class
     cohort = run.assembly.cohort
     columns = [cohort.label_names.index(of) for of in protocol.classes]
+    one_model = not own and load is distortion.load  # the same at every site, and so are the vectors of its prompts
+    texts: list[Embeddings] = []
     for site, data in run.data.items():
         client = run.assembly.client(site, data)
         load(client, own.get(site, state), site)
         client.model.eval()
         image = test_images(client, data, protocol.batch_size)
-        scores = [class_scores(image, class_texts(client, one)[1], protocol.ensemble).cpu() for one in sentences]
+        if not (texts and one_model):
+            texts = [class_texts(client, one)[1] for one in sentences]
+        scores = [class_scores(image, of_seed, protocol.ensemble).cpu() for of_seed in texts]
         labels = test_labels(data, protocol.batch_size)[:, columns]
         imaged = torch.from_numpy(cohort.has_image()[cohort.rows("test", site)])
         yield from _of_site(name, site, protocol.classes, torch.stack(scores), labels, imaged, run.patients[site])

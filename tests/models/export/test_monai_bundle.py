@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -82,41 +83,59 @@ def films(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-@pytest.mark.slow(seconds=15)
-def test_the_lines_of_the_readme_need_no_fedvlp(tmp_path: Path) -> None:
-    model = model_of("tiny")
-    export_monai_bundle(model, tmp_path / "encoder")
-    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "encoder" / "docs" / "README.md").read_text(), re.DOTALL)
-    paths = films(tmp_path / "films")
-    more = """
+RUN = """
+from monai.bundle import run
+run(config_file="configs/inference.json", dataset_dir="../films", device="cpu")
+"""
+"""What ``python -m monai.bundle run`` calls, in the bundle's folder."""
+
+LINES = """
 import os, sys, torch
 sys.path.insert(0, "encoder")
 from scripts.prepare import films
 prepared = films(sorted(f"films/{name}" for name in os.listdir("films")))
 torch.save(network.to("cpu")(torch.from_numpy(prepared)).detach(), "seen.pt")
 """
-    alone(code + more, tmp_path)
-    seen = torch.load(tmp_path / "seen.pt", weights_only=True)
-    assert (seen - model.encode_image(paths)).abs().max() <= 1e-5
+"""What follows the lines of the bundle's README in the folder above."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """A folder in which a process without fedvlp used the bundle, the films there, and their vectors here."""
+
+    folder: Path
+    films: list[Path]
+    vectors: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
+    """By ``RUN``, where its engine is installed, and then by the lines of the README."""
+    folder = tmp_path_factory.mktemp("used")
+    model = model_of("tiny")
+    export_monai_bundle(model, folder / "encoder")
+    paths = films(folder / "films")
+    (code,) = re.findall(r"```python\n(.*?)```", (folder / "encoder" / "docs" / "README.md").read_text(), re.DOTALL)
+    run = RUN if find_spec("ignite") else ""
+    alone(f"{run}\nimport os\nos.chdir('..')\n{code}{LINES}", folder / "encoder")
+    return Used(folder, paths, model.encode_image(paths))
+
+
+@pytest.mark.slow(seconds=20)
+def test_the_lines_of_the_readme_need_no_fedvlp(used: Used) -> None:
+    seen = torch.load(used.folder / "seen.pt", weights_only=True)
+    assert (seen - used.vectors).abs().max() <= 1e-5
 
 
 @pytest.mark.slow(seconds=20)
 @pytest.mark.skipif(find_spec("ignite") is None, reason="pip install pytorch-ignite")
-def test_monai_runs_the_bundle_on_a_folder_of_films(tmp_path: Path) -> None:
-    """What ``python -m monai.bundle run`` calls; the table has a film and its vector in each line."""
-    model = model_of("tiny")
-    export_monai_bundle(model, tmp_path / "encoder")
-    paths = films(tmp_path / "films")
-    run = """
-from monai.bundle import run
-run(config_file="configs/inference.json", dataset_dir="../films", device="cpu")
-"""
-    alone(run, tmp_path / "encoder")
-    with (tmp_path / "encoder" / "eval" / "vectors.csv").open(newline="") as file:
+def test_monai_runs_the_bundle_on_a_folder_of_films(used: Used) -> None:
+    """The table has a film and its vector in each line."""
+    with (used.folder / "encoder" / "eval" / "vectors.csv").open(newline="") as file:
         names, *columns = zip(*csv.reader(file), strict=True)
-    assert [Path(name).name for name in names] == [path.name for path in paths]
+    assert [Path(name).name for name in names] == [path.name for path in used.films]
     seen = torch.tensor([[float(value) for value in column] for column in columns]).T
-    assert (seen - model.encode_image(paths)).abs().max() <= 1e-5
+    assert (seen - used.vectors).abs().max() <= 1e-5
 
 
 def test_of_a_classifier_the_vectors_are_written(tmp_path: Path) -> None:

@@ -43,23 +43,6 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
 
 
-@pytest.mark.slow(seconds=10)
-def test_timm_needs_no_fedvlp(tmp_path: Path) -> None:
-    model = trained(ModelConfig("resnet10t", "tiny", image_size=32, **SMALL))  # type: ignore[arg-type]
-    line, films, features = exported(model, tmp_path)
-    save_file({"films": films, "features": features}, tmp_path / "x")
-    alone(
-        f"""
-import timm, torch
-from safetensors.torch import load_file
-model, seen = {line}.eval(), load_file("x")
-with torch.no_grad():
-    assert (model(seen["films"]) - seen["features"]).abs().max() <= 1e-5 * seen["features"].abs().max()
-""",
-        tmp_path,
-    )
-
-
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> DualEncoder:
     """A dual encoder with the first layer of a BERT with a vocabulary."""
@@ -107,9 +90,22 @@ def test_transformers_gives_the_features_of_the_text_tower(reader: DualEncoder, 
         assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
 
 
-@pytest.mark.slow(seconds=10)
-def test_transformers_needs_no_fedvlp(reader: DualEncoder, tmp_path: Path) -> None:
-    alone(read(reader, tmp_path), tmp_path)
+@pytest.mark.slow(seconds=15)
+def test_timm_and_transformers_need_no_fedvlp(reader: DualEncoder, tmp_path: Path) -> None:
+    """One after the other, each with its own half, in a process that has them and not fedvlp."""
+    seen, text = tmp_path / "seen", tmp_path / "text"
+    text.mkdir()
+    model = trained(ModelConfig("resnet10t", "tiny", image_size=32, **SMALL))  # type: ignore[arg-type]
+    line, films, features = exported(model, tmp_path)
+    save_file({"films": films, "features": features}, seen)
+    timm = f"""
+import timm, torch
+from safetensors.torch import load_file
+model, seen = {line}.eval(), load_file({str(seen)!r})
+with torch.no_grad():
+    assert (model(seen["films"]) - seen["features"]).abs().max() <= 1e-5 * seen["features"].abs().max()
+"""
+    alone(timm + read(reader, text), tmp_path)
 
 
 def test_what_no_other_library_has_is_refused(tmp_path: Path, reader: DualEncoder) -> None:
