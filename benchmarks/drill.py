@@ -220,7 +220,7 @@ def run(drill: Drill, job: Path) -> tuple[str, float]:
             drill.stage("start", 0)
             drill.wait(lambda: len(drill.noted("train")) >= sites, "all sites have the model")
             drill.stage("broadcast", 1)
-            drill.wait(lambda: folder.history(), "the round is complete")
+            drill.wait(folder.checkpoint.exists, "the round is complete")
             drill.stage("upload and mean", 1)
             before = drill.links.passed()["down"]
             half = 0.5 * drill.size * sites

@@ -166,3 +166,15 @@ def test_the_trace_of_a_run_is_drawn_and_no_step_makes_the_host_wait(tmp_path: P
     assert all(0 < one < 1 for one in busy)
     assert (tmp_path / "trace.json").is_file()
     assert (tmp_path / "trace-hospital.json").is_file()
+
+
+@pytest.mark.slow(seconds=150)
+@pytest.mark.timeout(900)
+def test_a_model_over_links_that_break_and_a_server_that_is_killed_ends_right_by_itself() -> None:
+    """Small and quick: breaks in the middle of transfers, and none of them sends the whole model again."""
+    lines = [json.loads(line) for line in ran("drill.py", "--quick").splitlines() if line.startswith("{")]
+    assert next(line["right"] for line in lines if "right" in line) is True
+    stages = {line["stage"]: line for line in lines if "stage" in line}
+    assert sum(line["breaks"] for line in stages.values()) > 0
+    assert stages["broadcast"]["models down a site"] < 1.7
+    assert stages["upload and mean"]["models up a site"] < 1.7
