@@ -4,7 +4,8 @@
 
 A provisioned system on loopback (tests/support/provisioned.py; TLS over FLARE's http, as provisioning/project.yml has
 it). Each site reaches the server through a link of its own (link.py): ``--megabit`` in each direction, and all its
-connections are broken every ``--drops`` seconds on average, each time for up to 8 s; 0 = never. The model is that of
+connections are broken every ``--drops`` seconds on average, each time for up to 8 s, from the job's beginning on (0 =
+never). The model is that of
 `server_memory.py`. There is one round, in which every site moves the model by a step of its own, and the evaluation at
 the end. When half of the model has gone out for that, all processes of the server are killed; FLARE's watchdog starts
 it again, and `fedvlp jobs keep` submits the job again. Nothing else is done.
@@ -60,7 +61,7 @@ CLASSES = ["drill_job.DrillModel", "drill_job.DrillSite"]
 
 def experiment(part: float, sites: int) -> Experiment:
     """One round and an evaluation; a phase needs every site."""
-    return Experiment("drill", FedAvg(), DrillModel(part), rounds=Rounds(1, quorum=sites))  # type: ignore[arg-type]
+    return Experiment("drill", FedAvg(), DrillModel(part=part), rounds=Rounds(1, quorum=sites))  # type: ignore[arg-type]
 
 
 def expected(part: float, sites: tuple[str, ...]) -> str:
@@ -207,7 +208,6 @@ def run(drill: Drill, job: Path) -> tuple[str, float]:
     here, folder = drill.here, RunFolder(drill.here.runs() / "drill" / "001")
     sites = len(here.sites)
     with ServerMemory(drill) as memory:
-        drill.links.breaking(True)
         drill.begin()
         with session(here.lead) as opened:
             job_id = opened.submit_job(str(job))
@@ -217,6 +217,7 @@ def run(drill: Drill, job: Path) -> tuple[str, float]:
             subprocess.Popen([*keep, "--attempts", "20"], stdout=log, stderr=log) as keeper,
         ):
             drill.wait(lambda: drill.noted(SERVER), "the job begins")
+            drill.links.breaking(True)
             drill.stage("start", 0)
             drill.wait(lambda: len(drill.noted("train")) >= sites, "all sites have the model")
             drill.stage("broadcast", 1)
@@ -247,7 +248,7 @@ def run(drill: Drill, job: Path) -> tuple[str, float]:
 
 def drilled(chosen: argparse.Namespace, sites: tuple[str, ...], part: float) -> tuple[str, float, Drill]:
     """The digest of the final model, the server's peak in models, and the drill."""
-    size = 4 * sum(math.prod(shape) for shape in DrillModel(part).named().values())
+    size = 4 * sum(math.prod(shape) for shape in DrillModel(part=part).named().values())
     timeouts = Timeouts.of(size, chosen.megabit, training=120.0)
     say({"megabytes": rounded(size / 1e6), **asdict(timeouts)})
     target = free_port()
@@ -277,10 +278,10 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--drops", type=float, default=90)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="8 MB over 8 Mbit/s, links that break every 10 s")
+    parser.add_argument("--quick", action="store_true", help="8 MB over 8 Mbit/s, links that break every 30 s")
     chosen = parser.parse_args()
     if chosen.quick:
-        chosen.megabytes, chosen.megabit, chosen.drops = 8, 8, 10
+        chosen.megabytes, chosen.megabit, chosen.drops = 8, 8, 30
     say({**machine(), **vars(chosen)})
     sites = tuple(f"site-{index + 1}" for index in range(chosen.sites))
     part = min(1.0, chosen.megabytes * 1e6 / WHOLE)

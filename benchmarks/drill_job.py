@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from echo import Echo, EchoModel
 from nvflare.apis.executor import Executor
@@ -73,7 +74,7 @@ class DrillModel(EchoModel):
 class Digested(Echo):
     """It keeps its digest in the place of itself."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *_: Any) -> None:
         """The digest, as ``model.safetensors``."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.safetensors").write_text(digest(self.state_dict()), encoding="utf-8")

@@ -43,7 +43,7 @@ WHOLE = 834e6
 def site(name: str, url: str, part: float, piece: int, port: Any) -> None:
     """A process that holds an update and sends it to whoever asks, by FLARE and by a socket of its own."""
     os.environ[f"NVFLARE_{SETTING}".upper()] = str(piece)
-    state: State = Echo(EchoModel(part).named(), 0).state_dict()
+    state: State = Echo(EchoModel(part=part).named(), 0).state_dict()
     messages.register()
     cell = Cell(fqcn=name, root_url=url, secure=False, credentials={})
     cell.register_request_cb(cb=lambda request: make_reply("ok", body=messages.send_update(update(state))), **ROUTE)
@@ -113,7 +113,7 @@ def main() -> None:
         chosen.megabytes, chosen.pieces, chosen.repetitions = 20, [1, 8], 1
     say(machine())
     part = min(1.0, chosen.megabytes * 1e6 / WHOLE)
-    reference = Echo(EchoModel(part).named(), 1).state_dict()
+    reference = Echo(EchoModel(part=part).named(), 1).state_dict()
     size = 4 * sum(math.prod(tensor.shape) for tensor in reference.values())
     with socket.create_server(("127.0.0.1", 0)) as probe:
         url = f"tcp://localhost:{probe.getsockname()[1]}"

@@ -87,7 +87,7 @@ class PieceDecomposer(TensorDecomposer):
             names = {} if error else grouped(pieces)
             return error, {key: joined(map(pieces.pop, group), group) for key, group in names.items()}
         error, on_disk = download_tensors_to_disk(*args, root_dir=str(self.root), **options)
-        return error, None if error else OnDisk(on_disk)
+        return error, {} if error else OnDisk(on_disk)
 
 
 class UndeliveredError(RuntimeError):
