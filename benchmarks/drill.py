@@ -32,17 +32,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common import machine, rounded, say, table
 from drill_job import NOTES, SERVER, DrillModel, answer, digest
 from link import Link, Links
 
 from fedvlp.core.types import EVALUATE, Broadcast, Reply
 from fedvlp.federation.loop import Federation, Rounds
-from fedvlp.flare.job_status import session
+from fedvlp.flare.job_status import STATUS_FILE, session
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.methods import FedAvg
@@ -120,26 +122,29 @@ class ServerMemory(threading.Thread):
     def __init__(self, drill: Drill) -> None:
         super().__init__(daemon=True)
         self._drill, self._done = drill, threading.Event()
-        self._parents = {drill.here.parent("localhost").pid}
-        (parent,) = self._parents
-        self._base_of_parent = status(parent, "VmRSS")
-        self._most: dict[int, int] = {}
+        self._parents = [drill.here.parent("localhost")]
+        self._base_of_parent = self._parents[0].memory_info().rss
+        self._most: dict[str, int] = {"job": 0, "parent": 0}
 
     def restarted(self) -> None:
         """The server has another parent now."""
-        self._parents.add(self._drill.here.parent("localhost").pid)
+        self._parents.append(self._drill.here.parent("localhost"))
 
     def run(self) -> None:
-        while not self._done.wait(0.2):
-            for pid in {*self._parents, *self._drill.bases()}:
-                self._most[pid] = max(self._most.get(pid, 0), status(pid, "VmHWM"))
+        while not self._done.wait(0.5):
+            with suppress(psutil.NoSuchProcess):
+                parent = self._parents[-1]
+                self._note("parent", parent.pid)
+                for process in parent.children():
+                    self._note("job", process.pid)
+
+    def _note(self, kind: str, pid: int) -> None:
+        self._most[kind] = max(self._most[kind], high_water(pid))
 
     def peaks(self) -> dict[str, int]:
         """Bytes of the job's process and of its parent, each the larger one of before and after the kill."""
-        bases = self._drill.bases()
-        jobs = [self._most[pid] - base for pid, base in bases.items() if pid in self._most]
-        parents = [self._most[pid] - self._base_of_parent for pid in self._parents if pid in self._most]
-        return {"job": max(jobs, default=0), "parent": max(parents, default=0)}
+        base = self._drill.noted(SERVER)[0]["resident"]
+        return {"job": self._most["job"] - base, "parent": self._most["parent"] - self._base_of_parent}
 
     def __enter__(self) -> ServerMemory:
         self.start()
@@ -150,13 +155,13 @@ class ServerMemory(threading.Thread):
         self.join()
 
 
-def status(pid: int, name: str) -> int:
-    """Bytes, from the status of a process; 0 when it is gone."""
+def high_water(pid: int) -> int:
+    """The largest resident size of a process so far, in bytes; 0 when it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 @dataclass
@@ -171,14 +176,10 @@ class Drill:
     rows: list[list[Any]] = field(default_factory=list)
     _last: tuple[float, dict[str, int]] = (0.0, {})
 
-    def noted(self, what: str) -> list[dict[str, Any]]:
-        """The notes of this event, the oldest first."""
+    def noted(self, what: str, since: float = 0.0) -> list[dict[str, Any]]:
+        """The notes of this event after the time ``since``, the oldest first."""
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.notes.glob("*.json"))]
-        return [one for one in found if one["what"] == what]
-
-    def bases(self) -> dict[int, int]:
-        """The server's job processes so far, and the resident bytes of each before its model was built."""
-        return {one["pid"]: one["resident"] for one in reversed(self.noted(SERVER))}
+        return [one for one in found if one["what"] == what and one["time"] > since]
 
     def begin(self) -> None:
         """From here the first stage is measured."""
@@ -227,18 +228,21 @@ def run(drill: Drill, job: Path) -> tuple[str, float]:
             half = 0.5 * drill.size * sites
             drill.wait(lambda: drill.links.passed()["down"] - before >= half, "half of the model is out")
             drill.stage("evaluation, until the kill", 0.5)
-            killed = set(drill.bases())
-            parent = here.parent("localhost")
+            parent, killed = here.parent("localhost"), time.time()
             for process in (parent, *parent.children(recursive=True)):
                 process.kill()
             drill.wait(lambda: here.parent("localhost").pid != parent.pid, "the server is back")
             memory.restarted()
-            drill.wait(lambda: set(drill.bases()) - killed, "the job is back")
+            status = folder.path / STATUS_FILE
+            drill.wait(lambda: status.stat().st_mtime > killed, "the job goes on")
             drill.stage("restart", 0)
-            drill.wait(lambda: len(drill.noted(EVALUATE)) >= sites, "all sites have the trained model")
+            drill.wait(lambda: len(drill.noted(EVALUATE, killed)) >= sites, "all sites have the trained model")
             drill.stage("evaluation", 1)
-            drill.wait(lambda: keeper.poll() is not None, "the job ends")
-            drill.stage("end", 0)
+            drill.wait(folder.model.exists, "the run is complete")
+            drill.stage("the rest of the run", 0)
+            drill.links.breaking(False)
+            drill.wait(lambda: keeper.poll() is not None, "FLARE says that the job has ended")
+            drill.stage("FLARE's end of the job", 0)
         said = (here.folder / "keep.log").read_text(errors="replace")
         peaks = {name: rounded(value / drill.size) for name, value in memory.peaks().items()}
     say({"jobs keep": said.splitlines(), "server's peak by process, models": peaks})

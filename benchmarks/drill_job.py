@@ -1,4 +1,4 @@
-"""What `drill.py` puts into its job: a model whose digest is kept at the end, and sites that move it by a known step."""
+"""What `drill.py` puts into its job: a model that keeps its digest, and sites that move it by a known step."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python benchmarks/ingest.py [--megabytes 834] [--pieces 8 32 128] [--repetitions 3] [--quick]
 
-All over loopback, without TLS. Per variant there is one process that holds the update, as a site does, and sends it when
-it is asked to; this process receives it as the server of a large model does: piece by piece to disk (``arrived``), then
+All over loopback, without TLS. Per variant one process holds the update, as a site does, and sends it when
+asked to; this process receives it as the server of a large model does: piece by piece to disk (``arrived``), then
 every tensor read and added to the mean (``added``). The raw socket's bytes are received into one buffer and forgotten.
 Processor seconds are of both ends together. ``--pieces``: most bytes of a piece, in MiB; 8 is fedvlp's own.
 """
@@ -149,10 +149,11 @@ def measure(server: Server, url: str, part: float, size: int, chosen: argparse.N
     times = interleaved({name: counted(name, variant) for name, variant in variants.items()}, chosen.repetitions)
     rows = []
     for name, seconds in times.items():
-        arrived = server.arrived.get(f"site-{name.split()[2]}", [0.0, *seconds])[1:] if name != RAW else seconds
+        arrived = server.arrived.get(f"site-{name.split()[-2]}", [])[1:] or seconds
         processor = spread(spent[name][1:])["median"]
-        ratios = [rounded(spread(list(map(float.__truediv__, values, times[RAW])))["median"]) for values in (arrived, seconds)]
-        rows.append([name, spread(arrived)["median"], *ratios, rounded(processor), rounded(size / 1e9 / spread(arrived)["median"])])
+        ratios = [spread([a / b for a, b in zip(ours, times[RAW], strict=True)])["median"] for ours in (arrived, seconds)]
+        median = spread(arrived)["median"]
+        rows.append([name, median, *ratios, processor, rounded(size / 1e9 / median)])
         say({"variant": name, "arrived": spread(arrived), "added": spread(seconds), "processor": processor})
     print(table(["variant", "arrived, s", "x raw", "and added, x raw", "processor s", "GB/s"], rows))
 

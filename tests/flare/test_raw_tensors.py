@@ -12,7 +12,7 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedvlp.flare import pieces, raw_tensors, tensor_stream
+from fedvlp.flare import pieces, tensor_stream
 from fedvlp.flare.pieces import grouped
 from fedvlp.flare.raw_tensors import Pieces, RawTensorError, in_pieces, joined, packed, raw, unpacked, with_torch
 

@@ -201,7 +201,7 @@ def test_an_update_that_does_not_arrive_costs_its_site_the_phase(fetch: Any, mon
     monkeypatch.setattr(tensor_stream.TensorDecomposer, "download", fetch)
     at_site, at_server = (PieceDecomposer(at_server=there) for there in (False, True))
     try:
-        assert at_site.download("from", "id", cell=Cell(), fobs_ctx={}) [0] == "error requesting data"
+        assert at_site.download("from", "id", cell=Cell(), fobs_ctx={})[0] == "error requesting data"
     except ValueError:
         assert fetch is garbled
     error, nothing = at_server.download("from", "id", cell=Cell(), fobs_ctx={})
