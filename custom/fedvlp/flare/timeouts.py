@@ -18,7 +18,7 @@ from fedvlp.run.experiment import Experiment
 
 MARGIN = 3.0  # a link is slower at times than its owner believes
 LEAST = 300.0  # seconds; FLARE's own default (communication_timeout, set by each site), below which nothing is gained
-BUSY = 30.0  # seconds until a peer that has much to do answers
+BUSY = 15.0  # seconds until a peer that has much to do answers; every break of a link costs about that
 RESENT = 5.0  # seconds after which FLARE 2.9 sends again what is not acknowledged (streaming_retry_wait)
 SMALLEST = 256 << 10  # bytes of a piece; a smaller one costs more in waiting for the next than it takes
 TOGETHER = 2 << 20  # bytes of small tensors that travel as one; FLARE's own default
