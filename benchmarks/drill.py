@@ -293,8 +293,9 @@ def main() -> None:
         wanted = apart.apply(expected, (part, sites))
     found, peak, drill = drilled(chosen, sites, part)
     print(table(HEADER, drill.rows) + "\n")
-    within = peak <= MOST or drill.size < JUDGED
-    say({"right": found == wanted, "server's peak, models": peak, "within": within})
+    judged = drill.size >= JUDGED
+    within = peak <= MOST or not judged
+    say({"right": found == wanted, "server's peak, models": peak if judged else "not judged", "within": within})
     say(machine())
     sys.exit(not (found == wanted and within))
 

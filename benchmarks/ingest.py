@@ -17,7 +17,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,11 @@ def main() -> None:
     os._exit(0)  # FLARE's threads would wait
 
 
+def beside(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of ratios of the same pass."""
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)])["median"]
+
+
 def measure(server: Server, url: str, part: float, size: int, chosen: argparse.Namespace) -> None:
     """The table: every variant, interleaved."""
     context, variants, ports = multiprocessing.get_context("spawn"), {}, []
@@ -151,7 +156,7 @@ def measure(server: Server, url: str, part: float, size: int, chosen: argparse.N
     for name, seconds in times.items():
         arrived = server.arrived.get(f"site-{name.split()[-2]}", [])[1:] or seconds
         processor = spread(spent[name][1:])["median"]
-        ratios = [spread([a / b for a, b in zip(ours, times[RAW], strict=True)])["median"] for ours in (arrived, seconds)]
+        ratios = [beside(ours, times[RAW]) for ours in (arrived, seconds)]
         median = spread(arrived)["median"]
         rows.append([name, median, *ratios, processor, rounded(size / 1e9 / median)])
         say({"variant": name, "arrived": spread(arrived), "added": spread(seconds), "processor": processor})

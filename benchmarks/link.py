@@ -15,6 +15,7 @@ from contextlib import suppress
 CHUNK = 16 << 10  # bytes
 BUFFER = 64 << 10  # bytes; what a socket of the link holds beside what is under way
 LONGEST = 8.0  # seconds that a broken link stays so, at most
+CREDIT = 0.2  # seconds that a direction may make up for; a busy machine wakes its thread late
 
 
 class Link:
@@ -84,7 +85,7 @@ class Link:
     async def _take(self, way: str, count: int) -> None:
         """Waits for the turn of so many bytes."""
         now = asyncio.get_running_loop().time()
-        self._free[way] = max(self._free[way], now) + count / self.rate
+        self._free[way] = max(self._free[way], now - CREDIT) + count / self.rate
         if self._free[way] > now:
             await asyncio.sleep(self._free[way] - now)
 
@@ -113,5 +114,10 @@ class Links:
         return {name: sum(getattr(link, name) for link in self.links) for name in ("up", "down", "breaks")}
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stop)
         self._thread.join()
+
+    def _stop(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)  # after the tasks have heard of it
