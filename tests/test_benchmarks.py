@@ -127,10 +127,10 @@ def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
     assert names == [f"task site-1 {phase} {number}" for phase, number in wanted]
 
 
-def ran(*arguments: str) -> str:
+def ran(*arguments: str, seconds: float = 800) -> str:
     """What a program of the folder prints."""
     command = [sys.executable, *arguments]
-    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=seconds, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -168,13 +168,14 @@ def test_the_trace_of_a_run_is_drawn_and_no_step_makes_the_host_wait(tmp_path: P
     assert (tmp_path / "trace-hospital.json").is_file()
 
 
-@pytest.mark.slow(seconds=150)
-@pytest.mark.timeout(900)
+@pytest.mark.slow(seconds=360)
+@pytest.mark.timeout(2400)
 def test_a_model_over_links_that_break_and_a_server_that_is_killed_ends_right_by_itself() -> None:
-    """Small and quick: breaks in the middle of transfers, and none of them sends the whole model again."""
-    lines = [json.loads(line) for line in ran("drill.py", "--quick").splitlines() if line.startswith("{")]
+    """Small and quick; the model is sent about once each way, however often links break meanwhile."""
+    lines = [json.loads(line) for line in ran("drill.py", "--quick", seconds=2300).splitlines() if line.startswith("{")]
     assert next(line["right"] for line in lines if "right" in line) is True
     stages = {line["stage"]: line for line in lines if "stage" in line}
     assert sum(line["breaks"] for line in stages.values()) > 0
-    assert stages["broadcast"]["models down a site"] < 1.7
-    assert stages["upload and mean"]["models up a site"] < 1.7
+    first = [stages[name] for name in ("broadcast", "upload and mean")]
+    for way in ("down", "up"):
+        assert sum(line[f"models {way} a site"] for line in first) < 1.7

@@ -15,8 +15,8 @@ SETTING = "fedvlp_piece_bytes"
 
 def most_bytes() -> int:
     """Most bytes of a piece that this process sends."""
-    found: int | None = get_positive_int_var(SETTING, None)  # None: FLARE would remember another default for good
-    return found or PIECE
+    of_job: int | None = get_positive_int_var(SETTING, None)  # None: FLARE would remember any other default
+    return of_job or PIECE
 
 
 def name_of_piece(name: str, index: int, shape: Iterable[int]) -> str:
