@@ -121,6 +121,8 @@ def main() -> None:
         server = Server(url, Path(place) / "spool", reference)
         measure(server, url, part, size, chosen)
     say(machine())
+    for process in multiprocessing.active_children():
+        process.kill()
     os._exit(0)  # FLARE's threads would wait
 
 
