@@ -19,13 +19,14 @@ from torch import nn
 
 from fedvlp.core.types import Update
 from fedvlp.flare import messages
+from fedvlp.models.dual_encoder import ModelConfig
 
 NOTE = "SERVER_MEMORY_NOTE"
 """Environment variable: the file into which the server's process writes its id and its size before the model is."""
 
 
 @dataclass(frozen=True)
-class EchoModel:
+class EchoModel(ModelConfig):
     """ViT-B/16 and BERT-base with a block and a head more each; ``part`` < 1 makes every layer narrower."""
 
     part: float = 1.0
@@ -64,7 +65,7 @@ class Echo(nn.Module):
         """The trained tensors in place of the model's own."""
         self._tensors = dict(state_dict)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *_: Any) -> None:
         """A note instead of a model."""
         folder.mkdir(parents=True, exist_ok=True)
         size = sum(t.numel() * t.element_size() for t in self._tensors.values())

@@ -40,7 +40,7 @@ WIRES = {"plain": PLAIN, "slow": Wire("bfloat16", "int8", difference=True, skip_
 def job(part: float, sites: list[str], rounds: int, wire: Wire, folder: Path) -> Path:
     """The job folder: fedvlp's own controller, the echo in place of its executor."""
     length = Rounds(rounds, evaluate_every=0)
-    experiment = Experiment("echo", FedAvg(), EchoModel(part), rounds=length, wire=wire)  # type: ignore[arg-type]
+    experiment = Experiment("echo", FedAvg(), EchoModel(part=part), rounds=length, wire=wire)  # type: ignore[arg-type]
     for path, text in job_files(experiment, sites=sites).items():
         if path.endswith("config_fed_client.json"):
             client = json.loads(text)
@@ -85,7 +85,7 @@ def measure(part: float, count: int, rounds: int, wire: str) -> dict[str, Any]:
         status = json.loads((folder / "runs" / "echo" / "001" / "run_status.json").read_text(encoding="utf-8"))
         assert status["status"] == "finished", status
         history = (folder / "runs" / "echo" / "001" / "metrics.csv").read_text(encoding="utf-8").splitlines()
-    model = 4 * sum(_numel(shape) for shape in EchoModel(part).named().values())
+    model = 4 * sum(_numel(shape) for shape in EchoModel(part=part).named().values())
     seconds = [float(line.split(",")[-1]) for line in history if ",server,seconds," in line]
     peak = {kind: max(now[kind] for _, now in seen) for kind in ("Rss", "Pss")}
     step = max(1, len(seen) // 60)

@@ -12,15 +12,14 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedvlp.flare import raw_tensors, tensor_stream
+from fedvlp.flare import pieces, tensor_stream
 from fedvlp.flare.pieces import grouped
 from fedvlp.flare.raw_tensors import Pieces, RawTensorError, in_pieces, joined, packed, raw, unpacked, with_torch
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (raw_tensors, tensor_stream):
-        monkeypatch.setattr(module, "PIECE", 64)
+    monkeypatch.setattr(pieces, "PIECE", 64)
 
 
 def tensors() -> dict[str, Tensor]:

@@ -19,16 +19,25 @@ from torch import Tensor
 from fedvlp.core.aggregation import StreamingMean, in_site_order, payload
 from fedvlp.core.change import WEIGHTS, Change
 from fedvlp.core.gate import check, check_tensors
-from fedvlp.core.types import Expected, Update
+from fedvlp.core.types import Expected, Failure, FailureKind, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
-from fedvlp.flare import messages, tensor_stream
+from fedvlp.flare import messages, pieces, tensor_stream
+from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.pieces import grouped
-from fedvlp.flare.tensor_stream import OnDisk, PieceDecomposer, PiecesOnDisk, Spooled, in_pieces, joined
+from fedvlp.flare.tensor_stream import (
+    OnDisk,
+    PieceDecomposer,
+    PiecesOnDisk,
+    Spooled,
+    UndeliveredError,
+    in_pieces,
+    joined,
+)
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_stream, "PIECE", 64)
+    monkeypatch.setattr(pieces, "PIECE", 64)
 
 
 def tensors() -> dict[str, Tensor]:
@@ -171,6 +180,41 @@ class Source(dict[str, Any]):
         return "", LazyTensorDict(transferred(tensors(), DiskTensorConsumer(root_dir)), root_dir)
 
 
+class Cell:
+    """Stands for FLARE's, of which a transfer here needs nothing."""
+
+    def register_request_cb(self, **_: Any) -> None:
+        """FLARE's downloads listen on it."""
+
+
+def failing(*_: Any, **__: Any) -> tuple[str, Any]:
+    return "error requesting data", None
+
+
+def garbled(*_: Any, **__: Any) -> tuple[str, Any]:
+    raise ValueError("/a/path came with pieces missing")
+
+
+@pytest.mark.parametrize("fetch", [failing, garbled])
+def test_an_update_that_does_not_arrive_costs_its_site_the_phase(fetch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE ends the server's job process where an update cannot be read; at a site it asks for the task again."""
+    monkeypatch.setattr(tensor_stream.TensorDecomposer, "download", fetch)
+    at_site, at_server = (PieceDecomposer(at_server=there) for there in (False, True))
+    try:
+        assert at_site.download("from", "id", cell=Cell(), fobs_ctx={})[0] == "error requesting data"
+    except ValueError:
+        assert fetch is garbled
+    error, nothing = at_server.download("from", "id", cell=Cell(), fobs_ctx={})
+    assert error == ""
+    assert "w" in nothing
+    reply = messages.send_update(Update("x", 0, "train", 5, {"w": nothing.make_lazy_ref("w")}))
+    with pytest.raises(UndeliveredError, match="did not arrive whole; the log of"):
+        messages.receive_update(reply, "a")
+    answer = FederatedController._reply(reply, "a")
+    assert isinstance(answer, Failure)
+    assert answer == Failure(FailureKind.LOST, "the update did not arrive whole; the log of the server's job says why")
+
+
 def test_a_download_gives_whole_tensors_in_memory_and_once_there_is_a_folder_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +224,7 @@ def test_a_download_gives_whole_tensors_in_memory_and_once_there_is_a_folder_on_
     monkeypatch.setattr(tensor_stream.TensorDecomposer, "download", source.to_memory)
     monkeypatch.setattr(tensor_stream, "download_tensors_to_disk", source.to_disk)
     decomposer = PieceDecomposer()
-    error, whole = decomposer.download("from", "id", fobs_ctx={})
+    error, whole = decomposer.download("from", "id", cell=Cell(), fobs_ctx={})
     assert error == ""
     assert all(same(whole[name], tensor) for name, tensor in sent.items())
 
@@ -191,7 +235,7 @@ def test_a_download_gives_whole_tensors_in_memory_and_once_there_is_a_folder_on_
     try:
         assert not left.exists()
         torch.manual_seed(0)
-        _, on_disk = decomposer.download("from", "id", fobs_ctx={})
+        _, on_disk = decomposer.download("from", "id", cell=Cell(), fobs_ctx={})
         assert isinstance(on_disk, OnDisk)
         assert all(same(on_disk.make_lazy_ref(name).materialize(), tensor) for name, tensor in sent.items())
     finally:

@@ -14,19 +14,22 @@ from nvflare.apis.shareable import Shareable
 
 from fedvlp.core.client import named_state
 from fedvlp.flare.jobs import job_files
-from fedvlp.flare.timeouts import Timeouts, model_bytes
+from fedvlp.flare.patient_cell import PATIENCE
+from fedvlp.flare.pieces import PIECE, SETTING
+from fedvlp.flare.timeouts import SMALLEST, Timeouts, model_bytes
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 
 
 def test_758_mb_at_20_mbit_by_hand() -> None:
-    """758e6 * 8 / 20e6 = 303.2 s, three times that 909.6 s: more than FLARE's 600 s for a piece that stands still."""
+    """20e6 / 8 / 3 = 833,333 bytes a second when it is slow: 909.6 s for all of it, 5 s for a piece of 4,166,666."""
     assert asdict(Timeouts.of(758 * 10**6, 20.0)) == {
-        "tensor_streaming_per_request_timeout": pytest.approx(909.6),
-        "tensor_min_download_timeout": pytest.approx(1819.2),
-        "get_task_timeout": pytest.approx(1819.2),
-        "submit_task_result_timeout": pytest.approx(1819.2),
-        "task_timeout": 7239,  # an hour of training and 2 * 1819.2, rounded up
+        "piece": 4_166_666,
+        "tensor_streaming_per_request_timeout": pytest.approx(20.0),
+        "tensor_min_download_timeout": pytest.approx(1220.0),  # twice 600, and a request
+        "get_task_timeout": pytest.approx(20.0),
+        "submit_task_result_timeout": pytest.approx(1509.6),  # with a pause of 600
+        "task_timeout": 6620,  # an hour of training and 2 * 1509.6, rounded up
         "grace": pytest.approx(1819.2),
     }
 
@@ -34,14 +37,21 @@ def test_758_mb_at_20_mbit_by_hand() -> None:
 @given(st.integers(1, 10**11), st.floats(0.1, 1e5), st.floats(0.0, 1e5))
 def test_each_outlasts_what_it_bounds(size: int, link: float, training: float) -> None:
     t = Timeouts.of(size, link, training)
-    transfer = size * 8 / (link * 1e6)
-    assert t.tensor_streaming_per_request_timeout >= max(600.0, transfer)
-    assert t.tensor_min_download_timeout > t.tensor_streaming_per_request_timeout, "a repeated request finds it"
-    assert t.get_task_timeout >= max(300.0, transfer + t.tensor_streaming_per_request_timeout)
-    assert t.submit_task_result_timeout >= t.get_task_timeout
-    assert t.task_timeout >= training + t.get_task_timeout + t.submit_task_result_timeout
+    transfer, piece = (count * 8 / (link * 1e6) for count in (size, t.piece))
+    assert SMALLEST <= t.piece <= PIECE
+    assert t.piece == SMALLEST or 3 * piece <= 5.0 * (1 + 1e-9), "it has arrived before FLARE sends it again"
+    assert t.tensor_streaming_per_request_timeout >= 15.0 + piece
+    assert t.tensor_min_download_timeout > PATIENCE + t.tensor_streaming_per_request_timeout, "asked again, it is there"
+    assert t.submit_task_result_timeout >= max(300.0, transfer + PATIENCE)
+    assert t.task_timeout >= training + 2 * t.submit_task_result_timeout
     assert t.grace >= 2 * transfer, "a site on the slowest link is later than one next to the server by both ways"
     Task("train", Shareable(), timeout=t.task_timeout)
+
+
+def test_what_a_lost_message_costs_does_not_grow_with_the_model() -> None:
+    small, large = (Timeouts.of(size, 20.0) for size in (10**7, 10**10))
+    assert small.tensor_streaming_per_request_timeout == large.tensor_streaming_per_request_timeout < 60
+    assert small.get_task_timeout == large.get_task_timeout < 60
 
 
 @pytest.mark.parametrize("link", [0.0, -1.0])
@@ -58,6 +68,8 @@ def test_they_reach_server_sites_controller_and_children() -> None:
     for side in (server, client):
         assert side[f"tensor_{ConfigVarName.STREAMING_PER_REQUEST_TIMEOUT}"] == t.tensor_streaming_per_request_timeout
         assert side[f"tensor_{ConfigVarName.MIN_DOWNLOAD_TIMEOUT}"] == t.tensor_min_download_timeout
+        assert side[SETTING] == t.piece
+        assert side[f"tensor_{ConfigVarName.DOWNLOAD_CHUNK_SIZE}"] == min(2 << 20, t.piece)
     assert client[ConfigVarName.GET_TASK_TIMEOUT] == t.get_task_timeout
     assert client[ConfigVarName.SUBMIT_TASK_RESULT_TIMEOUT] == t.submit_task_result_timeout
     controller, child = server["workflows"][0]["args"], client["executors"][0]["executor"]

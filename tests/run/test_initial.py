@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,3 +156,42 @@ def test_a_random_start_is_another_run(tmp_path: Path) -> None:
     given = Assembly(starting(TWO, towers(tmp_path))).server(("site-1",)).state
     random = Assembly(TWO).server(("site-1",)).state
     assert not any(torch.equal(given[name], random[name]) for name, t in encoders(given).items() if t.dim() > 1)
+
+
+BEGINNING = """
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedvlp.methods import FedAvg
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+
+def resident(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ParameterList(torch.ones(1 << 20) for _ in range(32))
+
+@dataclass(frozen=True)
+class LargeConfig(ModelConfig):
+    def build(self, seed):
+        return Large()
+
+assembly = Assembly(Experiment("large", FedAvg(), LargeConfig()))
+before = resident("VmRSS:")
+server = assembly.server(("a", "b"))
+print((resident("VmHWM:") - before) / 128)
+"""
+
+
+def test_a_server_begins_with_two_copies_of_its_model() -> None:
+    """In a process of its own, a model of 128 MiB: the untrained one and the server's own, and no third."""
+    done = subprocess.run([sys.executable, "-c", BEGINNING], capture_output=True, text=True, timeout=110, check=True)
+    assert 1.9 < float(done.stdout) < 2.4

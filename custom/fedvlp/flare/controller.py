@@ -29,7 +29,7 @@ from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
 from fedvlp.flare.paths import runs_root
-from fedvlp.flare.tensor_stream import PieceDecomposer
+from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
@@ -80,7 +80,7 @@ class FederatedController(Controller):
         self._run: dict[str, str] = {}
         self._spool: Path | None = None
         self._federation: Federation | None = None
-        self._tensors = PieceDecomposer()
+        self._tensors = PieceDecomposer(at_server=True)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         messages.register(self._tensors)
@@ -277,6 +277,8 @@ class FederatedController(Controller):
     def _reply(result: Shareable, site: str) -> Reply:
         try:
             return messages.failure(result) or messages.receive_update(result, site)
+        except UndeliveredError as error:
+            return Failure(FailureKind.LOST, str(error))
         except Exception as error:  # garbage may be wrong in any way, and FLARE swallows what a callback raises
             text = f"unreadable reply: {type(error).__name__}; site and server must run one fedvlp"
             return Failure(FailureKind.UNREADABLE, text)

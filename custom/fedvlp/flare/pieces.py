@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nvflare.fuel.utils.app_config_utils import get_positive_int_var
+
 PIECE = 8 << 20
-"""Most bytes of a piece."""
+"""Most bytes of a piece, where the job does not say."""
+
+SETTING = "fedvlp_piece_bytes"
+"""Where a job's configuration says it, at the top level of either side (flare/timeouts.py)."""
+
+
+def most_bytes() -> int:
+    """Most bytes of a piece that this process sends."""
+    of_job: int | None = get_positive_int_var(SETTING, None)  # None: FLARE would remember any other default
+    return of_job or PIECE
 
 
 def name_of_piece(name: str, index: int, shape: Iterable[int]) -> str:

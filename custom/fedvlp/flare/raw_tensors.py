@@ -19,7 +19,8 @@ from nvflare.fuel.utils.fobs import dots
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-from fedvlp.flare.pieces import PIECE, grouped, name_of_piece, shape_of
+from fedvlp.flare.patient_cell import PatientCell
+from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
 
 if TYPE_CHECKING:
     from fedvlp.core.types import State
@@ -94,14 +95,15 @@ def with_torch(tensors: Mapping[str, Any]) -> State:
 
 
 def in_pieces(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:
-    """Tensors of more than ``PIECE`` bytes as slices of themselves, as ``tensor_stream.in_pieces`` names them."""
+    """Tensors of more bytes than a piece may have as slices, as ``tensor_stream.in_pieces`` names them."""
     pieces: dict[str, RawTensor] = {}
+    most = most_bytes()
     for name, tensor in tensors.items():
-        if tensor.nbytes <= PIECE:
+        if tensor.nbytes <= most:
             pieces[name] = tensor
             continue
         width = tensor.nbytes // math.prod(tensor.shape)
-        step = PIECE // width * width
+        step = most // width * width
         view = memoryview(tensor.data)
         for index, begin in enumerate(range(0, tensor.nbytes, step)):
             piece = view[begin : begin + step]
@@ -191,7 +193,8 @@ class RawDecomposer(ViaDownloaderDecomposer):
     ) -> tuple[str, dict[str, RawTensor]]:
         received = _Received()
         download_object(
-            from_fqcn=from_fqcn, ref_id=ref_id, consumer=received, per_request_timeout=per_request_timeout, cell=cell,
+            from_fqcn=from_fqcn, ref_id=ref_id, consumer=received, per_request_timeout=per_request_timeout,
+            cell=PatientCell(cell),
             secure=secure, optional=optional, abort_signal=abort_signal, progress_cb=progress_cb,
         )  # fmt: skip
         return received.error, joined(received.result or {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import math
 import shutil
 import time
@@ -28,7 +29,10 @@ from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State
-from fedvlp.flare.pieces import PIECE, grouped, name_of_piece, shape_of
+from fedvlp.flare.patient_cell import PatientCell
+from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
+
+logger = logging.getLogger(__name__)
 
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MAPPED_BYTES = 1 << 18
@@ -40,6 +44,11 @@ class PieceDecomposer(TensorDecomposer):
 
     root: Path | None = None
     _collect_at = 0.0
+
+    def __init__(self, at_server: bool = False) -> None:
+        """``at_server``: an update that does not arrive costs its site the phase, and not the job its process."""
+        super().__init__()
+        self._at_server = at_server
 
     def spool_to(self, root: Path) -> None:
         """From now on what comes waits in ``root``, which is emptied, and what is freed goes back to the system."""
@@ -61,19 +70,57 @@ class PieceDecomposer(TensorDecomposer):
     def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
         return TensorDownloadable(in_pieces(items), max_chunk_size)
 
-    def download(self, *args: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
+    def download(self, *args: Any, cell: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
+        try:
+            error, tensors = self._fetched(*args, cell=PatientCell(cell), fobs_ctx=fobs_ctx, **options)
+        except Exception as raised:  # what a site sends may be wrong in any way
+            if not self._at_server:
+                raise
+            logger.warning("an update could not be fetched: %s", type(raised).__name__)
+            return "", Undelivered()
+        return ("", Undelivered()) if error and self._at_server else (error, tensors)
+
+    def _fetched(self, *args: Any, fobs_ctx: Any, **options: Any) -> tuple[str, Any]:
+        """FLARE's error and the tensors, whole."""
         if self.root is None:
             error, pieces = super().download(*args, fobs_ctx=fobs_ctx, **options)
-            return error, {key: joined(map(pieces.pop, names), names) for key, names in grouped(pieces).items()}
+            names = {} if error else grouped(pieces)
+            return error, {key: joined(map(pieces.pop, group), group) for key, group in names.items()}
         error, on_disk = download_tensors_to_disk(*args, root_dir=str(self.root), **options)
-        return error, OnDisk(on_disk)
+        return error, {} if error else OnDisk(on_disk)
+
+
+class UndeliveredError(RuntimeError):
+    """A site's update did not arrive whole."""
+
+
+class Undelivered:
+    """Stands for the tensors of an update that did not arrive; reading one raises UndeliveredError.
+
+    FLARE 2.9 ends the server's job process when it cannot read what a site hands in. So it reads this, and the update
+    costs its site the phase.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 0
+
+    def make_lazy_ref(self, key: str) -> Undelivered:
+        return self
+
+    def materialize(self) -> Tensor:
+        """No tensor: raises."""
+        raise UndeliveredError("the update did not arrive whole; the log of the server's job says why")
 
 
 def in_pieces(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of more than ``PIECE`` bytes as slices of themselves, named ``<name>|<number>|<shape>``; no copy."""
+    """Tensors of more bytes than a piece may have as slices of themselves, ``<name>|<number>|<shape>``; no copy."""
     pieces: dict[str, Tensor] = {}
+    most = most_bytes()
     for name, tensor in tensors.items():
-        count = -(-tensor.numel() * tensor.element_size() // PIECE)
+        count = -(-tensor.numel() * tensor.element_size() // most)
         if count <= 1:
             pieces[name] = tensor
             continue
@@ -174,6 +221,12 @@ def return_freed_memory() -> None:
 
 
 def loaded(data: State) -> State:
-    """``data`` as it is, or, where some of it is on disk, a view of the disk (not a dict, but to be read as one)."""
+    """``data`` as it is, or, where some of it is on disk, a view of the disk (not a dict, but to be read as one).
+
+    Raises UndeliveredError for an update that did not arrive.
+    """
+    for value in data.values():
+        if isinstance(value, Undelivered):
+            value.materialize()
     on_disk = any(hasattr(value, "materialize") for value in data.values())
     return cast("State", Spooled(data)) if on_disk else data

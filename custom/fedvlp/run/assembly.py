@@ -166,8 +166,9 @@ class Assembly:
 
     def server(self, sites: tuple[str, ...]) -> Server:
         """A server for ``sites`` with the initial weights, before round 0."""
-        site_only = self.site_only()
-        own = {name: t.detach().cpu().clone() for name, t in self.initial().items() if name not in site_only}
+        site_only, start = self.site_only(), self.initial()
+        # each goes when it has been copied: models may be large, and the untrained one of modules() is there as well
+        own = {name: start.pop(name).detach().cpu().clone() for name in list(start) if name not in site_only}
         return self.equip(Server(sites, own))
 
     def site_only(self, site: str | None = None) -> frozenset[str]:

@@ -1,0 +1,66 @@
+"""A transfer that outlives its connection: what was lost on the way is asked for again, and only that.
+
+FLARE asks for a model piece by piece, and a site's link drops now and then. FLARE 2.9 sends an answer again until it is
+acknowledged, but not a request: one that is lost costs its whole timeout. It gives a download up after four timeouts in
+a row, or at the first request that finds no connection, and then everything is sent anew; at the server it ends the
+job's process. Here a request is repeated for as long as ``PATIENCE`` allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import DownloadService
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 600.0
+"""Seconds without any answer until a transfer is given up: FLARE's own default for a transfer that stands still."""
+
+PAUSE = 2.0
+"""Seconds between two requests; FLARE connects again after one."""
+
+LOST = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
+"""What FLARE answers in place of a peer that was not reached, or whose answer was not."""
+
+
+class PatientCell:
+    """FLARE's cell, for one download; equal to it, as FLARE notes for which cells it listens."""
+
+    def __init__(self, cell: Any) -> None:
+        DownloadService.initialize(cell)
+        self._cell = cell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cell, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._cell or (isinstance(other, PatientCell) and other._cell is self._cell)
+
+    def __hash__(self) -> int:
+        return hash(self._cell)
+
+    def send_request(self, *, request: Message, abort_signal: Any = None, **options: Any) -> Message:
+        """The answer to ``request``; where there is none within ``PATIENCE`` seconds, what FLARE says of the last."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            copy = Message(dict(request.headers or {}), request.payload)  # sending it changes it
+            reply: Message = self._cell.send_request(request=copy, abort_signal=abort_signal, **options)
+            code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+            if code not in LOST or time.monotonic() >= until or not _paused(abort_signal):
+                return reply
+            logger.warning("a piece from %s did not arrive (%s); asking again", options.get("target"), code)
+
+
+def _paused(abort_signal: Any) -> bool:
+    """Waits a moment; False where the transfer was aborted."""
+    end = time.monotonic() + PAUSE
+    while time.monotonic() < end:
+        if abort_signal is not None and abort_signal.triggered:
+            return False
+        time.sleep(0.1)
+    return True

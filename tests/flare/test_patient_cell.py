@@ -1,0 +1,120 @@
+"""A piece that was lost with its connection is asked for again, and only that piece; FLARE's own loop does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.signal import Signal
+from nvflare.app_opt.pt.tensor_downloader import TensorConsumer
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import DownloadService, ProduceRC, download_object
+
+from fedvlp.flare import patient_cell, pieces
+from fedvlp.flare.patient_cell import PATIENCE, PAUSE, PatientCell
+from fedvlp.flare.tensor_stream import PieceDecomposer, joined
+
+
+class Clock:
+    """Seconds that pass only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(patient_cell, "time", clock)
+    return clock
+
+
+class Cell:
+    """FLARE's cell to a peer that serves tensors; ``lost`` says of the number of a request how it is lost."""
+
+    def __init__(self, lost: Callable[[int], str | None], source: Any = None) -> None:
+        self.lost, self.source = lost, source
+        self.asked: list[Any] = []
+
+    def register_request_cb(self, **_: Any) -> None:
+        """FLARE's downloads listen on it."""
+
+    def fire_and_forget(self, **_: Any) -> None:
+        """A word without an answer."""
+
+    def send_request(self, *, request: Message, **_: Any) -> Message:
+        state = request.payload.get("state")
+        self.asked.append(state)
+        request.payload, request.headers = b"encoded", {"sent": True}  # as sending does
+        code = self.lost(len(self.asked))
+        if code is not None:
+            return make_reply(code)
+        status, data, new = self.source.produce(state, "receiver")
+        return make_reply(ReturnCode.OK, body={"status": status, "data": data, "state": new})
+
+
+def download(cell: Cell) -> TensorConsumer:
+    """FLARE's own loop over it."""
+    consumer = TensorConsumer(None, {})
+    patient: Any = PatientCell(cell)
+    download_object(from_fqcn="peer", ref_id="R1", per_request_timeout=1.0, cell=patient, consumer=consumer)
+    return consumer
+
+
+@pytest.mark.parametrize("code", [ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE])
+def test_what_is_lost_is_asked_for_again_and_nothing_else(
+    code: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven losses in a row: FLARE alone gives up at the first of a connection, at the fourth of an answer."""
+    monkeypatch.setattr(pieces, "PIECE", 64)
+    sent = torch.randn(5, 31)
+    source = PieceDecomposer().to_downloadable({"w": sent}, 100, {})
+    cell = Cell(lambda number: code if 3 <= number < 10 else None, source)
+    found = download(cell)
+    assert found.error is None
+    names = list(found.result)
+    assert torch.equal(joined([found.result[name] for name in names], names), sent)
+    assert len(names) == 10
+    assert len(cell.asked) == len(names) + 1 + 7, "every piece once, the end, and what was lost"
+    assert all(state == cell.asked[2] for state in cell.asked[2:10]), "the same piece"
+    assert clock.now == pytest.approx(7 * PAUSE, abs=1.0)
+
+
+def test_silence_longer_than_its_patience_ends_a_transfer(clock: Clock) -> None:
+    cell = Cell(lambda number: ReturnCode.COMM_ERROR)
+    assert "comm_error" in str(download(cell).error)
+    assert clock.now == pytest.approx(PATIENCE, abs=2 * PAUSE)
+
+
+def test_an_answer_that_says_no_is_none_to_ask_for_again(clock: Clock) -> None:
+    cell = Cell(lambda number: ReturnCode.INVALID_REQUEST)
+    assert "invalid_request" in str(download(cell).error)
+    assert (len(cell.asked), clock.now) == (1, 0.0)
+
+
+def test_an_aborted_job_asks_no_more(clock: Clock) -> None:
+    signal = Signal()
+    signal.trigger(True)
+    cell = Cell(lambda number: ReturnCode.TIMEOUT)
+    reply = PatientCell(cell).send_request(request=Message({}, {}), abort_signal=signal)
+    assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.TIMEOUT
+    assert (len(cell.asked), clock.now) == (1, 0.0)
+
+
+def test_flare_takes_it_for_the_cell_that_it_listens_on() -> None:
+    cell = Cell(lambda number: None)
+    wrapped: Any = PatientCell(cell)
+    assert wrapped == PatientCell(cell)
+    assert wrapped != PatientCell(Cell(lambda number: None))
+    assert DownloadService._initialized_cells.get(wrapped) is True
+    assert ProduceRC.OK == "ok", "what the peer of these tests answers"
