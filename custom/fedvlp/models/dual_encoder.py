@@ -63,9 +63,7 @@ class ModelConfig:
     adapters: str = ""  # "lora": the towers are frozen, low-rank adapters on them are trained; "": all weights are
     adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
     adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
-    adapter_layers: str = (
-        "all"  # "all" linear layers, those of "attention", or "every": convolutions and embeddings too
-    )
+    adapter_layers: str = "all"  # "all" linear layers of the towers, "attention", or "every": convolutions, words too
     adapter_private: bool = False  # a second adapter on each of these layers, which never leaves its site
 
     def __post_init__(self) -> None:
