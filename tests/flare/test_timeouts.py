@@ -14,8 +14,8 @@ from nvflare.apis.shareable import Shareable
 
 from fedvlp.core.client import named_state
 from fedvlp.flare.jobs import job_files
-from fedvlp.flare.patient_cell import PATIENCE
 from fedvlp.flare.pieces import PIECE, SETTING
+from fedvlp.flare.retrying_cell import RETRIED_FOR
 from fedvlp.flare.timeouts import SMALLEST, Timeouts, model_bytes
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -41,8 +41,10 @@ def test_each_outlasts_what_it_bounds(size: int, link: float, training: float) -
     assert SMALLEST <= t.piece <= PIECE
     assert t.piece == SMALLEST or 3 * piece <= 5.0 * (1 + 1e-9), "it has arrived before FLARE sends it again"
     assert t.tensor_streaming_per_request_timeout >= 15.0 + piece
-    assert t.tensor_min_download_timeout > PATIENCE + t.tensor_streaming_per_request_timeout, "asked again, it is there"
-    assert t.submit_task_result_timeout >= max(300.0, transfer + PATIENCE)
+    assert t.tensor_min_download_timeout > RETRIED_FOR + t.tensor_streaming_per_request_timeout, (
+        "asked again, it is there"
+    )
+    assert t.submit_task_result_timeout >= max(300.0, transfer + RETRIED_FOR)
     assert t.task_timeout >= training + 2 * t.submit_task_result_timeout
     assert t.grace >= 2 * transfer, "a site on the slowest link is later than one next to the server by both ways"
     Task("train", Shareable(), timeout=t.task_timeout)

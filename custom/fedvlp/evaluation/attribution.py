@@ -22,8 +22,8 @@ SHARE = 6
 """The side of a film is so many times that of the square, where no other is asked for."""
 
 STEPS = 128
-"""Films between the even one and the film itself, at which integrated gradients are taken: an even film is near the
-pole of a layer norm, and with 32 their sum is off by a tenth."""
+"""Points between the even film and the film itself at which gradients are taken. A layer norm makes the model change
+fast near an even film: on the shipped towers 32 points miss the difference of the cosines by a tenth, 128 by 1 %."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from nvflare.fuel.utils.fobs import dots
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
-from fedvlp.flare.patient_cell import PatientCell
 from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
+from fedvlp.flare.retrying_cell import RetryingCell
 
 if TYPE_CHECKING:
     from fedvlp.core.types import State
@@ -194,7 +194,7 @@ class RawDecomposer(ViaDownloaderDecomposer):
         received = _Received()
         download_object(
             from_fqcn=from_fqcn, ref_id=ref_id, consumer=received, per_request_timeout=per_request_timeout,
-            cell=PatientCell(cell),
+            cell=RetryingCell(cell),
             secure=secure, optional=optional, abort_signal=abort_signal, progress_cb=progress_cb,
         )  # fmt: skip
         return received.error, joined(received.result or {})

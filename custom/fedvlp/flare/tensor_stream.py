@@ -29,8 +29,8 @@ from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State
-from fedvlp.flare.patient_cell import PatientCell
 from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
+from fedvlp.flare.retrying_cell import RetryingCell
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class PieceDecomposer(TensorDecomposer):
 
     def download(self, *args: Any, cell: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
         try:
-            error, tensors = self._fetched(*args, cell=PatientCell(cell), fobs_ctx=fobs_ctx, **options)
+            error, tensors = self._fetched(*args, cell=RetryingCell(cell), fobs_ctx=fobs_ctx, **options)
         except Exception as raised:  # what a site sends may be wrong in any way
             if not self._at_server:
                 raise

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from fedvlp.core.client import named_state
 from fedvlp.core.validate import require
-from fedvlp.flare.patient_cell import PATIENCE
 from fedvlp.flare.pieces import PIECE, SETTING
+from fedvlp.flare.retrying_cell import RETRIED_FOR
 from fedvlp.run.experiment import Experiment
 
 MARGIN = 3.0  # a link is slower at times than its owner believes
@@ -38,7 +38,7 @@ class Timeouts:
     tensor_streaming_per_request_timeout server, site        one piece; a request that was lost is repeated after it
     tensor_min_download_timeout         server, site         the sender keeps a message for a receiver that is silent;
                                                              longer than the receiver goes on asking (flare/
-                                                             patient_cell.py)
+                                                             retrying_cell.py)
     get_task_timeout                    site                 asking for a task; its tensors come later, piece by piece
     submit_task_result_timeout          site                 handing in one result, the whole model up, a pause included
     task_timeout                        controller, child    one task from being offered to its result: down, train, up
@@ -65,11 +65,11 @@ class Timeouts:
         piece = min(PIECE, max(SMALLEST, int(slow * RESENT)))
         request = BUSY + piece / slow
         transfer = size / slow
-        whole = max(LEAST, transfer + PATIENCE)
+        whole = max(LEAST, transfer + RETRIED_FOR)
         return Timeouts(
             piece=piece,
             tensor_streaming_per_request_timeout=request,
-            tensor_min_download_timeout=2 * PATIENCE + request,
+            tensor_min_download_timeout=2 * RETRIED_FOR + request,
             get_task_timeout=request,
             submit_task_result_timeout=whole,
             task_timeout=math.ceil(training + 2 * whole),

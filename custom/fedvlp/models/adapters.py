@@ -1,9 +1,10 @@
 """Low-rank adapters of frozen towers (LoRA, Hu et al., 2022, https://arxiv.org/abs/2106.09685, eq. 3).
 
 A linear layer W of a tower becomes W x + (alpha / r) B A x: W stays as it is, A [r, in] and B [out, r] are trained.
-So may a convolution, whose kernels are the rows of W, [out, in k k], and an embedding, whose words are, [words,
-width]. The tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or
-saved: every site reads them from the weights that the model starts from, whose checksum the experiment holds.
+Convolutions and embeddings can have adapters too, with their weights as matrices: a row for each kernel, [out, in k k],
+or for each word, [words, width].
+The tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or saved:
+every site reads them from the weights that the model starts from, whose checksum the experiment holds.
 
 With private adapters every adapted layer has a second one, which stays at its site (``image_private.``,
 ``text_private.``; core/norm_statistics.py), so that the shared one learns what all sites have in common, as in
@@ -50,7 +51,7 @@ class Adapter(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A layer with the weights of another and adapters, which belong to another module; base of one for each kind."""
+    """Base of adapted layers: the tensors of a layer of the tower, and adapters, which belong to another module."""
 
     weight: Any
     bias: Any
@@ -114,7 +115,7 @@ KINDS: dict[type[nn.Module], type[Adapted]] = {
 
 
 def made(kind: Any, layer: Any) -> Any:
-    """A layer of class ``kind`` and of the form of ``layer``, without memory for its tensors."""
+    """A layer of class ``kind`` with the sizes of ``layer``, its tensors on the meta device."""
     if isinstance(layer, nn.Linear):
         return kind(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
     if isinstance(layer, nn.Embedding):
@@ -125,7 +126,7 @@ def made(kind: Any, layer: Any) -> Any:
 
 
 def plain(layer: Adapted) -> Any:
-    """A layer of torch's own class in the form of an adapted one, without memory for its tensors."""
+    """The layer of torch's own class with the sizes of an adapted one, its tensors on the meta device."""
     return made(next(kind for kind, adapted in KINDS.items() if type(layer) is adapted), layer)
 
 

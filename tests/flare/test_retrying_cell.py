@@ -14,8 +14,8 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import DownloadService, ProduceRC, download_object
 
-from fedvlp.flare import patient_cell, pieces
-from fedvlp.flare.patient_cell import PATIENCE, PAUSE, PatientCell
+from fedvlp.flare import pieces, retrying_cell
+from fedvlp.flare.retrying_cell import PAUSE, RETRIED_FOR, RetryingCell
 from fedvlp.flare.tensor_stream import PieceDecomposer, joined
 
 
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(patient_cell, "time", clock)
+    monkeypatch.setattr(retrying_cell, "time", clock)
     return clock
 
 
@@ -66,8 +66,8 @@ class Cell:
 def download(cell: Cell) -> TensorConsumer:
     """FLARE's own loop over it."""
     consumer = TensorConsumer(None, {})
-    patient: Any = PatientCell(cell)
-    download_object(from_fqcn="peer", ref_id="R1", per_request_timeout=1.0, cell=patient, consumer=consumer)
+    retrying: Any = RetryingCell(cell)
+    download_object(from_fqcn="peer", ref_id="R1", per_request_timeout=1.0, cell=retrying, consumer=consumer)
     return consumer
 
 
@@ -90,10 +90,10 @@ def test_what_is_lost_is_asked_for_again_and_nothing_else(
     assert clock.now == pytest.approx(7 * PAUSE, abs=1.0)
 
 
-def test_silence_longer_than_its_patience_ends_a_transfer(clock: Clock) -> None:
+def test_silence_that_lasts_too_long_ends_a_transfer(clock: Clock) -> None:
     cell = Cell(lambda number: ReturnCode.COMM_ERROR)
     assert "comm_error" in str(download(cell).error)
-    assert clock.now == pytest.approx(PATIENCE, abs=2 * PAUSE)
+    assert clock.now == pytest.approx(RETRIED_FOR, abs=2 * PAUSE)
 
 
 def test_an_answer_that_says_no_is_none_to_ask_for_again(clock: Clock) -> None:
@@ -106,15 +106,15 @@ def test_an_aborted_job_asks_no_more(clock: Clock) -> None:
     signal = Signal()
     signal.trigger(True)
     cell = Cell(lambda number: ReturnCode.TIMEOUT)
-    reply = PatientCell(cell).send_request(request=Message({}, {}), abort_signal=signal)
+    reply = RetryingCell(cell).send_request(request=Message({}, {}), abort_signal=signal)
     assert reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.TIMEOUT
     assert (len(cell.asked), clock.now) == (1, 0.0)
 
 
 def test_flare_takes_it_for_the_cell_that_it_listens_on() -> None:
     cell = Cell(lambda number: None)
-    wrapped: Any = PatientCell(cell)
-    assert wrapped == PatientCell(cell)
-    assert wrapped != PatientCell(Cell(lambda number: None))
+    wrapped: Any = RetryingCell(cell)
+    assert wrapped == RetryingCell(cell)
+    assert wrapped != RetryingCell(Cell(lambda number: None))
     assert DownloadService._initialized_cells.get(wrapped) is True
     assert ProduceRC.OK == "ok", "what the peer of these tests answers"

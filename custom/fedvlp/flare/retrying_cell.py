@@ -3,7 +3,7 @@
 FLARE asks for a model piece by piece, and a site's link drops now and then. FLARE 2.9 sends an answer again until it is
 acknowledged, but not a request: one that is lost costs its whole timeout. It gives a download up after four timeouts in
 a row, or at the first request that finds no connection, and then everything is sent anew; at the server it ends the
-job's process. Here a request is repeated for as long as ``PATIENCE`` allows.
+job's process. Here a request is repeated for as long as ``RETRIED_FOR`` allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nvflare.fuel.f3.streaming.download_service import DownloadService
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 600.0
+RETRIED_FOR = 600.0
 """Seconds without any answer until a transfer is given up: FLARE's own default for a transfer that stands still."""
 
 PAUSE = 2.0
@@ -28,7 +28,7 @@ LOST = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE
 """What FLARE answers in place of a peer that was not reached, or whose answer was not."""
 
 
-class PatientCell:
+class RetryingCell:
     """FLARE's cell, for one download; equal to it, as FLARE notes for which cells it listens."""
 
     def __init__(self, cell: Any) -> None:
@@ -39,14 +39,14 @@ class PatientCell:
         return getattr(self._cell, name)
 
     def __eq__(self, other: object) -> bool:
-        return other is self._cell or (isinstance(other, PatientCell) and other._cell is self._cell)
+        return other is self._cell or (isinstance(other, RetryingCell) and other._cell is self._cell)
 
     def __hash__(self) -> int:
         return hash(self._cell)
 
     def send_request(self, *, request: Message, abort_signal: Any = None, **options: Any) -> Message:
-        """The answer to ``request``; where there is none within ``PATIENCE`` seconds, what FLARE says of the last."""
-        until = time.monotonic() + PATIENCE
+        """The answer to ``request``; with none within ``RETRIED_FOR`` seconds, what FLARE says of the last one."""
+        until = time.monotonic() + RETRIED_FOR
         while True:
             copy = Message(dict(request.headers or {}), request.payload)  # sending it changes it
             reply: Message = self._cell.send_request(request=copy, abort_signal=abort_signal, **options)
