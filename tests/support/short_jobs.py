@@ -28,5 +28,10 @@ def committed(name: str, **settings: Any) -> Experiment:
         group, _, field = key.partition(".")
         if hasattr(getattr(experiment, group), field):
             experiment = override(experiment, key, str(value))
+    return of_its_sites(experiment)
+
+
+def of_its_sites(experiment: Experiment) -> Experiment:
+    """Without the models of sites that a smaller number of sites has left out."""
     sites = {f"site-{number}" for number in range(1, experiment.partition.sites + 1)}
     return replace(experiment, site_models=tuple(own for own in experiment.site_models if own[0] in sites))
