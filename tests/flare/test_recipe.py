@@ -12,7 +12,7 @@ from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 
-SETTINGS = {"data.size": 700, "rounds.rounds": 1, "method.local_steps": 1, "training.batch_size": 16}
+SETTINGS = {"data.size": 300, "data.sites": 2, "rounds.rounds": 1, "method.local_steps": 1, "training.batch_size": 16}
 
 
 def test_the_exported_job_is_the_clis(tmp_path: Path) -> None:
@@ -32,5 +32,5 @@ def test_it_runs_in_simenv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     from nvflare.recipe import SimEnv
 
     monkeypatch.setenv("FEDVLP_HOME", str(tmp_path / "results"))
-    FedVLPRecipe("fedavg", SETTINGS).execute(SimEnv(num_clients=5, workspace_root=str(tmp_path / "workspace")))
+    FedVLPRecipe("fedavg", SETTINGS).execute(SimEnv(num_clients=2, workspace_root=str(tmp_path / "workspace")))
     assert RunFolder(tmp_path / "results" / "fedavg" / "001").model.exists()
