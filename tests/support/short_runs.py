@@ -70,5 +70,6 @@ def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) ->
 
     server = assembly.server(assembly.sites())
     state = Federation(chosen.method, server, chosen.rounds, exchange).run()
+    folder.note_all(server.history)
     folder.finish(chosen, state, server.history)
     return folder
