@@ -21,7 +21,7 @@ from fedvlp.run.simulate import simulate
 def test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """SIGINT reaches the whole process group, as from a terminal, while round 1 is under way."""
     chosen = presets.get("fedavg")
-    settings = {"data.size": 300, "data.sites": 2, "rounds.rounds": 3, "method.local_steps": 40,
+    settings = {"data.size": 300, "data.sites": 2, "rounds.rounds": 2, "method.local_steps": 40,
                 "training.batch_size": 8}  # fmt: skip
     for key, value in settings.items():
         chosen = override(chosen, key, str(value))
@@ -43,7 +43,7 @@ def test_row_35_ctrl_c_ends_all_processes_and_the_same_command_goes_on(tmp_path:
     os.killpg(simulator.pid, signal.SIGINT)
     assert simulator.wait(60) != 0
     until(lambda: not processes(str(tmp_path)), "no process is left", 30)
-    assert 1 <= len(folder.history()) < 4, "interrupted, and what was complete is kept"
+    assert 1 <= len(folder.history()) < 3, "interrupted, and what was complete is kept"
     again = start()
     assert again.wait(400) == 0, (tmp_path / "log.txt").read_text()[-3000:]
     assert folder.model.read_bytes() == engine.model.read_bytes()

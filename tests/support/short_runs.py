@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
+from fedvlp.core.types import Broadcast, Reply
+from fedvlp.federation.exchange import SequentialExchange
+from fedvlp.federation.loop import Federation
 from fedvlp.flare.jobs import write_job
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -44,13 +50,26 @@ def phases(folder: RunFolder) -> int:
     return len(folder.history())
 
 
-def last_round(folder: RunFolder) -> int:
-    return int(folder.history()[-1]["round"])
-
-
 def kill(here: Consortium, name: str) -> None:
     """Kills FLARE at the server or a site; returns when the watchdog has started it again and all are connected."""
     killed, now = here.parent(name), time.time()
     killed.kill()
     until(lambda: here.parent(name).pid != killed.pid, f"the watchdog restarts {name}")
     until(lambda: connected(here, now), "all are back by themselves")
+
+
+def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) -> RunFolder:
+    """The engine's run in which a site does not answer in a round."""
+    folder = RunFolder.create(tmp_path / "engine", chosen)
+    assembly = Assembly(chosen, folder.path)
+    inner = SequentialExchange(assembly.site)
+
+    def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, reply in inner(messages):
+            yield site, TimeoutError() if (site, messages[site].round) in silent else reply
+
+    server = assembly.server(assembly.sites())
+    state = Federation(chosen.method, server, chosen.rounds, exchange).run()
+    folder.note_all(server.history)
+    folder.finish(chosen, state, server.history)
+    return folder
