@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -263,31 +263,53 @@ def figures_of(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-def test_a_table_runs_goes_on_and_is_estimated(tmp_path: Path) -> None:
-    """Two cells of FedDRA's ablation: the same CSV when they are read again, or measured again of their runs.
+TWO_CELLS = ["feddra:3", "--demo", "--smallest", "--only", "FedDRA", "--only", "without DRO"]
+"""Of FedDRA's ablation."""
 
-    The dry run counts them as done, and its bytes are those that a run has sent.
-    """
-    words = ["feddra:3", "--demo", "--smallest", "--only", "FedDRA", "--only", "without DRO", "--runs", str(tmp_path)]
-    before = ask(*words, "--dry-run", "--seeds", "0-1").output
+
+def test_a_dry_run_counts_cells_and_writes_nothing(tmp_path: Path) -> None:
+    before = ask(*TWO_CELLS, "--runs", str(tmp_path), "--dry-run", "--seeds", "0-1").output
     assert "cells: 4, of which 0 have finished" in before
-    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
-    table = tmp_path / "feddra-3-smallest.csv"
-    ran = ask(*words, "--seeds", "0", "--jobs", "1").output
-    assert "feddra, seed 0: done" in ran
-    first = table.read_text()
-    assert all(row["ours"] for row in figures_of(table)), first
+    assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A folder in which a table ran, what that printed, and its figures."""
+
+    folder: Path
+    output: str
+    figures: str
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """``TWO_CELLS`` with one seed, undisturbed."""
+    folder = tmp_path_factory.mktemp("ran")
+    output = ask(*TWO_CELLS, "--runs", str(folder), "--seeds", "0", "--jobs", "1").output
+    return Ran(folder, output, (folder / "feddra-3-smallest.csv").read_text())
+
+
+def test_a_table_runs_goes_on_and_is_estimated(ran: Ran) -> None:
+    """The same CSV when the cells are read again, or measured again of their runs.
+
+    An estimate counts them as done, and its bytes are those that a run has sent.
+    """
+    words = [*TWO_CELLS, "--runs", str(ran.folder)]
+    table = ran.folder / "feddra-3-smallest.csv"
+    assert "feddra, seed 0: done" in ran.output
+    assert all(row["ours"] for row in figures_of(table)), ran.figures
     assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("in the results") == 2
-    assert table.read_text() == first
-    for file in (tmp_path / "results").rglob("*.json"):
+    assert table.read_text() == ran.figures
+    for file in (ran.folder / "results").rglob("*.json"):
         file.unlink()
     assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("there already") == 2
-    assert table.read_text() == first
+    assert table.read_text() == ran.figures
     entry = chosen_rows(get("feddra:3"), ["FedDRA", "without DRO"])
-    left = estimate(entry, Size(SMALLEST), range(2), tmp_path / "results")
+    left = estimate(entry, Size(SMALLEST), range(2), ran.folder / "results")
     assert (left.cells, left.done, left.bytes_of) == (4, 2, 2)
     assert "2 finished cells" in left.from_what
-    finished = RunFolder(tmp_path / "alignment-smallest" / "0" / "feddra" / "001")
+    finished = RunFolder(ran.folder / "alignment-smallest" / "0" / "feddra" / "001")
     used = spent(finished.history())
     sent = traffic(finished.experiment())
     assert sent is not None
@@ -358,11 +380,11 @@ def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers
 
 
 @pytest.mark.slow(seconds=60)
-def test_a_killed_table_goes_on_with_the_same_figures(tmp_path: Path) -> None:
+def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) -> None:
     """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
-    words = ["feddra:3", "--demo", "--smallest", "--seeds", "0", "--only", "FedDRA", "--only", "without DRO"]
+    words = [*TWO_CELLS, "--seeds", "0", "--runs", str(tmp_path)]
     program = [sys.executable, "-c", "from fedvlp.cli import main; main()", "reproduce", *words, "--jobs", "2"]
-    killed = subprocess.Popen([*program, "--runs", str(tmp_path / "killed")], stdout=subprocess.PIPE, text=True)
+    killed = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     assert killed.stdout is not None
     for line in killed.stdout:
         if "done" in line:
@@ -370,11 +392,8 @@ def test_a_killed_table_goes_on_with_the_same_figures(tmp_path: Path) -> None:
     killed.send_signal(signal.SIGKILL)
     killed.wait(30)
     time.sleep(2)  # the workers end with their parent
-    ask(*words, "--jobs", "1", "--runs", str(tmp_path / "killed"))
-    ask(*words, "--jobs", "1", "--runs", str(tmp_path / "whole"))
-    assert (tmp_path / "killed" / "feddra-3-smallest.csv").read_text() == (
-        tmp_path / "whole" / "feddra-3-smallest.csv"
-    ).read_text()
+    ask(*words, "--jobs", "1")
+    assert (tmp_path / "feddra-3-smallest.csv").read_text() == ran.figures
 
 
 def test_a_figure_runs_the_tables_that_it_draws() -> None:

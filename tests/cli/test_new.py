@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import programs
 from support.plugins import fresh
 from typer.testing import CliRunner
 
@@ -44,17 +46,8 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
     done = subprocess.run(lint, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     # with a folder of its own: else, at its end, it would delete what earlier sessions of pytest left, for minutes
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        f"--basetemp={tmp_path / 'base'}",
-        test.name,
-    ]
-    done = subprocess.run(command, cwd=test.parent, capture_output=True, text=True, timeout=100, check=False)
+    command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'base'}", test.name]
+    done = programs.forked(command, test.parent, os.environ)
     assert "7 passed" in done.stdout, done.stdout
     assert type(plugins.use(file).table("PRESETS")["fed-near"].method).__name__ == "FedNear"
     assert presets.get("fed-near").name == "fed-near"
