@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echo import Echo, EchoModel
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fedvlp.core.types import EVALUATE, Broadcast, State, Update
 from fedvlp.flare import messages
+from fedvlp.flare.retrying_cell import send_again
 
 NOTES = "FEDVLP_DRILL_NOTES"
 """Environment variable: the folder in which the job's processes note what happened. Without it they note nothing."""
@@ -86,6 +88,11 @@ class DrillSite(Executor):
     def __init__(self) -> None:
         super().__init__()
         messages.register()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """As fedvlp's executors do."""
+        if event_type == EventType.START_RUN:
+            send_again(fl_ctx)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         note(task_name)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from nvflare.apis.signal import Signal
 from nvflare.app_opt.pt.tensor_downloader import TensorConsumer
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.cell import Cell as FlareCell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming import byte_streamer
 from nvflare.fuel.f3.streaming.download_service import DownloadService, ProduceRC, download_object
+from nvflare.fuel.f3.streaming.stream_const import STREAM_DATA_TOPIC
+from support.provisioned import free_port
 
 from fedvlp.flare import pieces, retrying_cell
-from fedvlp.flare.retrying_cell import PAUSE, RETRIED_FOR, RetryingCell
+from fedvlp.flare.retrying_cell import PAUSE, RETRIED_FOR, RetryingCell, send_again
 from fedvlp.flare.tensor_stream import PieceDecomposer, joined
 
 
@@ -118,3 +124,71 @@ def test_flare_takes_it_for_the_cell_that_it_listens_on() -> None:
     assert wrapped != RetryingCell(Cell(lambda number: None))
     assert DownloadService._initialized_cells.get(wrapped) is True
     assert ProduceRC.OK == "ok", "what the peer of these tests answers"
+
+
+# What a site asks of its server
+
+
+@pytest.fixture
+def cells() -> Iterator[tuple[FlareCell, FlareCell]]:
+    """FLARE's own cells of a server and a site, over loopback."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    pair = [FlareCell(fqcn=name, root_url=url, secure=False, credentials={}) for name in ("server", "site-1")]
+    for cell in pair:
+        cell.start()
+    yield pair[0], pair[1]
+    for cell in reversed(pair):
+        cell.stop()
+        CoreCell.ALL_CELLS.pop(cell.core_cell.my_info.fqcn, None)
+
+
+def test_a_result_that_was_lost_on_its_way_is_sent_again(
+    cells: tuple[FlareCell, FlareCell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is handed in once. Without it the site waits until its time is up."""
+    monkeypatch.setattr(byte_streamer, "STREAM_RETRY_WAIT", 0.2)
+    server, site = cells
+    came, sent = list[Any](), list[Message]()
+
+    def submitted(message: Message) -> Message:
+        came.append(message.payload)
+        return make_reply(ReturnCode.OK)
+
+    server.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic="submit", cb=submitted)
+    send = site.core_cell.fire_and_forget
+
+    def losing(channel: str, topic: str, targets: Any, message: Message, **options: Any) -> Any:
+        if topic == STREAM_DATA_TOPIC:
+            sent.append(message)
+            if len(sent) == 1:
+                return {}  # as when the connection breaks after it was written
+        return send(channel, topic, targets, message, **options)
+
+    monkeypatch.setattr(site.core_cell, "fire_and_forget", losing)
+    communicator = SimpleNamespace(cell=site)
+    engine = SimpleNamespace(client=SimpleNamespace(communicator=communicator))
+
+    def submit(timeout: float) -> str:
+        reply = communicator.cell.send_request(
+            channel=CellChannel.SERVER_COMMAND, topic="submit", target="server",
+            request=Message(None, {"an": "update"}), timeout=timeout,
+        )  # fmt: skip
+        return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
+
+    assert submit(1.0) == ReturnCode.TIMEOUT
+    assert came == []
+    send_again(context(engine))
+    sent.clear()
+    assert submit(20.0) == ReturnCode.OK
+    assert came == [{"an": "update"}]
+    assert len(sent) == 2
+
+
+def context(engine: object) -> Any:
+    """FLARE's context of an event."""
+    return SimpleNamespace(get_engine=lambda: engine)
+
+
+def test_an_engine_without_a_connection_is_left_alone() -> None:
+    """That of a test, or of another version of FLARE."""
+    send_again(context(object()))

@@ -27,6 +27,7 @@ from fedvlp.deploy.site_config import FILE, SiteConfigError, envelope_at, proces
 from fedvlp.flare import child_protocol, messages, trainer_link
 from fedvlp.flare.messages import BEHIND, CHILD_LOST, MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.retrying_cell import send_again
 from fedvlp.flare.site_executor import SiteExecutor as SiteExecutor  # where job files of before name it
 from fedvlp.run.experiment import Experiment
 
@@ -98,6 +99,7 @@ class ChildExecutor(ClientAPIExecutor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
+            send_again(fl_ctx)
             processes = self._processes_here(Path(SitePaths.of(fl_ctx).local))
             self._command = command(processes, self._tasks != 1)
         super().handle_event(event_type, fl_ctx)

@@ -3,15 +3,18 @@
 FLARE asks for a model piece by piece, and a site's link drops now and then. FLARE 2.9 sends an answer again until it is
 acknowledged, but not a request: one that is lost costs its whole timeout. It gives a download up after four timeouts in
 a row, or at the first request that finds no connection, and then everything is sent anew; at the server it ends the
-job's process. Here a request is repeated for as long as ``RETRIED_FOR`` allows.
+job's process. Here a request for a piece is repeated for as long as ``RETRIED_FOR`` allows, and what a site says to the
+server's job (give me a task, here is a result) is sent again like an answer (:func:`send_again`).
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.download_service import DownloadService
@@ -64,3 +67,21 @@ def _paused(abort_signal: Any) -> bool:
             return False
         time.sleep(0.1)
     return True
+
+
+def send_again(fl_ctx: FLContext) -> None:
+    """From now on FLARE sends what this site's process asks of its server again, every 5 s, until it is acknowledged.
+
+    For all processes and messages of a kit ``streaming_reliable`` does so; each such message costs the receiver a
+    thread for a minute, too much for pieces.
+    """
+    client = getattr(fl_ctx.get_engine(), "client", None)
+    if client is not None:
+        client.communicator.cell = acknowledged(client.communicator.cell)
+
+
+def acknowledged(cell: Any) -> Any:
+    """``cell``, by which every message is sent again until it is acknowledged; answers come to both."""
+    twin = object.__new__(type(cell))  # copy.copy would ask it for __setstate__, and FLARE's cell has every name
+    twin.__dict__.update(cell.__dict__, send_blob=partial(cell.send_blob, reliable=True))
+    return twin

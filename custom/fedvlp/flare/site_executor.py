@@ -24,6 +24,7 @@ from fedvlp.core.types import Failure, FailureKind
 from fedvlp.flare import messages, raw_tensors, trainer_link
 from fedvlp.flare.messages import BEHIND, MOST_SAMPLES
 from fedvlp.flare.paths import SIMULATED, SitePaths
+from fedvlp.flare.retrying_cell import send_again
 from fedvlp.flare.trainer_link import TrainerLink
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ class SiteExecutor(Executor):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Before the first task is fetched: decides whether this process is a mere visit, and teaches FLARE tensors."""
+        if event_type == EventType.START_RUN:
+            send_again(fl_ctx)
         if event_type != EventType.START_RUN or self._settings is None:
             return
         simulated = fl_ctx.get_job_id() == SIMULATED
