@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.planted import planted
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
+from fedvlp.core.server_state import Server
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.evaluation import distortion
+from fedvlp.evaluation.audit.canaries import PLANTED, UNSEEN
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
@@ -22,6 +27,7 @@ from fedvlp.report.audit import section
 from fedvlp.report.run import Run
 from fedvlp.run import audit as audits
 from fedvlp.run import audit_updates, presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.audit_updates import FEW
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -231,6 +237,26 @@ def test_representations_are_attacked_where_no_weights_travel(tmp_path: Path) ->
     paired = {row.site for row in measured.rows if row.model == "representations"} - {""}
     assert paired <= {row.site for row in measured.rows if row.model == audits.UNTRAINED}
     assert measured.updates() == []
+
+
+@pytest.mark.slow(seconds=30)
+def test_frozen_towers_whose_features_were_kept_are_attacked_too(tmp_path: Path) -> None:
+    """On reports whose risk was accepted when the run was made; of weights that do not travel nothing is read."""
+    frozen = replace(START, adapters="lora", adapter_rank=0, alignment=False)
+    experiment = Experiment(
+        "frozen", FedAvg(local_steps=1), frozen, data=TableSource(str(planted(tmp_path / "data")), image_size=64),
+        training=Training(batch_size=8, cache_features=True), rounds=Rounds(rounds=1, evaluate_every=0),
+    )  # fmt: skip
+    run = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, run, accept_phi_risk=True)
+    measured = audits.measure(run, controls=False, resamples=20, invert=0.5)
+    assert {row.canaries for row in measured.canaries} == {UNSEEN, PLANTED}
+    assert len(measured.sites) == len(measured.inversion) == 1
+    assert measured.words == ()
+    state = Server.load(run.checkpoint)[0].state
+    updates = audit_updates.Updates(Assembly(experiment, run.path), state, {}, distortion.load)
+    assert updates.shared("image_head.0.weight")
+    assert not any(updates.shared(name) for name in frozen.build().state_dict() if name.startswith("image_encoder"))
 
 
 def test_epsilon_has_its_bound(run: RunFolder) -> None:

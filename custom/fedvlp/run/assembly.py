@@ -253,6 +253,10 @@ class Assembly:
             client.public, client.public_id = self.public(site), public_id(self.cohort)
         return client
 
+    def memory(self, site: str) -> SiteMemory:
+        """What ``site`` remembers in the folder of the run."""
+        return SiteMemory(self.folder / "sites" / site if self.folder else None)
+
     def site(self, name: str) -> Site:
         """The site ``name``, ready to answer broadcasts.
 
@@ -267,9 +271,10 @@ class Assembly:
             raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
         site = None if self.pooled else name
         client = self.client(name, self.data(site), site)
-        memory = SiteMemory(self.folder / "sites" / name if self.folder else None)
         evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
-        return Site(client, self.experiment.method, self.experiment.training, memory, evaluate, record_epsilon)
+        return Site(
+            client, self.experiment.method, self.experiment.training, self.memory(name), evaluate, record_epsilon
+        )
 
 
 def draw_public(cohort: Cohort, share: float, seed: int) -> np.ndarray:

@@ -53,15 +53,16 @@ class Updates:
 
     def __init__(self, assembly: Assembly, state: State, rows: Rows, load: distortion.Load) -> None:
         """``state``: the trained model, which ``load`` puts into a client as a site has it."""
-        self.assembly, self.experiment = assembly, assembly.experiment
+        self.assembly = _with_films(assembly)
+        self.experiment = self.assembly.experiment
         self.state, self.rows, self.load = state, rows, load
         self.seed = self.experiment.rounds.seed
         self.travels = any(map(self.shared, state))  # whether sites send weights
 
     def shared(self, name: str) -> bool:
-        """Whether sites send the tensor."""
+        """Whether sites send the tensor; those of frozen towers are no part of the state."""
         method = self.experiment.method
-        return any(method.shares(name, phase) for phase in method.phases(0))
+        return name in self.state and any(method.shares(name, phase) for phase in method.phases(0))
 
     def words(self) -> Iterator[Words]:
         """What the server reads off an update of each site: of one step on few reports, and of one pass over all."""
@@ -225,7 +226,9 @@ class Updates:
         model.set_attention("explicit")  # the fused kernels have no second derivative
         try:
             reports = model({name: batch[name] for name in ("text", "text_mask")}).text.detach()
-            weights = [weight for name, weight in model.named_parameters() if name.startswith("image_")]
+            weights = [
+                weight for name, weight in model.named_parameters() if name.startswith("image_") and self.shared(name)
+            ]
 
             def gradient(films: Tensor) -> tuple[Tensor, ...]:
                 output: VLOutput = replace(model({"image": films}), text=reports)
@@ -241,6 +244,14 @@ class Updates:
             model.set_attention("sdpa")
         beside = torch.cat([other["image"] for other in data.batches(OTHERS, 64, drop_last=False)])
         yield compared(site, drawn.cpu(), batch["image"].cpu(), beside.cpu(), steps, spent)
+
+
+def _with_films(assembly: Assembly) -> Assembly:
+    """The same with batches of films and words, where they are what frozen towers make of these."""
+    experiment = assembly.experiment
+    if not experiment.training.cache_features:
+        return assembly
+    return Assembly(replace(experiment, training=replace(experiment.training, cache_features=False)), assembly.folder)
 
 
 def _taken(batch: Batch, rows: Tensor) -> Batch:

@@ -95,7 +95,7 @@ def paired_sites(assembly: Assembly) -> dict[str, Any]:
 
 def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
     """Site -> the whole model in its memory, for methods that leave models at the sites (Local)."""
-    memories = {site: assembly.site(site).memory.newest() for site in assembly.sites()}
+    memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
     return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
 
 
