@@ -1,0 +1,138 @@
+"""Every attack of `fedvlp audit` on whole runs: what the methods give away, side by side.
+
+    python benchmarks/audits.py [--presets fedavg,feddra,...] [--seed 0] [--invert 60] [--quick]
+    python benchmarks/audits.py --presets feddra-real [--data ../shared/data/real-cxr]
+
+Runs each preset (one that has finished under --runs is taken as it is), audits it, and prints a table for each kind of
+attack. Membership: area under the ROC curve in percent with its 95 % interval, of the strongest attack of that kind at
+all sites together; beside it the model before training, and a leak that was planted. Canaries: mean exposure in bits.
+Stopped and started again, it goes on with the next run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common import machine, say, table
+from real_towers import experiments
+
+from fedvlp.claims.ledger import seeded
+from fedvlp.evaluation.audit.canaries import MEMORISED, PLANTED, UNSEEN
+from fedvlp.evaluation.audit.gradients import GRADIENT
+from fedvlp.evaluation.audit.membership import Membership
+from fedvlp.run import audit as audits
+from fedvlp.run import presets
+from fedvlp.run.audit import Audit
+from fedvlp.run.audit_representations import SENT
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+
+ROOT = Path(__file__).parents[1]
+PRESETS = "fedavg,feddra,car-mfl,creamfl,pms-fm"
+REAL = "-real"
+NOT_RUN = "-"
+
+
+def experiment(name: str, seed: int, data: Path, quick: bool) -> Experiment:
+    """The whole preset ``name``, or with ``quick`` one round of it."""
+    if name.endswith(REAL):
+        return experiments(data, quick, seed)[name]
+    chosen: Any = seeded(presets.get(name), seed)
+    return replace(chosen, rounds=replace(chosen.rounds, rounds=1)) if quick else chosen
+
+
+def audited(folder: RunFolder, chosen: Experiment, invert: float) -> Audit:
+    """The audit of a run, which is run first where it has not finished."""
+    if not folder.model.exists():
+        if not folder.path.exists():
+            folder = RunFolder.create(folder.path.parent.parent, chosen)
+        simulate(chosen, folder, accept_phi_risk=True)
+    return audits.read(folder) or audits.measure(folder, invert=invert)
+
+
+def strongest(rows: Iterable[Membership]) -> str:
+    """The attack with the largest area, and its area."""
+    found = max(rows, key=lambda row: row.area.value, default=None)
+    return f"{found.area.unsigned()} {found.attack}" if found else NOT_RUN
+
+
+def membership(found: Audit) -> list[str]:
+    """Cells of a line: before training; scores of the model, its gradients, representations; the planted leak."""
+    model = found.of(audits.TRAINED) + found.of(audits.OWN)
+    by_gradient: Callable[[Membership], bool] = lambda row: row.attack.startswith(GRADIENT)  # noqa: E731
+    most = found.strongest()
+    return [
+        f"{most.members:,}, {most.others:,}",
+        strongest(found.of(audits.UNTRAINED)),
+        strongest(row for row in model if not by_gradient(row)),
+        strongest(row for row in model if by_gradient(row)),
+        strongest(found.of(SENT)),
+        strongest(found.of(audits.PLANTED)),
+    ]
+
+
+def canaries(found: Audit) -> list[str]:
+    """Cells of a line: mean exposure of canaries that were not planted, among the records, and alone."""
+    of = {row.canaries: row for row in found.canaries}
+    return [
+        f"{of[name].mean.value:.2f} [{of[name].mean.low:.2f}, {of[name].mean.high:.2f}]" if name in of else NOT_RUN
+        for name in (UNSEEN, PLANTED, MEMORISED)
+    ]
+
+
+def updates(found: Audit) -> list[str]:
+    """Cells of a line: words of a step on few reports, whose update it is, films drawn from a gradient."""
+    few = [row.recovered for row in found.words if row.steps == 1]
+    words = f"{sum(few) / len(few):.0f}" if few else NOT_RUN
+    sites = [f"{row.area.unsigned()}, {row.right:.0f} ({row.guess:.0f})" for row in found.sites]
+    films = [f"{row.cosine:.2f} ({row.other:.2f}), {row.matched} of {row.records}" for row in found.inversion]
+    return [words, *(sites or [NOT_RUN]), *(films or [NOT_RUN])]
+
+
+TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Audit], list[str]]], ...] = (
+    (
+        "Membership, area in percent",
+        ("records, others", "before training", "loss, cosine", "gradient", "representations sent", "planted leak"),
+        membership,
+    ),
+    ("Canaries, exposure in bits of 10", ("never trained on", "among the records", "trained on alone"), canaries),
+    (
+        "One update",
+        (
+            "words of a step on eight reports, %",
+            "whose: area %, right % (by guessing)",
+            "film: cosine (another), found",
+        ),
+        updates,
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", default=PRESETS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--invert", type=float, default=60.0, help="seconds for drawing films from a gradient")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "real-cxr")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "audits", help="where the runs are kept")
+    parser.add_argument("--quick", action="store_true", help="one round: does everything run?")
+    options = parser.parse_args()
+    say({**machine(), **vars(options)})
+    found: dict[str, Audit] = {}
+    for name in options.presets.split(","):
+        folder = RunFolder(options.runs / f"{'quick-' * options.quick}seed-{options.seed}" / name / "001")
+        found[name] = audited(folder, experiment(name, options.seed, options.data, options.quick), options.invert)
+        for sentence in found[name].controls():
+            say({"run": name, "control": sentence})
+    for title, head, cells in TABLES:
+        print(f"\n{title}\n\n{table(['run', *head], [[name, *cells(one)] for name, one in found.items()])}")
+    say(machine())
+
+
+if __name__ == "__main__":
+    main()
