@@ -18,7 +18,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import FedAvg, FedDRA
-from fedvlp.models.adapters import LAYERS, Adapted, Adapter, adapt, merge
+from fedvlp.models.adapters import LAYERS, Adapted, Adapter, adapt, frozen, merge
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
 from fedvlp.models.load import load_model
@@ -112,6 +112,37 @@ def test_the_towers_neither_travel_nor_train() -> None:
     assert {name.partition(".")[0] for name, _ in client.trainable()} == {
         "image_adapter", "text_adapter", "image_alignment", "text_alignment", "image_head", "text_head",
     }  # fmt: skip
+
+
+def test_with_every_layer_adapted_all_that_is_no_matrix_is_trained(tmp_path: Path) -> None:
+    """Norms, biases and positions travel and move; every matrix of the towers is the one that ships."""
+    experiment = small(FedAvg(local_steps=2), adapter_layers="every")
+    run = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, run)
+    saved = run.server()
+    assert saved is not None
+    state, start = saved[0].state, whole(SHIPPED).state_dict()
+    towers = {name: tensor for name, tensor in start.items() if "_encoder." in name}
+    travels = towers.keys() & state.keys()
+    assert {"image_encoder.position", "image_encoder.summary", "text_encoder.position"} <= travels
+    assert all(towers[name].ndim == 1 or not name.endswith("weight") for name in travels)
+    assert all(towers[name].ndim > 1 for name in towers.keys() - travels)
+    assert sum(not torch.equal(towers[name], state[name]) for name in travels) > 0.9 * len(travels)
+    assert 0 < sum(towers[name].numel() for name in travels) < 0.05 * sum(map(torch.numel, towers.values()))
+    model: Any = load_model(run.path)
+    client = Assembly(experiment, run.path).client("a", None)
+    client.load(state)
+    assert torch.allclose(vectors(client.model), vectors(model), atol=1e-5)
+
+
+def test_a_tower_that_normalises_by_the_batch_is_frozen_beside_its_adapters() -> None:
+    """Trained, it would take the batch's statistics; the adapters on its convolutions are trained all the same."""
+    tower = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    assert frozen(tower, 2, "every") == ("",)
+    assert len(adapt(tower, rank=2, alpha=2, layers="every")) == 1
+    tower = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
+    assert frozen(tower, 2, "every") == ("0.weight",)
+    assert frozen(tower, 2, "all") == frozen(tower, 0, "every") == ("",)
 
 
 def test_an_anchor_has_the_frozen_towers() -> None:

@@ -4,7 +4,8 @@ A linear layer W of a tower becomes W x + (alpha / r) B A x: W stays as it is, A
 Convolutions and embeddings can have adapters too, with their weights as matrices: a row for each kernel, [out, in k k],
 or for each word, [words, width].
 The tensors of a frozen tower are no part of a model's State, so they neither travel nor are they averaged or saved:
-every site reads them from the weights that the model starts from, whose checksum the experiment holds.
+every site reads them from the weights that the model starts from, whose checksum the experiment holds. Where every
+layer has an adapter, what is no matrix (norms, biases, positions) is trained as it is, and travels.
 
 With private adapters every adapted layer has a second one, which stays at its site (``image_private.``,
 ``text_private.``; core/norm_statistics.py), so that the shared one learns what all sites have in common, as in
@@ -25,7 +26,7 @@ from torch.nn import functional as F
 NONE, LORA = "", "lora"
 LAYERS = ("all", "attention", "every")
 """Which layers of a tower are adapted: all linear ones, those of its attention alone (as in the paper), or convolutions
-and embeddings as well."""
+and embeddings as well, beside norms, biases and positions."""
 
 _ATTENTION = ("attn", "attention", "qkv", "out", "query", "key", "value", "q_proj", "k_proj", "v_proj", "out_proj")
 _MLP = ("intermediate", "mlp", "expand", "contract", "fc1", "fc2", "ffn")
@@ -168,6 +169,21 @@ def adapt_privately(tower: nn.Module, rank: int, alpha: float) -> nn.ModuleDict:
             adapters[name.replace(".", "/")] = adapter = new_adapter(layer, rank, alpha)
             layer.add(adapter)
     return adapters
+
+
+def frozen(tower: nn.Module, rank: int, layers: str) -> tuple[str, ...]:
+    """What the names of an adapted tower's frozen tensors begin with: "" for all of them.
+
+    With ``layers`` "every", parameters that are no matrix of a layer are trained. Not in a tower that normalises by the
+    batch: trained, it would take the batch's statistics in the place of those that it has learned.
+    """
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in tower.modules())
+    if layers != "every" or not rank or normalised:
+        return ("",)
+    trained = {
+        name for name, weight in tower.named_parameters() if weight.ndim < 2 or "weight" not in name.rpartition(".")[2]
+    }
+    return tuple(name for name in tower.state_dict() if name not in trained)
 
 
 @torch.no_grad()

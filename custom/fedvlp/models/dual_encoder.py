@@ -63,7 +63,7 @@ class ModelConfig:
     adapters: str = ""  # "lora": the towers are frozen, low-rank adapters on them are trained; "": all weights are
     adapter_rank: int = 8  # r of the adapters; 0: none, the towers are frozen alone
     adapter_alpha: float = 16.0  # the adapters' outputs are scaled by alpha / r
-    adapter_layers: str = "all"  # "all" linear layers of the towers, "attention", or "every": convolutions, words too
+    adapter_layers: str = "all"  # "all" linear layers of the towers, "attention", or "every": all that they have
     adapter_private: bool = False  # a second adapter on each of these layers, which never leaves its site
 
     def __post_init__(self) -> None:
@@ -200,6 +200,7 @@ class DualEncoder(Usable, nn.Module):
 
     def _adapt(self, seed: int) -> None:
         config = self.config
+        self._frozen: tuple[str, ...] = ()
         if not config.adapters:
             return
         rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
@@ -208,11 +209,15 @@ class DualEncoder(Usable, nn.Module):
         if config.adapter_private:
             self.image_private = seeded(seed, 9, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
             self.text_private = seeded(seed, 10, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
+        towers = {"image_encoder.": self.image_encoder, "text_encoder.": self.text_encoder}
+        self._frozen = tuple(
+            prefix + name for prefix, tower in towers.items() for name in adapters.frozen(tower, rank, layers)
+        )
 
     @property
     def frozen_prefixes(self) -> tuple[str, ...]:
-        """What the names of the frozen tensors begin with: of both towers where these have adapters, or none."""
-        return ("image_encoder.", "text_encoder.") if self.config.adapters else ()
+        """What the names of the frozen tensors begin with: of towers that have adapters, or none."""
+        return self._frozen if self.config.adapters else ()
 
     def towers_digest(self) -> str:
         """SHA-256 of the frozen towers' weights."""
