@@ -84,15 +84,8 @@ def figures(folder: RunFolder) -> Figures:
     return _of_left_out(folder, left) if left else {**_recalls(folder), **_areas(folder)}
 
 
-def _finished(folder: RunFolder) -> FinishedRun:
-    """The run; the words that look like names in these published reports were looked at."""
-    run = FinishedRun(folder, folder.experiment().name)
-    run.assembly.accept_phi_risk = True
-    return run
-
-
 def _recalls(folder: RunFolder) -> Figures:
-    run = _finished(folder)
+    run = FinishedRun(folder, folder.experiment().name)
     own, state = run.trained()
     vectors = run.embedded(own, state)
     image, text = (torch.cat(halves) for halves in zip(*vectors.values(), strict=True))
@@ -128,7 +121,7 @@ def _of_left_out(folder: RunFolder, left: str) -> Figures:
 
 
 def _trained(folder: RunFolder, assembly: Assembly) -> Any:
-    _, state = _finished(folder).trained()
+    _, state = FinishedRun(folder, folder.experiment().name).trained()
     client = assembly.client("figures", None)
     client.load({name: state[name] for name in client.state()})
     return client.model.eval()
@@ -160,7 +153,7 @@ def _films(data: Path) -> tuple[Any, Tensor]:
 
 def _areas(folder: RunFolder) -> Figures:
     """Few-shot areas on the tower's features, and on those of the head of each model of the run (their mean)."""
-    run = _finished(folder)
+    run = FinishedRun(folder, folder.experiment().name)
     own, state = run.trained()
     data = Path(folder.experiment().data.path).parent  # type: ignore[attr-defined]
     cohort, tokens = _films(data)

@@ -69,7 +69,6 @@ def without(chosen: Experiment, silent: set[tuple[str, int]], tmp_path: Path) ->
             yield site, TimeoutError() if (site, messages[site].round) in silent else reply
 
     server = assembly.server(assembly.sites())
-    state = Federation(chosen.method, server, chosen.rounds, exchange).run()
-    folder.note_all(server.history)
+    state = Federation(chosen.method, server, chosen.rounds, exchange, checkpoint=folder.checkpoint).run()
     folder.finish(chosen, state, server.history)
     return folder
