@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from fedvlp.core.crafted import check_crafted, signs_of, start_of
-from fedvlp.core.types import State
-from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.core.types import Broadcast, State
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.methods import FedAvg
+from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
+from fedvlp.training.config import Training
+from fedvlp.training.loop import train
 
 PRESETS = ("fedavg", "feddra", "fedbn", "car-mfl", "pms-fm", "creamfl")
 
@@ -94,6 +99,22 @@ def test_what_the_start_has_too_is_no_sign(preset: str) -> None:
     state = built(preset)
     identity(state)
     assert check_crafted(state, start_of(state)) is None
+
+
+def test_adapters_that_began_at_zero_pass_after_their_first_steps() -> None:
+    """Of the words' adapter only the rows of words that were read are no longer 0."""
+    model = ModelConfig(init="tiny-pool", adapters="lora", adapter_layers="every", adapter_rank=8)
+    data, training = SyntheticCohort(sites=1, size=40, image_size=64), Training(batch_size=8, warmup_steps=0)
+    assembly = Assembly(Experiment("small", FedAvg(local_steps=2), model, data=data, training=training))
+    client, start = assembly.client("site-1", assembly.data("site-1")), start_of(assembly.initial())
+    client.load(assembly.initial())
+    train(FedAvg(local_steps=2), client, Broadcast(0, "train", assembly.initial()), training, lambda: False)
+    trained = client.state()
+    assert float((trained["text_adapter.words.up"] == 0).float().mean()) > 0.5
+    assert check_crafted(trained, start) is None
+    craft = trained["text_adapter.words.up"]
+    craft.copy_(1000 * torch.eye(*craft.shape))
+    assert check_crafted(trained, start) is not None
 
 
 def test_another_start_with_other_random_weights_passes() -> None:

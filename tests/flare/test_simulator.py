@@ -25,6 +25,7 @@ from fedvlp.run.simulate import simulate
 pytestmark = pytest.mark.slow(seconds=50)
 
 EIGHT_BIT = {"wire.difference": "true", "wire.skip_unchanged": "true", "wire.down": "int8", "wire.up": "int8"}
+ADAPTERS = {"model.adapters": "lora", "model.adapter_layers": "every", "model.adapter_private": "true"}
 OWN_NORM = {"model.head_norm": "batch", "norm_statistics": "site"}
 SERVER_TRAINS = {"method.local_epochs": 1, "method.server_steps": 2, "method.distil_steps": 2}
 
@@ -48,6 +49,7 @@ def small(name: str, **settings: object) -> Experiment:
         ("pms-fm", 2, 0, {"data.sites": 3}),  # personalised models and Adam's moments, at the server
         ("creamfl", 5, 5, {"data.size": 700, **SERVER_TRAINS}),  # a model of another architecture at each site
         ("car-mfl", 1, 1, {"data.sites": 2, "data.size": 700, "partition.image_only": 1}),  # partners by round
+        ("fedavg", 2, 2, {"data.sites": 2, **ADAPTERS}),  # frozen towers, and adapters that stay at their sites
     ],
 )
 def test_same_bytes_as_the_engine(

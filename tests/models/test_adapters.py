@@ -195,9 +195,10 @@ class _StoppedError(Exception):
     """A run was stopped on purpose."""
 
 
-def test_a_run_that_was_stopped_ends_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"adapter_layers": "every", "adapter_private": True}], ids=["all", "every"])
+def test_a_run_that_was_stopped_ends_with_the_same_bytes(changes: dict[str, object], tmp_path: Path) -> None:
     """In one process, and stopped after a phase and gone on with in two worker processes, each with its own towers."""
-    experiment = small(FedDRA(local_steps=2, align_steps=1))
+    experiment = small(FedDRA(local_steps=2, align_steps=1), **changes)
     one, other = (RunFolder.create(tmp_path / name, experiment) for name in ("one", "other"))
     simulate(experiment, one)
 

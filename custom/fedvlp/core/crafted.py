@@ -60,7 +60,7 @@ def signs_of(name: str, tensor: Tensor) -> Signs | None:
         zeros = float((values == 0).float().mean()) if weights else 0.0
         return Signs(zeros, 0.0, 0.0, 0.0, values.ndim == 1 and not weights and _is_staggered(values), scale, largest)
     total = float(matrix.square().sum())
-    vanishing = float((matrix.abs() < TINY * largest).float().mean())
+    vanishing = float((matrix.abs() <= TINY * largest).float().mean())  # all of a tensor that starts at 0
     diagonal = float(matrix.diagonal().square().sum()) / total if total and matrix.shape[0] == matrix.shape[1] else 0.0
     zeros = float((matrix == 0).float().mean())
     return Signs(zeros, vanishing, diagonal, _one_direction(matrix, total), False, scale, largest)
