@@ -4,7 +4,7 @@
     python benchmarks/adapters.py --socket                                          # 16 GB, some minutes
 
 Recall: FedAvg's demo preset with all weights trained, with adapters on both frozen towers (on their linear layers, or
-on convolutions and word vectors too), and with towers that are frozen alone; the same start, records and steps. Test
+on all that the towers have), and with towers that are frozen alone; the same start, records and steps. Test
 split, percent: mean of both directions and of all sites, and the worst site; beside it the difference to full
 training and its 95 % interval (Student's t over seeds), and the bytes that all sites sent and received. Stopped and
 started again, it goes on.
@@ -108,6 +108,9 @@ def sockets(rank: int) -> str:
         for name, model in {
             "all weights": replace(small, init=folder),
             f"adapters of rank {rank}": replace(small, init=folder, adapters="lora", adapter_rank=rank),
+            f"of rank {rank} on every layer": replace(
+                small, init=folder, adapters="lora", adapter_rank=rank, adapter_layers="every"
+            ),
         }.items():
             counted, _ = on_socket(replace(demo, model=model))
             if counted is None:
