@@ -4,10 +4,10 @@
     python benchmarks/adapters.py --socket                                          # 16 GB, some minutes
 
 Recall: FedAvg's demo preset with all weights trained, with adapters on both frozen towers (on their linear layers, or
-on all that the towers have), and with towers that are frozen alone; the same start, records and steps. Test
-split, percent: mean of both directions and of all sites, and the worst site; beside it the difference to full
-training and its 95 % interval (Student's t over seeds), and the bytes that all sites sent and received. Stopped and
-started again, it goes on.
+on all that the towers have), and with towers that are frozen alone; the same start, records and steps. Test split,
+percent: mean of both directions and of all sites, and the worst site; beside it the difference to full training and its
+95 % interval (Student's t over seeds), and the bytes that all sites sent and received. Stopped and started again, it
+goes on.
 Bytes of one exchange at a paper's size: ViT-B/16 and BERT-base with all twelve layers, counted from the tensors that
 travel, for heads and alignment blocks as in the paper, and for small heads without these blocks. ``--socket``: the
 latter counted by the loopback device while FLARE's simulator runs a round of one step at two sites, each way.
@@ -108,7 +108,7 @@ def sockets(rank: int) -> str:
         for name, model in {
             "all weights": replace(small, init=folder),
             f"adapters of rank {rank}": replace(small, init=folder, adapters="lora", adapter_rank=rank),
-            f"of rank {rank} on every layer": replace(
+            f"adapters of rank {rank} on every layer": replace(
                 small, init=folder, adapters="lora", adapter_rank=rank, adapter_layers="every"
             ),
         }.items():

@@ -64,13 +64,13 @@ def strongest(rows: Iterable[Membership]) -> str:
 def membership(found: Audit) -> list[str]:
     """Cells of a line: before training; scores of the model, its gradients, representations; the planted leak."""
     model = found.of(audits.TRAINED) + found.of(audits.OWN)
-    by_gradient: Callable[[Membership], bool] = lambda row: row.attack.startswith(GRADIENT)  # noqa: E731
+    by_gradient = [row for row in model if row.attack.startswith(GRADIENT)]
     most = found.strongest()
     return [
         f"{most.members:,}, {most.others:,}",
         strongest(found.of(audits.UNTRAINED)),
-        strongest(row for row in model if not by_gradient(row)),
-        strongest(row for row in model if by_gradient(row)),
+        strongest(row for row in model if row not in by_gradient),
+        strongest(by_gradient),
         strongest(found.of(SENT)),
         strongest(found.of(audits.PLANTED)),
     ]

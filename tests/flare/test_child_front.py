@@ -25,6 +25,7 @@ from fedvlp.flare import child, child_front, child_protocol, messages
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.raw_tensors import RawTensor, raw, with_torch
+from fedvlp.flare.retrying_cell import SENT_AGAIN
 from fedvlp.flare.trainer_link import Answer, TrainerLink, TrainerLostError
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
@@ -201,6 +202,7 @@ def test_a_job_ends_with_the_engines_bytes_however_long_a_trainer_stays(tmp_path
     job = child_job(experiment, tmp_path / "job", {"site-1": 0, "site-2": 1, "site-3": 2})
     done = simulator(job, tmp_path, 3, TMPDIR=str(short))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert SENT_AGAIN in done.stdout + done.stderr
     flare = RunFolder(tmp_path / "runs" / "feddra" / "001")
     assert flare.model.read_bytes() == engine.model.read_bytes()
     assert_same_metrics(flare, engine)

@@ -18,6 +18,7 @@ from support.simulator import assert_same_metrics, simulator
 
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.jobs import write_job
+from fedvlp.flare.retrying_cell import SENT_AGAIN
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
@@ -76,6 +77,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
 def test_it_ends_well(smoke: Smoke) -> None:
     assert smoke.done.returncode == 0, smoke.done.stdout[-3000:] + smoke.done.stderr[-3000:]
     assert json.loads((smoke.flare.path / "run_status.json").read_text())["status"] == "finished"
+
+
+def test_each_site_sends_again_what_is_not_acknowledged(smoke: Smoke) -> None:
+    """FLARE's connection was found where it is looked for, a part of FLARE that is no interface."""
+    assert (smoke.done.stdout + smoke.done.stderr).count(SENT_AGAIN) >= 2
 
 
 def test_the_model_and_every_metric_are_the_engines(smoke: Smoke) -> None:

@@ -27,6 +27,9 @@ RETRIED_FOR = 600.0
 PAUSE = 2.0
 """Seconds between two requests; FLARE connects again after one."""
 
+SENT_AGAIN = "what this site asks of the server is sent again until it is acknowledged"
+"""In the site's log, so that it shows where FLARE no longer has its connection where it is looked for."""
+
 LOST = (ReturnCode.TIMEOUT, ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 """What FLARE answers in place of a peer that was not reached, or whose answer was not."""
 
@@ -78,6 +81,7 @@ def send_again(fl_ctx: FLContext) -> None:
     client = getattr(fl_ctx.get_engine(), "client", None)
     if client is not None:
         client.communicator.cell = acknowledged(client.communicator.cell)
+        logger.info(SENT_AGAIN)
 
 
 def acknowledged(cell: Any) -> Any:
