@@ -6,6 +6,7 @@ tests/flare/test_simulator.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -255,6 +256,21 @@ def test_a_trainer_that_hangs_in_a_task_of_nobody_is_replaced(folder: Path, pare
     os.kill(stopped, signal.SIGSTOP)
     assert asks.ask(NOTHING, {}, never, silence=6.0).failure
     assert gone(stopped)
+
+
+def test_a_socket_that_outlives_its_trainer_is_not_asked_again(folder: Path, parent: int) -> None:
+    """The last thread of a killed trainer holds it open for a moment, and takes whoever connects down with it."""
+    asks = TrainerLink(folder / "place", parent, started_at(parent) or "")
+    (folder / "place").mkdir(mode=0o700)
+
+    def hang_up(listener: Listener) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept().close()
+
+    with Listener(str(folder / "place" / SOCKET), "AF_UNIX") as outlives:
+        threading.Thread(target=hang_up, args=(outlives,), daemon=True).start()
+        assert asks.ask(NOTHING, {}, never).failure
 
 
 def test_a_simulator_without_a_number_of_its_own_has_no_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

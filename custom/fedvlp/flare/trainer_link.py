@@ -222,9 +222,11 @@ class TrainerLink:
             return 0.0
 
     def _kill(self) -> None:
-        """Ends the trainer, and waits until it is gone."""
+        """Ends the trainer, waits until it is gone, and takes its socket away."""
         with contextlib.suppress(OSError, ValueError):
             number, started = (self.folder / PROCESS).read_text(encoding="utf-8").split()
             while started_at(int(number)) == started:
                 os.kill(int(number), signal.SIGKILL)
                 time.sleep(0.01)
+        # Its last thread may still hold the socket open, and would take the next connection with it.
+        (self.folder / SOCKET).unlink(missing_ok=True)
