@@ -85,6 +85,14 @@ def test_tokenizer_truncates_and_takes_no_text(folder: Path) -> None:
         tokenizer("no")
 
 
+def test_a_tokenizer_says_all_that_its_ids_depend_on(folder: Path, tmp_path: Path) -> None:
+    """What is kept of one tokenizer must not be read for another."""
+    other = local_bert(tmp_path / "other", [*WORDS[:5], "left", "no", *WORDS[7:]])
+    said = {load_tokenizer(at, length).identity() for at, length in ((folder, 4), (folder, 5), (other, 4))}
+    assert len(said) == 3
+    assert load_tokenizer(folder, 4).identity() in said
+
+
 def test_another_family_and_rebuilding(tmp_path: Path) -> None:
     from transformers import DistilBertConfig
 

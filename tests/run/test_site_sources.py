@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.presets import SMALL
 from support.published import COLLECTIONS
 
@@ -18,6 +19,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
+from fedvlp.models.tiny import HashTokenizer
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
@@ -106,6 +108,17 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path) -> None:
     assert "canary" not in str(caught.value)
     table.write_text(content, encoding="utf-8")
     simulate(experiment, folder)
+
+
+def test_a_process_that_is_started_again_tokenises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the tokens beside the decoded films."""
+    table = write(SyntheticCohort(sites=2, size=40, image_size=SMALL.data.image_size), tmp_path / "table")
+    experiment, _ = run_of(tmp_path, table)
+    experiment = replace(experiment, data=replace(experiment.data, cache=str(tmp_path / "cache")))
+    batches = [next(Assembly(experiment).data("site-1").batches("train", 4, drop_last=False))]
+    monkeypatch.setattr(HashTokenizer, "__call__", None)
+    batches.append(next(Assembly(experiment).data("site-1").batches("train", 4, drop_last=False)))
+    assert torch.equal(batches[0]["text"], batches[1]["text"])
 
 
 def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:

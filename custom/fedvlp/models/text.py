@@ -53,6 +53,11 @@ class TransformersTokenizer:
             mask[row, : len(tokens)] = True
         return ids, mask
 
+    def identity(self) -> str:
+        """All that ids and mask depend on beside the texts; "" where the tokenizer cannot say it."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return f"{type(self.tokenizer).__name__} {self.max_tokens} {backend.to_str()}" if backend else ""
+
 
 class TransformersTower(TextTower):
     """A transformers encoder: ids [B, T] and mask [B, T] (True at real tokens) -> tokens [B, T, W]."""

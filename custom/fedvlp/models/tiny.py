@@ -5,6 +5,7 @@ Also the base class of all towers (``Tower``), and the transformer block of thes
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import zlib
@@ -74,6 +75,10 @@ class HashTokenizer:
     def word_id(self, word: str) -> int:
         """Id of one lower-cased word, in [2, vocabulary)."""
         return _FIRST_WORD + zlib.crc32(word.encode(), _HASH_START) % (self.vocabulary - _FIRST_WORD)
+
+    def identity(self) -> str:
+        """All that ids and mask depend on beside the texts."""
+        return json.dumps(self.described())
 
     def described(self) -> dict[str, Any]:
         """All that another program needs to give the same ids; JSON values."""

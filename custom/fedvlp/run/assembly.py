@@ -17,6 +17,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
+from fedvlp.data.kept import kept_tokens
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition
 from fedvlp.data.report_imputation import retrieve_reports
@@ -216,13 +217,14 @@ class Assembly:
         """Rows [n] (by split) of any cohort as ``data`` serves them: for the model of ``site`` (None: the server's)."""
         model, objective = self.modules(site)
         sentences = "sentences" in objective.needs
-        settings = (cohort, rows, model.tokenizer, self.config(site).image_size, sentences)
+        folder = getattr(self.experiment.data, "cache", None)
+        cache = Path(folder) if folder else None
+        settings = (cohort, rows, kept_tokens(model.tokenizer, cache), self.config(site).image_size, sentences)
         device = self.experiment.training.torch_device()
         if not self.experiment.training.cache_features:
             return SiteData(*settings, device=device)
         frozen_features.refuse(model, objective)
-        cache = getattr(self.experiment.data, "cache", None)
-        return FrozenFeatures(SiteData(*settings), model.to(device), Path(cache) if cache else None)
+        return FrozenFeatures(SiteData(*settings), model.to(device), cache)
 
     def public(self, site: str | None) -> SiteData:
         """The public set as the model of ``site`` (None: the server) reads it; models of one architecture share it."""

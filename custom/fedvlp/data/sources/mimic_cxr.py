@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedvlp.data.deid import scan
+from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
 from fedvlp.data.sources.published import Listing, Published, read_rows, require_items
@@ -104,7 +104,7 @@ class MIMICSource(Published):
         if missing := sum(not file.is_file() for file in files.values()):
             raise ValueError(f"mimic_cxr source: {missing} of {len(files)} reports are not under reports (or root)")
         raw = {study: file.read_text(encoding="utf-8", errors="replace") for study, file in files.items()}
-        return {study: self._text(report) for study, report in raw.items()}, scan(raw.values(), raw)
+        return {study: self._text(report) for study, report in raw.items()}, searched(self.cache, [*raw.values()], raw)
 
     def _text(self, report: str) -> str:
         """Impression and findings of a report, cleaned."""

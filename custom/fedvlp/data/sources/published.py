@@ -167,7 +167,7 @@ class Published:
     val_fraction: float = 0.1  # of the patients, 0..1, where the collection has no validation split
     test_fraction: float = 0.2  # of the patients, 0..1, where the collection has no test split
     seed: int = 0  # of the drawn splits
-    cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
+    cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
     burned_in: str = HEADER  # text in films: search | header | accept; what is published has been looked at
 
     @classmethod

@@ -18,8 +18,8 @@ from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.deid import scan
 from fedvlp.data.images import films, unsearched
+from fedvlp.data.kept import searched
 from fedvlp.data.masks import read_masks
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
@@ -113,7 +113,7 @@ class TableSource:
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
-    cache: str | None = None  # folder for decoded images; None: decoded in memory by every process
+    cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
     burned_in: str = SEARCH  # text in films: search (pixels, where fedvlp[ocr] is installed) | header | accept
     # of image files, not 0 within a structure that the column is named after; names, or "a,b"; an empty cell: no mask
     mask_columns: tuple[str, ...] | str = ""
@@ -165,8 +165,9 @@ class TableSource:
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, root.resolve(), skips)
         skips.check()  # before hours of decoding
-        searched = rows[:most] if self.report_column else []
-        phi = scan((row[self.report_column] for row in searched), (row[_NUMBER] for row in searched))
+        reported = rows[:most] if self.report_column else []
+        texts = [row[self.report_column] for row in reported]
+        phi = searched(self.cache, texts, (row[_NUMBER] for row in reported))
         listed = _Listed(rows, files, present, skips, len(table), dict(phi))
         return Screened(phi, len(rows[:most]), partial(self._prepare, listed, most, building), skips.rows)
 
