@@ -1,19 +1,21 @@
 """Every attack of `fedvlp audit` on whole runs: what the methods give away, side by side.
 
-    python benchmarks/audits.py [--presets fedavg,feddra,...] [--seed 0] [--invert 60] [--quick]
-    python benchmarks/audits.py --presets feddra-real [--data ../shared/data/real-cxr]
+    python benchmarks/audits.py [--presets fedavg,feddra,...] [--seeds 0] [--invert 60] [--quick]
+    python benchmarks/audits.py --presets feddra-real --seeds 0-4 [--data ../shared/data/real-cxr]
 
 Runs each preset (one that has finished under --runs is taken as it is), audits it, and prints a table for each kind of
 attack. Membership: area under the ROC curve in percent with its 95 % interval, of the strongest attack of that kind at
 all sites together; beside it the model before training, and a leak that was planted. Canaries: mean exposure in bits.
+Over several seeds the areas of each attack are also given by their mean, with its 95 % interval (Student's t).
 Stopped and started again, it goes on with the next run.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from fedvlp.claims.ledger import seeded
 from fedvlp.evaluation.audit.canaries import MEMORISED, PLANTED, UNSEEN
 from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.membership import Membership
+from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run import audit as audits
 from fedvlp.run import presets
 from fedvlp.run.audit import Audit
@@ -85,6 +88,18 @@ def canaries(found: Audit) -> list[str]:
     ]
 
 
+def over_runs(found: Sequence[Audit]) -> list[list[str]]:
+    """Lines (attack, before training, trained): mean areas of one preset's runs of several seeds, with intervals."""
+    lines = []
+    for attack in dict.fromkeys(row.attack for row in found[0].of(audits.UNTRAINED)):
+        areas = [
+            [row.area.value for one in found for state in states for row in one.of(state) if row.attack == attack]
+            for states in ((audits.UNTRAINED,), (audits.TRAINED, audits.OWN))
+        ]
+        lines.append([attack, *(over_seeds(values).unsigned() if values else NOT_RUN for values in areas)])
+    return lines
+
+
 def updates(found: Audit) -> list[str]:
     """Cells of a line: words of a step on few reports, whose update it is, films drawn from a gradient."""
     few = [row.recovered for row in found.words if row.steps == 1]
@@ -116,21 +131,28 @@ TABLES: tuple[tuple[str, tuple[str, ...], Callable[[Audit], list[str]]], ...] = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", default=PRESETS)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0", help="FIRST-LAST, or one")
     parser.add_argument("--invert", type=float, default=60.0, help="seconds for drawing films from a gradient")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "real-cxr")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "audits", help="where the runs are kept")
     parser.add_argument("--quick", action="store_true", help="one round: does everything run?")
     options = parser.parse_args()
     say({**machine(), **vars(options)})
-    found: dict[str, Audit] = {}
-    for name in options.presets.split(","):
-        folder = RunFolder(options.runs / f"{'quick-' * options.quick}seed-{options.seed}" / name / "001")
-        found[name] = audited(folder, experiment(name, options.seed, options.data, options.quick), options.invert)
-        for sentence in found[name].controls():
-            say({"run": name, "control": sentence})
+    first, _, last = options.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    found: dict[tuple[str, int], Audit] = {}
+    for name, seed in product(options.presets.split(","), seeds):
+        folder = RunFolder(options.runs / f"{'quick-' * options.quick}seed-{seed}" / name / "001")
+        chosen = experiment(name, seed, options.data, options.quick)
+        found[name, seed] = audited(folder, chosen, options.invert)
+        for sentence in found[name, seed].controls():
+            say({"run": name, "seed": seed, "control": sentence})
     for title, head, cells in TABLES:
-        print(f"\n{title}\n\n{table(['run', *head], [[name, *cells(one)] for name, one in found.items()])}")
+        lines = [[f"{name} {seed}", *cells(one)] for (name, seed), one in found.items()]
+        print(f"\n{title}\n\n{table(['run', *head], lines)}")
+    for name in options.presets.split(",") if len(seeds) > 1 else ():
+        lines = over_runs([found[name, seed] for seed in seeds])
+        print(f"\n{name}, over seeds\n\n{table(['attack', 'before training', 'trained'], lines)}")
     say(machine())
 
 
