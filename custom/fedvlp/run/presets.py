@@ -110,7 +110,10 @@ def _paper(name: str, method: Method) -> Experiment:
 
 
 def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
-    """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU."""
+    """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
+
+    More steps than these recall no more of other patients, and learn those trained on by heart (benchmarks/README.md).
+    """
     training = Training(
         batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10, threads=2, cache_features=True
     )
@@ -272,10 +275,10 @@ PRESETS: dict[str, Experiment] = {
         ),
         PMS_FM_PAPER,
         # a site with fewer training records than dro_batch has no v_i, and the smallest of our sources has 28
-        _real("feddra-real", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1, dro_batch=16)),
-        _real("fedavg-real", FedAvg(local_steps=50)),
-        _real("local-real", Local(local_steps=50)),
-        _real("central-real", Centralized(local_steps=50), batch_size=4 * 32),  # as many records a step as four sites
+        _real("feddra-real", FedDRA(align_steps=2, local_steps=10, mu=5.0, rho=0.1, dro_batch=16)),
+        _real("fedavg-real", FedAvg(local_steps=12)),
+        _real("local-real", Local(local_steps=12)),
+        _real("central-real", Centralized(local_steps=12), batch_size=4 * 32),  # as many records a step as four sites
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),
         _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),
