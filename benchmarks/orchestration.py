@@ -1,6 +1,7 @@
 """What running a federation costs beside its training: fedvlp's engine and FLARE's simulator against a bare loop.
 
     python benchmarks/orchestration.py [--steps 20 2] [--repetitions 3] [--flare-repetitions 1] [--quick]
+                                       [--flower PYTHON]  # of a virtual environment that has flwr[simulation], too
 
 One workload (a 4.9-million-parameter dual encoder, FedAvg, 5 sites, 5 rounds, batch 32, the built-in cohort, no
 evaluation, the same seeds, one torch thread) in fresh processes, variants interleaved:
@@ -9,11 +10,13 @@ evaluation, the same seeds, one torch thread) in fresh processes, variants inter
     engine     runs.simulate, sites in turn, with everything it writes: checkpoints, metrics.csv, TensorBoard, model
     workers    the same with two forked workers
     flare-tN   ``nvflare simulator -t N`` on the exported job
+    recipe-tN  the same on a job of FLARE's own recipe and Client API, with FLARE's defaults (flare_peer.py)
+    flower     Flower's simulation, two clients at a time (flower_peer.py)
 
 Overhead is start-up (launch to first step) + idle (time in between in which no site trains) + shutdown (last step to
 exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less. ``anon``
-is memory without the pages of libraries. Weights must be equal bit for bit. A second part grows the number of sites
-over the same records and shows the peak memory.
+is memory without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe and of
+Flower, which average otherwise. A second part grows the number of sites over the same records, for the peak memory.
 """
 
 from __future__ import annotations
@@ -28,25 +31,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common import MIB, TreeMemory, machine, rounded, say, table
-from timed import EVENTS, TimedFedAvg, note
+from timed import EVENTS, TimedFedAvg
+from workload import BATCH, LR, Size, built, save, visit
 
 HERE = Path(__file__).resolve().parent
-
-
-@dataclass(frozen=True)
-class Size:
-    """A workload."""
-
-    steps: int = 20
-    sites: int = 5
-    rounds: int = 5
-    studies: int = 1000
-    vocabulary: int = 30_522  # with the tiny towers: 4 889 856 parameters
+RECIPE, FLOWER = "recipe", "flower"
+PEERS = (RECIPE, FLOWER)
+SLOW = ("flare", *PEERS)
+"""Begin the names of the variants of which --flare-repetitions says how often they run."""
+WEIGHTS = ("model.safetensors", "FL_global_model.pt")
 
 
 def experiment(size: Size) -> Any:
@@ -61,48 +59,26 @@ def experiment(size: Size) -> Any:
     data = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0)
     rounds = Rounds(rounds=size.rounds, evaluate_every=0)
     method = TimedFedAvg(local_steps=size.steps)
-    return Experiment("bench", method, model, data=data, training=Training(lr=5e-4, threads=1), rounds=rounds)
+    return Experiment(
+        "bench", method, model, data=data, training=Training(lr=LR, batch_size=BATCH, threads=1), rounds=rounds
+    )
 
 
 def bare(size: Size, folder: Path) -> None:
     """FedAvg as one would write it: nothing of fedvlp but the model, the loss, the records and how seeds are named."""
     import torch
-    from safetensors.torch import save_file
-
-    from fedvlp.core.seeds import seed
-    from fedvlp.data.loader import SiteData
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
-    from fedvlp.models.dual_encoder import ModelConfig
-    from fedvlp.objectives.convirt import ConVIRT
 
     torch.set_num_threads(1)
-    cohort = SyntheticCohort(sites=size.sites, size=size.studies, image_size=72, beta=1000.0).build()
-    model = ModelConfig(vocabulary=size.vocabulary, head_norm="layer", head_hidden=256).build(0)
-    loss_of = ConVIRT()
-    sites = sorted(set(cohort.sites or ()))
-    splits = {site: {"train": cohort.rows("train", site)} for site in sites}
-    data = {site: SiteData(cohort, splits[site], model.tokenizer, 64) for site in sites}
-    total = sum(data[site].num_train for site in sites)
+    model, data = built(size)
+    total = sum(of_site.num_train for of_site in data.values())
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number in range(size.rounds):
         mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        for site in sites:
-            model.load_state_dict(state)
-            model.train()
-            optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05, fused=True)
-            order = torch.Generator().manual_seed(seed(0, site, number, 0, "batches"))
-            began = 0.0
-            for batch in data[site].train_batches(size.steps, 32, order):
-                began = began or time.monotonic()
-                loss = loss_of(model(batch), batch)["contrastive"]
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                optimizer.step()
-            note(site, began, time.monotonic())
-            for name, tensor in model.state_dict().items():
-                mean[name].add_(tensor, alpha=data[site].num_train)
+        for site, of_site in data.items():
+            for name, tensor in visit(size, site, number, state).items():
+                mean[name].add_(tensor, alpha=of_site.num_train)
         state = {name: (tensor / total).float() for name, tensor in mean.items()}
-    save_file(state, folder / "model.safetensors")
+    save(state, folder)
 
 
 def engine(size: Size, folder: Path, workers: int) -> None:
@@ -123,7 +99,23 @@ def flare_job(size: Size, folder: Path) -> Path:
     return job
 
 
-def run(variant: str, size: Size) -> dict[str, Any]:
+def command_of(variant: str, size: Size, folder: Path, flower: str) -> list[str]:
+    """What starts a variant."""
+    threads, settings = variant.partition("-t")[2], json.dumps(vars(size))
+    if variant == FLOWER:
+        return [flower, str(HERE / "flower_peer.py"), settings, str(folder)]
+    if not threads:
+        return [sys.executable, __file__, "--inside", variant, settings, str(folder)]
+    if variant.startswith(RECIPE):
+        subprocess.run([sys.executable, str(HERE / "flare_peer.py"), settings, str(folder)], check=True, timeout=300)
+        job = folder / "job" / "fedavg"
+    else:
+        job = flare_job(size, folder)
+    simulator, workspace = Path(sys.executable).with_name("nvflare"), folder / "workspace"
+    return [str(simulator), "simulator", str(job), "-t", threads, "-n", str(size.sites), "-w", str(workspace)]
+
+
+def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
     """One variant in its own process, timed and weighed from outside."""
     with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as name:
         folder = Path(name)
@@ -135,21 +127,17 @@ def run(variant: str, size: Size) -> dict[str, Any]:
             "FEDVLP_HOME": str(folder),
             "FEDVLP_BENCH_TAG": folder.name,
             "CUDA_VISIBLE_DEVICES": "",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
         }
-        if variant.startswith("flare"):
-            simulator = Path(sys.executable).with_name("nvflare")
-            job = str(flare_job(size, folder))
-            workspace = str(folder / "workspace")
-            command = [str(simulator), "simulator", job, "-t", variant.partition("-t")[2], "-w", workspace]
-        else:
-            command = [sys.executable, __file__, "--inside", variant, json.dumps(vars(size)), str(folder)]
+        command = command_of(variant, size, folder, flower)
         with TreeMemory(tag) as memory, open(folder / "log", "w", encoding="utf-8") as log:
             launched = time.monotonic()
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             _, status, usage = os.wait4(process.pid, 0)
             ended = time.monotonic()
             process.returncode = status
-        weights = next(folder.rglob("model.safetensors"), None)
+        weights = next((file for name in WEIGHTS for file in folder.rglob(name)), None)
         if status or weights is None or not events.exists():
             raise SystemExit(f"{variant} failed (exit {status}):\n" + (folder / "log").read_text()[-3000:])
         visits = [line.split() for line in events.read_text().splitlines()]
@@ -160,7 +148,7 @@ def run(variant: str, size: Size) -> dict[str, Any]:
             "peak_mib": round(memory.peak / MIB),
             "anon_mib": round(memory.anonymous / MIB),
             "processes": len(memory.processes),
-            "weights": fingerprint(weights),
+            "weights": "" if variant.startswith(PEERS) else fingerprint(weights),
             "load": round(os.getloadavg()[0], 2),
         }
 
@@ -194,18 +182,27 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def compare(size: Size, variants: list[str], repetitions: int, flare_repetitions: int) -> list[list[object]]:
+def compare(
+    size: Size, variants: list[str], repetitions: int, flare_repetitions: int, flower: str = ""
+) -> list[list[object]]:
     """Runs the variants interleaved and returns the table's rows: medians, ratios to the bare loop."""
     results: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     for repetition in range(repetitions):
         for variant in variants:
-            if not variant.startswith("flare") or repetition < flare_repetitions:
-                row = run(variant, size)
+            if not variant.startswith(SLOW) or repetition < flare_repetitions:
+                row = run(variant, size, flower)
                 results[variant].append(row)
                 say(row)
     base = results["bare"]
-    same = len({row["weights"] for rows in results.values() for row in rows}) == 1
-    say({"check": "weights equal bit for bit in every variant", "sites": size.sites, "steps": size.steps, "ok": same})
+    same = len({row["weights"] for rows in results.values() for row in rows} - {""}) == 1
+    say(
+        {
+            "check": "weights equal bit for bit in every variant of fedvlp",
+            "sites": size.sites,
+            "steps": size.steps,
+            "ok": same,
+        }
+    )
     table_rows: list[list[object]] = []
     for variant, rows in results.items():
         wall, cpu, overhead, memory, own = (
@@ -280,6 +277,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, nargs="+", default=[20, 2], help="steps of a site per round")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--flare-repetitions", type=int, default=1, help="FLARE takes minutes each; 0 leaves it out")
+    parser.add_argument(
+        "--flower", default="", metavar="PYTHON", help="one that has flwr; without it Flower is left out"
+    )
     parser.add_argument("--growth", type=int, nargs="*", default=[5, 20, 50], help="numbers of sites; none: not done")
     parser.add_argument("--even", type=int, default=6, help="sites of the second comparison; 0 leaves it out")
     parser.add_argument("--quick", action="store_true", help="small, without FLARE: does everything run?")
@@ -297,11 +297,12 @@ def main() -> None:
     say(machine())
     run("engine", Size(1, 2, 1, 120, 4096))  # reads the libraries into the page cache
     rows = []
-    flare = ["flare-t5", "flare-t1"] if options.flare_repetitions else []
+    flare = ["flare-t5", "recipe-t5", "flare-t1"] if options.flare_repetitions else []
+    flare += [FLOWER] * bool(options.flower)
     for steps in options.steps:
         size = replace(base, steps=steps)
         variants = ["bare", "engine", "workers", *flare]
-        rows += compare(size, variants, options.repetitions, options.flare_repetitions)
+        rows += compare(size, variants, options.repetitions, options.flare_repetitions, options.flower)
         if options.even:
             rows += compare(replace(size, sites=options.even), ["bare", "workers"], options.repetitions, 0)
     print("\nOne torch thread per process in every variant.\n\n" + table(HEADER, rows))
