@@ -129,6 +129,7 @@ def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
             "CUDA_VISIBLE_DEVICES": "",
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "custom"), os.environ.get("PYTHONPATH")])),
         }
         command = command_of(variant, size, folder, flower)
         with TreeMemory(tag) as memory, open(folder / "log", "w", encoding="utf-8") as log:
