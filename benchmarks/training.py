@@ -4,8 +4,9 @@
     python benchmarks/training.py --device cuda               # ViT-B/16 + 6-layer BERT, batch 388, bfloat16
 
 The plain loop is what one would write by hand: forward, backward, AdamW, no option. Memory is that of a process that
-runs one variant alone. ``cache`` is gradient caching at 16 times the batch of a step. On a CPU seconds are processor
-time, which other programs on the machine disturb less than the wall clock.
+runs one variant alone. ``cache`` is gradient caching at 16 times the batch of a step. ``data`` is the loop that draws,
+crops and normalises records of the built-in cohort, beside the same loop on the same batches drawn before. On a CPU
+seconds are processor time, which other programs on the machine disturb less than the wall clock.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch, Broadcast
+from fedvlp.data.loader import SiteData
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
+from fedvlp.models.tiny import HashTokenizer
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.training.autotune import choose, measured
 from fedvlp.training.config import Training
@@ -123,6 +128,19 @@ class Synthetic:
 
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         return iter([self.batch] * steps)
+
+
+class Drawn:
+    """The first batches of ``data``, drawn beforehand; the same in every phase."""
+
+    modalities = ("image", "text")
+
+    def __init__(self, data: SiteData, steps: int, size: int) -> None:
+        self.batches = list(data.train_batches(steps, size, torch.Generator().manual_seed(0)))
+        self.num_train = data.num_train
+
+    def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        return iter(self.batches[:steps])
 
 
 def plain(model: DualEncoder, data: Any, steps: int, fused: bool) -> None:
@@ -237,6 +255,30 @@ def speed(name: str, pair: Pair, repetitions: int, device: torch.device, compile
     print(table(["variant", "ms a step", "pairs a second", "x plain", "range", "of the matmul peak"], rows) + "\n")
 
 
+def loaded(names: list[str], repetitions: int) -> None:
+    """The loop with its data beside the same on batches that were drawn before."""
+    rows = []
+    for name in names:
+        pair = PAIRS[name]
+        model = pair.model()
+        pixels, steps = model.config.image_size, 4 * pair.steps
+        cohort = SyntheticCohort(sites=1, size=500, image_size=pixels * 9 // 8).build()
+        tokenizer = HashTokenizer(4000, model.config.max_tokens)
+        data = SiteData(cohort, {"train": cohort.rows("train")}, tokenizer, pixels)
+        training = replace(PLAIN, batch_size=pair.batch)
+        sources = {"drawn before": Drawn(data, steps, pair.batch), "with its data": data}
+
+        phases = {
+            source: partial(ours, copy.deepcopy(model), batches, steps, training) for source, batches in sources.items()
+        }
+        times = interleaved(phases, repetitions, time.process_time)
+        before, alive = times.values()
+        ratio = spread([b / a for b, a in zip(before, alive, strict=True)])
+        say({"pair": name, "batch": pair.batch, "of the drawn batches' speed": ratio})
+        rows.append([name, pair.batch, f"{ratio['median']:.3f}", f"{ratio['min']:.3f} to {ratio['max']:.3f}"])
+    print("\n" + table(["pair", "batch", "speed, x drawn batches", "range"], rows) + "\n")
+
+
 def memory(
     pair: Pair, batch: int, run: Callable[[DualEncoder, Any, int], None], device: torch.device, steps: int
 ) -> float:
@@ -308,7 +350,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--only", choices=["speed", "memory", "cache"], help="one part instead of all")
+    parser.add_argument("--only", choices=["speed", "memory", "cache", "data"], help="one part instead of all")
     parser.add_argument("--compile", action="store_true", help="torch.compile too: a minute more for each pair")
     parser.add_argument("--quick", action="store_true")
     for hidden in ("--memory-of", "--variant"):
@@ -337,6 +379,8 @@ def main() -> None:
         memories(names[-1:], common)
     if chosen.only in (None, "cache"):
         cache(names, common)
+    if chosen.only in (None, "data") and chosen.device == "cpu":  # gpu.py has it on a GPU
+        loaded(names, repetitions)
     say(machine())
 
 
