@@ -64,18 +64,18 @@ def searched(folder: str | None, reports: Sequence[str], where: Iterable[object]
     file = Path(folder) / f"searched-{_hash(patterns, reports)}.json"
     if file.is_file():
         return Findings({})
-    found = scan(reports, where)
-    if not found:
+    counts = scan(reports, where)
+    if not counts:
         with contextlib.suppress(CheckpointError):
             save_json(file, {"reports": len(reports)})
-    return found
+    return counts
 
 
-def _hash(*parts: Iterable[str]) -> str:
+def _hash(*lists: Iterable[str]) -> str:
     """Of lists of texts: which they are, and where each ends."""
     hashed = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        for text in part:
+    for texts in lists:
+        for text in texts:
             content = text.encode("utf-8", "surrogatepass")
             hashed.update(len(content).to_bytes(8, "little") + content)
         hashed.update(b"\xff" * 8)
