@@ -21,14 +21,13 @@ def write(size: str, folder: Path) -> None:
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 
     chosen = workload.Size(**json.loads(size))
-    arguments = f"{json.dumps(vars(chosen), separators=(',', ':'))}"
     recipe = FedAvgRecipe(
         name="fedavg",
         model=workload.built(chosen)[0],
         min_clients=chosen.sites,
         num_rounds=chosen.rounds,
         train_script=str(Path(__file__).resolve()),
-        train_args=f"{arguments} {HERE}",
+        train_args=f"{json.dumps(vars(chosen), separators=(',', ':'))} {HERE}",
     )
     recipe.export(str(folder / "job"))
 
@@ -49,7 +48,7 @@ def train(size: str, here: str) -> None:
         state = {name: torch.as_tensor(value) for name, value in received.params.items()}
         tensors = workload.visit(chosen, site, int(received.current_round), state)
         records = workload.built(chosen)[1][site].num_train
-        params = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        params = {name: tensor.clone() for name, tensor in tensors.items()}  # arrays of numpy would be left out
         flare.send(flare.FLModel(params=params, meta={"NUM_STEPS_CURRENT_ROUND": records}))
 
 

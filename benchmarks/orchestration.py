@@ -16,7 +16,8 @@ evaluation, the same seeds, one torch thread) in fresh processes, variants inter
 Overhead is start-up (launch to first step) + idle (time in between in which no site trains) + shutdown (last step to
 exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less. ``anon``
 is memory without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe and of
-Flower, which average otherwise. A second part grows the number of sites over the same records, for the peak memory.
+Flower, which average otherwise and are compared by their norm. A second part grows the number of sites over the same
+records, for the peak memory.
 """
 
 from __future__ import annotations
@@ -100,19 +101,18 @@ def flare_job(size: Size, folder: Path) -> Path:
 
 
 def command_of(variant: str, size: Size, folder: Path, flower: str) -> list[str]:
-    """What starts a variant."""
+    """What starts a variant. ``flower``: the Python that has flwr."""
     threads, settings = variant.partition("-t")[2], json.dumps(vars(size))
+    simulator = [str(Path(sys.executable).with_name("nvflare")), "simulator", "-t", threads]
+    simulator += ["-w", str(folder / "workspace")]
     if variant == FLOWER:
         return [flower, str(HERE / "flower_peer.py"), settings, str(folder)]
     if not threads:
         return [sys.executable, __file__, "--inside", variant, settings, str(folder)]
     if variant.startswith(RECIPE):
         subprocess.run([sys.executable, str(HERE / "flare_peer.py"), settings, str(folder)], check=True, timeout=300)
-        job = folder / "job" / "fedavg"
-    else:
-        job = flare_job(size, folder)
-    simulator, workspace = Path(sys.executable).with_name("nvflare"), folder / "workspace"
-    return [str(simulator), "simulator", str(job), "-t", threads, "-n", str(size.sites), "-w", str(workspace)]
+        return [*simulator, "-n", str(size.sites), str(folder / "job" / "fedavg")]
+    return [*simulator, str(flare_job(size, folder))]
 
 
 def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
@@ -150,6 +150,7 @@ def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
             "anon_mib": round(memory.anonymous / MIB),
             "processes": len(memory.processes),
             "weights": "" if variant.startswith(PEERS) else fingerprint(weights),
+            "norm": norm(weights),
             "load": round(os.getloadavg()[0], 2),
         }
 
@@ -171,6 +172,16 @@ def phases(spans: list[tuple[float, float]], launched: float, ended: float) -> d
         "overhead": startup + idle + shutdown,
     }
     return {name: rounded(seconds) for name, seconds in parts.items()}
+
+
+def norm(path: Path) -> float:
+    """Euclidean norm of all weights, eight digits: peers that average otherwise are next to the others by it."""
+    import torch
+    from safetensors.torch import load_file
+
+    state = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=False)["model"]
+    squares = sum(float(torch.as_tensor(tensor).double().square().sum()) for tensor in state.values())
+    return float(f"{squares**0.5:.8g}")
 
 
 def fingerprint(path: Path) -> str:
@@ -227,6 +238,7 @@ def compare(
                 f"{memory[0] / memory[1]:.3f}",
                 f"{own[0] / own[1]:.3f}",
                 rows[0]["weights"],
+                rows[0]["norm"],
             ]
         )
     return table_rows
@@ -247,6 +259,7 @@ HEADER = [
     "x bare",
     "anon x bare",
     "weights",
+    "norm of the weights",
 ]
 
 
