@@ -1,17 +1,19 @@
 """What low-rank adapters on frozen towers cost and save: recall at demo size, and the bytes of an exchange.
 
-    python benchmarks/adapters.py [--seeds 0-2] [--jobs 2] [--rank 8] [--alpha 16] [--quick]
-    python benchmarks/adapters.py --socket                                          # 16 GB, some minutes
+    python benchmarks/adapters.py [--seeds 0-2] [--jobs 2] [--rank 8] [--alpha 16] [--only NAME ...] [--quick]
+    python benchmarks/adapters.py --socket [--rank 8] [--rounds 1]                  # 16 GB, some minutes
 
 Recall: FedAvg's demo preset with all weights trained, with adapters on both frozen towers (on their linear layers, or
-on all that the towers have), and with towers that are frozen alone; the same start, records and steps. Test split,
-percent: mean of both directions and of all sites, and the worst site; beside it the difference to full training and its
-95 % interval (Student's t over seeds), and the bytes that all sites sent and received. The demo has 300 test pairs, too
-few to tell models apart that differ by less than two points: ``fresh`` is the average on 6,000 other studies of the
-same scanner and wording, among 32 and among 96 of a site. Stopped and started again, it goes on.
+on all that the towers have, the latter also sent at 8 bits both ways), and with towers that are frozen alone; the same
+start, records and steps. Test split, percent: mean of both directions and of all sites, and the worst site; beside it
+the difference to full training and its 95 % interval (Student's t over seeds), and the bytes that all sites sent and
+received. The demo has 300 test pairs, too few to tell models apart that differ by less than two points: ``fresh`` is
+the average on 6,000 other studies of the same scanner and wording, among 32 and among 96 of a site. Stopped and started
+again, it goes on.
 Bytes of one exchange at a paper's size: ViT-B/16 and BERT-base with all twelve layers, counted from the tensors that
 travel, for heads and alignment blocks as in the paper, and for small heads without these blocks. ``--socket``: the
-latter counted by the loopback device while FLARE's simulator runs a round of one step at two sites, each way.
+latter counted by the loopback device while FLARE's simulator runs rounds of one step at two sites. At 8 bits the first
+broadcast is whole, in float32, so a run of one round saves less than a longer one.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from fedvlp.data.cohort import SPLITS
 from fedvlp.data.loader import SiteData
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.site_metrics import embed
+from fedvlp.federation.codec import Wire
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
@@ -52,6 +55,7 @@ MIB = 1 << 20
 ALPHA = ModelConfig.adapter_alpha
 FRESH, AMONG = 6000, (32, 96)
 """Studies that nobody trained on, and among how many of them a film's report is looked for."""
+EIGHT_BITS = Wire(up="int8", down="int8", difference=True, skip_unchanged=True)
 PAPER = ModelConfig("vit_base_patch16_224", "bert-base-uncased", image_size=224, max_tokens=112, head_hidden=2048)
 
 
@@ -73,7 +77,8 @@ def experiments(rank: int, alpha: float, quick: bool, seed: int) -> Mapping[str,
         f"{name}-every": replace(adapted, adapter_layers="every"),
         "frozen": replace(adapted, adapter_rank=0),
     }
-    return {name: replace(demo, model=model) for name, model in models.items()}
+    chosen = {name: replace(demo, model=model) for name, model in models.items()}
+    return {**chosen, f"{name}-every-int8": replace(chosen[f"{name}-every"], wire=EIGHT_BITS)}
 
 
 def figures(folder: RunFolder) -> Figures:
@@ -125,8 +130,8 @@ def exchanges(rank: int) -> str:
     return table(["beside the towers", "all weights, MiB", "with adapters, MiB", "percent"], rows)
 
 
-def sockets(rank: int) -> str:
-    """The Markdown table of bytes that loopback carried in one round of two sites: all weights, then adapters."""
+def sockets(rank: int, rounds: int) -> str:
+    """The Markdown table of bytes that loopback carried in a run with two sites: all weights, then adapters."""
     rows = []
     small = replace(PAPER, head_hidden=256, alignment=False)
     demo: Any = presets.get("fedavg")
@@ -135,26 +140,28 @@ def sockets(rank: int) -> str:
         data=replace(demo.data, sites=2, size=60, image_size=small.image_size),
         method=replace(demo.method, local_steps=1),
         training=replace(demo.training, batch_size=4),
-        rounds=replace(demo.rounds, rounds=1, evaluate_every=0),
+        rounds=replace(demo.rounds, rounds=rounds, evaluate_every=0),
     )
     with TemporaryDirectory() as folder:
         save_initial(small.build(), Path(folder), {})
-        for name, model in {
-            "all weights": replace(small, init=folder),
-            f"adapters of rank {rank}": replace(small, init=folder, adapters="lora", adapter_rank=rank),
-            f"adapters of rank {rank} on every layer": replace(
-                small, init=folder, adapters="lora", adapter_rank=rank, adapter_layers="every"
-            ),
+        whole = replace(demo, model=replace(small, init=folder))
+        linear = replace(whole, model=replace(whole.model, adapters="lora", adapter_rank=rank))
+        every = replace(whole, model=replace(linear.model, adapter_layers="every"))
+        for name, experiment in {
+            "all weights": whole,
+            f"adapters of rank {rank}": linear,
+            f"adapters of rank {rank} on every layer": every,
+            f"adapters of rank {rank} on every layer, 8 bits": replace(every, wire=EIGHT_BITS),
         }.items():
-            counted, _ = on_socket(replace(demo, model=model))
+            counted, _ = on_socket(experiment, seconds=900 * rounds)
             if counted is None:
                 return "no network namespace is allowed here, so loopback's bytes are not those of this run alone"
             rows.append((name, counted))
             say({"model": name, "socket": counted})
-    whole = rows[0][1]
+    full = rows[0][1]
     return table(
         ["trained", "MiB on the socket", "percent"],
-        [[name, f"{counted / MIB:.1f}", f"{100 * counted / whole:.2f}"] for name, counted in rows],
+        [[name, f"{counted / MIB:.1f}", f"{100 * counted / full:.2f}"] for name, counted in rows],
     )
 
 
@@ -166,11 +173,14 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=ALPHA, help="of the runs; bytes do not depend on it")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "adapters", help="where the runs are kept")
     parser.add_argument("--quick", action="store_true", help="one round, few steps: does everything run?")
-    parser.add_argument("--socket", action="store_true", help="counts a round of a paper's towers, and nothing else")
+    parser.add_argument("--only", action="append", help="one of the models, beside all weights; may be repeated")
+    parser.add_argument("--socket", action="store_true", help="counts bytes with a paper's towers, and nothing else")
+    parser.add_argument("--rounds", type=int, default=1, help="of --socket")
     options = parser.parse_args()
     if options.socket:
         say(machine())
-        print(f"\nOne round of two sites, rank {options.rank}\n\n{sockets(options.rank)}\n")
+        counted = sockets(options.rank, options.rounds)
+        print(f"\nTwo sites, rounds: {options.rounds}, rank {options.rank}\n\n{counted}\n")
         return
     first, _, last = options.seeds.partition("-")
     say({**machine(), **vars(options)})
@@ -184,6 +194,8 @@ def main() -> None:
         (),
     )
     names = list(scenario.experiments(int(first)))
+    if options.only:
+        names = [name for name in names if name == FULL or name in options.only]
     cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
     rows = measured(
         scenario,

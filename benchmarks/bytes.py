@@ -86,8 +86,11 @@ def workload(method: str, wire: Wire, seed: int, rounds: int, steps: int, size: 
     )
 
 
-def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]:
-    """Bytes that loopback carried in one run of FLARE's simulator (None: no namespace), and the run's history."""
+def on_socket(experiment: Experiment, seconds: float = 900) -> tuple[int | None, list[dict[str, Any]]]:
+    """Bytes that loopback carried in one run of FLARE's simulator (None: no namespace), and the run's history.
+
+    Raises subprocess.TimeoutExpired for a run longer than ``seconds``.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = [str(NVFLARE), "simulator", str(write_job(experiment, folder / "job")), "-t", str(experiment.data.sites)]
@@ -100,7 +103,7 @@ def on_socket(experiment: Experiment) -> tuple[int | None, list[dict[str, Any]]]
             env=environment,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=seconds,
             check=False,
         )
         if done.returncode != 0:

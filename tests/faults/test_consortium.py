@@ -5,6 +5,7 @@ Every task trains in a child process, as at hospitals.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
@@ -47,10 +48,14 @@ def test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_t
     until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-2"), "site-2 trains in round 1")
     kill(here, "site-2")
     until(lambda: phases(folder) >= 2, "round 1 is complete without the site")
+    hung = child(here, "site-1", second, 2)
+    hung.suspend()  # the job does not end before the site that came back is seen
 
     command = [BIN / "fedvlp", "jobs", "keep", second, "--kit", here.lead, "--every", "1", "--patience", "4"]
     with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT) as keeper:
         until(lambda: "submitted again" in log.read_text(), "the job is submitted again")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            hung.resume()
         before = phases(folder)
         until(lambda: phases(folder) == before + 1, "it goes on")
         kill(here, "localhost")
@@ -85,6 +90,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
 ) -> None:
     """site-2's training process is killed in round 1, as for lack of memory; site-1's stops in round 2.
 
+    It stops while or after it takes its task, whichever is under way when it is seen.
     In the last round site-2 itself is killed. It is missing at the end, which FLARE may call abnormal: the run itself
     says finished. The bytes are those of a run in which those did not answer then, so all that others did was kept.
     """
@@ -92,7 +98,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
     folder = new_run(here)
     path = Path(job(here, chosen, "fedavg"))
     client = path / "app" / "config" / "config_fed_client.json"
-    client.write_text(client.read_text().replace('"task_timeout"', '"silence": 20.0, "task_timeout"'))
+    client.write_text(client.read_text().replace('"task_timeout"', '"silence": 20.0, "delivery": 20.0, "task_timeout"'))
     with session(here.lead) as opened:
         submitted = opened.submit_job(str(path))
         child(here, "site-2", submitted, 2).kill()

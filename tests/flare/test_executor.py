@@ -247,6 +247,7 @@ def test_every_task_has_a_child_of_its_own_and_limits_that_end_it() -> None:
     assert (made._execution_mode, made._launch_once) == ("external_process", False)
     assert (made._heartbeat_timeout, made._task_wait_timeout, made._result_wait_timeout) == (9.0, 77.0, 77.0)
     assert made._command == command(2)
+    assert child_executor(task_timeout=770.0)._task_wait_timeout == 300.0, "FLARE hears no sign of life meanwhile"
     assert made._requires_materialized_result("train", FLContext()), "the site's filters see the tensors"
 
 

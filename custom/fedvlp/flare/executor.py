@@ -69,10 +69,13 @@ class ChildExecutor(ClientAPIExecutor):
         silence: float = 120.0,
         processes: int = 1,
         tasks_per_trainer: int = 0,
+        delivery: float = 300.0,
         **experiment: Any,
     ) -> None:
         """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life.
 
+        So is one that has not taken its task, tensors and all, ``delivery`` seconds after it was ready: FLARE does not
+        listen for signs of life meanwhile, and this process holds the tensors on the same machine.
         ``processes`` train together, one per GPU, unless the site's own ``local/fedvlp.json`` says how many.
         ``tasks_per_trainer``: 0 = any number.
         """
@@ -86,7 +89,7 @@ class ChildExecutor(ClientAPIExecutor):
             heartbeat_timeout=silence,
             shutdown_timeout=10.0,  # what a site remembers is written before the child answers,
             stop_grace_period=5.0,  # so one that hangs is not waited for
-            task_wait_timeout=task_timeout,
+            task_wait_timeout=min(delivery, task_timeout),
             result_wait_timeout=task_timeout,
             params_exchange_format=ExchangeFormat.RAW,  # both sides register tensors by themselves (flare/messages.py),
             server_expected_format=ExchangeFormat.RAW,  # and a child may do without torch
