@@ -1,0 +1,99 @@
+"""How long users wait for the main job: this tree beside an older revision, in turn, on one quiet machine.
+
+    python benchmarks/simulator.py OLD [--turns 3] [--only bare t5 engine]
+
+OLD is any revision that git knows, e.g. 7e9898b. Both run its job, ``jobs/feddra`` as it was committed then, each with
+its own code:
+
+    bare     ``nvflare simulator jobs/feddra``
+    t5       ``nvflare simulator jobs/feddra -t 5``
+    engine   the same experiment by ``fedvlp simulate``, two workers
+
+One turn is every variant by both, the older one first. Prints the seconds of each run as it ends, then one Markdown
+table: median and range, the ratio of this tree to the older one by turn, and whether this tree's runs have one model.
+A turn takes about 40 minutes on two cores, the first variant alone 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from common import machine, say, table
+from revisions import ROOT, Tree, checked_out
+
+NVFLARE = Path(sys.executable).parent / "nvflare"
+VARIANTS = ("bare", "t5", "engine")
+
+
+def command(variant: str, job: Path, tree: Tree, like: Path | None) -> list[str]:
+    """What a user types; ``like`` is a run of the job by this tree, None: the older one, whose preset is its job."""
+    if variant == "engine":
+        same = ["feddra"] if like is None else ["feddra", "--like", str(like)]
+        return tree.command("simulate", *same, "--runs", str(tree.runs), "--workers", "2")
+    threads = ["-t", "5"] if variant == "t5" else []
+    return [str(NVFLARE), "simulator", str(job), *threads, "-w", str(tree.runs / "workspace")]
+
+
+def timed(words: list[str], tree: Tree) -> tuple[float, str, Path]:
+    """Seconds of a run, the hash of its model, and its folder."""
+    tree.runs.mkdir(parents=True)
+    began = time.monotonic()
+    done = subprocess.run(
+        words, cwd=tree.runs, env=tree.environment, capture_output=True, text=True, timeout=3600, check=False
+    )
+    seconds = time.monotonic() - began
+    run = tree.runs / "feddra" / "001"
+    if done.returncode or not (run / "model").is_dir():
+        raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return seconds, tree.model("feddra"), run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", help="a revision, e.g. 7e9898b")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
+    options = parser.parse_args()
+    if options.only[0] == "engine":
+        parser.error("engine is like a run of the job, so bare or t5 comes first")
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    hashes: dict[str, set[str]] = defaultdict(set)
+    say(machine())
+    with tempfile.TemporaryDirectory() as name, checked_out(options.old, Path(name) / "old") as package:
+        folder, job, like = Path(name), package.parent / "jobs" / "feddra", None
+        for turn in range(options.turns):
+            for variant in options.only:
+                for who, code in ((options.old, package), ("this tree", ROOT / "custom")):
+                    tree = Tree(code, folder / f"{turn}-{variant}-{code.parent.name}")
+                    mine = who == "this tree"
+                    took, model, run = timed(command(variant, job, tree, like if mine else None), tree)
+                    like = run if mine and like is None else like
+                    seconds[variant, who].append(took)
+                    hashes[who].add(model)
+                    load = round(os.getloadavg()[0], 2)
+                    say({"turn": turn, "variant": variant, "code": who, "s": round(took), "model": model, "load": load})
+    rows = []
+    for variant in options.only:
+        old, new = seconds[variant, options.old], seconds[variant, "this tree"]
+        ratios = [after / before for before, after in zip(old, new, strict=True)]
+        rows.append([variant, shown(old), shown(new), ", ".join(f"{ratio:.2f}" for ratio in ratios)])
+    print(f"\n{table(['variant', f's, {options.old}', 's, this tree', 'ratio by turn'], rows)}\n")
+    print(f"Models of this tree: {len(hashes['this tree'])}; of {options.old}: {len(hashes[options.old])}.\n")
+    say(machine())
+
+
+def shown(values: list[float]) -> str:
+    """Median and range of seconds."""
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+if __name__ == "__main__":
+    main()
