@@ -20,9 +20,10 @@ from fedvlp.core.checkpoint import CheckpointError, load_tensors
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, curve
+from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
-from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, UnreadableRunError, environment
@@ -320,12 +321,25 @@ def facts(folder: RunFolder) -> list[list[str]]:
     return sorted(row for row in rows(folder) if row[3] not in TIMES)
 
 
-@pytest.mark.parametrize("name", ["feddra", "local"])
+ADAPTERS = ModelConfig(
+    init="tiny-pool", head_norm="layer", adapters="lora", adapter_layers="every", adapter_private=True
+)
+FILMS = replace(TWO.data, image_size=72)
+"""Frozen towers, and films of their size. Private adapters stay in the memories of their sites."""
+
+UNINTERRUPTED = {
+    "feddra": (replace(TWO, method=small(METHODS["feddra"])), 9),
+    "local": (replace(TWO, method=small(METHODS["local"])), 10),
+    "adapters": (replace(TWO, data=FILMS, model=ADAPTERS, wire=Wire("int8", "int8", True, True)), 16),
+}
+"""An experiment, and the last of its writes."""
+
+
+@pytest.mark.parametrize("name", UNINTERRUPTED)
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The whole thing, towers, cohort and evaluation: SIGKILL at some writes, resumed through ``simulate``."""
-    experiment = replace(TWO, method=small(METHODS[name]))
+    experiment, last = UNINTERRUPTED[name]
     expected = model_of(experiment, tmp_path / "whole")
-    last = 9 if name == "feddra" else 10
     for moment in (1, 6, last):
 
         def killed(moment: int = moment) -> None:
