@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=ALPHA, help="of the runs; bytes do not depend on it")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "adapters", help="where the runs are kept")
     parser.add_argument("--quick", action="store_true", help="one round, few steps: does everything run?")
-    parser.add_argument("--only", action="append", help="one of the models, beside all weights; may be repeated")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these models beside all weights")
     parser.add_argument("--socket", action="store_true", help="counts bytes with a paper's towers, and nothing else")
     parser.add_argument("--rounds", type=int, default=1, help="of --socket")
     options = parser.parse_args()
@@ -194,8 +194,9 @@ def main() -> None:
         (),
     )
     names = list(scenario.experiments(int(first)))
-    if options.only:
-        names = [name for name in names if name == FULL or name in options.only]
+    if unknown := set(options.only or ()) - set(names):
+        parser.error(f"--only {', '.join(sorted(unknown))}: choose from {', '.join(names)}")
+    names = [name for name in names if name == FULL or not options.only or name in options.only]
     cells = cells_of(scenario, names, range(int(first), int(last or first) + 1))
     rows = measured(
         scenario,

@@ -2,12 +2,12 @@
 
     python benchmarks/simulator.py OLD [--turns 3] [--only bare t5 engine]
 
-OLD is any revision that git knows, e.g. 7e9898b. Both run its job, ``jobs/feddra`` as it was committed then, each with
-its own code:
+OLD is any revision that git knows, e.g. 7e9898b. Both run the experiment of its ``jobs/feddra``, the older one as it
+was committed, this tree in a job that it writes itself:
 
-    bare     ``nvflare simulator jobs/feddra``
-    t5       ``nvflare simulator jobs/feddra -t 5``
-    engine   the same experiment by ``fedvlp simulate``, two workers
+    bare     ``nvflare simulator JOB``
+    t5       ``nvflare simulator JOB -t 5``
+    engine   ``fedvlp simulate``, two workers
 
 One turn is every variant by both, the older one first. Prints the seconds of each run as it ends, then one Markdown
 table: median and range, the ratio of this tree to the older one by turn, and whether this tree's runs have one model.
@@ -17,6 +17,7 @@ A turn takes about 40 minutes on two cores, the first variant alone 20.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -29,12 +30,27 @@ from pathlib import Path
 from common import machine, say, table
 from revisions import ROOT, Tree, checked_out
 
+from fedvlp.flare.jobs import write_job
+from fedvlp.run.config import from_config
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import completed
+
 NVFLARE = Path(sys.executable).parent / "nvflare"
 VARIANTS = ("bare", "t5", "engine")
+THIS = "this tree"
+
+
+def experiment_of(job: Path) -> Experiment:
+    """What an older job trains, as this tree reads it."""
+    server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text(encoding="utf-8"))
+    experiment: Experiment = from_config(
+        completed({"path": "fedvlp.Experiment", "args": server["workflows"][0]["args"]})
+    )
+    return experiment
 
 
 def command(variant: str, job: Path, tree: Tree, like: Path | None) -> list[str]:
-    """What a user types; ``like`` is a run of the job by this tree, None: the older one, whose preset is its job."""
+    """What a user types; ``like`` is a run of this experiment, None: for the older tree, whose preset it is."""
     if variant == "engine":
         same = ["feddra"] if like is None else ["feddra", "--like", str(like)]
         return tree.command("simulate", *same, "--runs", str(tree.runs), "--workers", "2")
@@ -68,25 +84,27 @@ def main() -> None:
     hashes: dict[str, set[str]] = defaultdict(set)
     say(machine())
     with tempfile.TemporaryDirectory() as name, checked_out(options.old, Path(name) / "old") as package:
-        folder, job, like = Path(name), package.parent / "jobs" / "feddra", None
+        folder, like = Path(name), None
+        older = package.parent / "jobs" / "feddra"
+        jobs = {options.old: older, THIS: write_job(experiment_of(older), folder / "job")}
         for turn in range(options.turns):
             for variant in options.only:
-                for who, code in ((options.old, package), ("this tree", ROOT / "custom")):
+                for who, code in ((options.old, package), (THIS, ROOT / "custom")):
                     tree = Tree(code, folder / f"{turn}-{variant}-{code.parent.name}")
-                    mine = who == "this tree"
-                    took, model, run = timed(command(variant, job, tree, like if mine else None), tree)
-                    like = run if mine and like is None else like
+                    words = command(variant, jobs[who], tree, like if who == THIS else None)
+                    took, model, run = timed(words, tree)
+                    like = run if who == THIS and like is None else like
                     seconds[variant, who].append(took)
                     hashes[who].add(model)
                     load = round(os.getloadavg()[0], 2)
                     say({"turn": turn, "variant": variant, "code": who, "s": round(took), "model": model, "load": load})
     rows = []
     for variant in options.only:
-        old, new = seconds[variant, options.old], seconds[variant, "this tree"]
+        old, new = seconds[variant, options.old], seconds[variant, THIS]
         ratios = [after / before for before, after in zip(old, new, strict=True)]
         rows.append([variant, shown(old), shown(new), ", ".join(f"{ratio:.2f}" for ratio in ratios)])
     print(f"\n{table(['variant', f's, {options.old}', 's, this tree', 'ratio by turn'], rows)}\n")
-    print(f"Models of this tree: {len(hashes['this tree'])}; of {options.old}: {len(hashes[options.old])}.\n")
+    print(f"Models of this tree: {len(hashes[THIS])}; of {options.old}: {len(hashes[options.old])}.\n")
     say(machine())
 
 
