@@ -33,7 +33,7 @@ from revisions import ROOT, Tree, checked_out
 from fedvlp.flare.jobs import write_job
 from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import completed
+from fedvlp.run.folder import RunFolder, completed
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
 VARIANTS = ("bare", "t5", "engine")
@@ -49,18 +49,18 @@ def experiment_of(job: Path) -> Experiment:
     return experiment
 
 
-def command(variant: str, job: Path, tree: Tree, like: Path | None) -> list[str]:
-    """What a user types; ``like`` is a run of this experiment, None: for the older tree, whose preset it is."""
+def command(variant: str, job: Path, tree: Tree, begun: Path | None) -> list[str]:
+    """What a user types; ``begun`` is a folder for the engine's run, None: for the older tree, whose preset it is."""
     if variant == "engine":
-        same = ["feddra"] if like is None else ["feddra", "--like", str(like)]
-        return tree.command("simulate", *same, "--runs", str(tree.runs), "--workers", "2")
+        where = ["--runs", str(tree.runs)] if begun is None else ["--resume", str(begun)]
+        return tree.command("simulate", "feddra", *where, "--workers", "2")
     threads = ["-t", "5"] if variant == "t5" else []
     return [str(NVFLARE), "simulator", str(job), *threads, "-w", str(tree.runs / "workspace")]
 
 
-def timed(words: list[str], tree: Tree) -> tuple[float, str, Path]:
-    """Seconds of a run, the hash of its model, and its folder."""
-    tree.runs.mkdir(parents=True)
+def timed(words: list[str], tree: Tree) -> tuple[float, str]:
+    """Seconds of a run, and the hash of its model."""
+    tree.runs.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     done = subprocess.run(
         words, cwd=tree.runs, env=tree.environment, capture_output=True, text=True, timeout=3600, check=False
@@ -69,7 +69,7 @@ def timed(words: list[str], tree: Tree) -> tuple[float, str, Path]:
     run = tree.runs / "feddra" / "001"
     if done.returncode or not (run / "model").is_dir():
         raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return seconds, tree.model("feddra"), run
+    return seconds, tree.model("feddra")
 
 
 def main() -> None:
@@ -78,22 +78,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
     options = parser.parse_args()
-    if options.only[0] == "engine":
-        parser.error("engine is like a run of the job, so bare or t5 comes first")
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     hashes: dict[str, set[str]] = defaultdict(set)
     say(machine())
     with tempfile.TemporaryDirectory() as name, checked_out(options.old, Path(name) / "old") as package:
-        folder, like = Path(name), None
-        older = package.parent / "jobs" / "feddra"
-        jobs = {options.old: older, THIS: write_job(experiment_of(older), folder / "job")}
+        folder, older = Path(name), package.parent / "jobs" / "feddra"
+        experiment = experiment_of(older)
+        jobs = {options.old: older, THIS: write_job(experiment, folder / "job")}
         for turn in range(options.turns):
             for variant in options.only:
                 for who, code in ((options.old, package), (THIS, ROOT / "custom")):
                     tree = Tree(code, folder / f"{turn}-{variant}-{code.parent.name}")
-                    words = command(variant, jobs[who], tree, like if who == THIS else None)
-                    took, model, run = timed(words, tree)
-                    like = run if who == THIS and like is None else like
+                    mine = variant == "engine" and who == THIS
+                    begun = RunFolder.create(tree.runs, experiment).path if mine else None
+                    took, model = timed(command(variant, jobs[who], tree, begun), tree)
                     seconds[variant, who].append(took)
                     hashes[who].add(model)
                     load = round(os.getloadavg()[0], 2)
