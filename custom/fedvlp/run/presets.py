@@ -112,7 +112,8 @@ def _paper(name: str, method: Method) -> Experiment:
 def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
-    Four times these steps recall no more of other patients, and know those trained on by heart (benchmarks/README.md).
+    Four times these steps recall no more of other patients. Those trained on are known by heart after these already
+    (benchmarks/README.md).
     """
     training = Training(
         batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10, threads=2, cache_features=True
