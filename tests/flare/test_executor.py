@@ -251,6 +251,23 @@ def test_every_task_has_a_child_of_its_own_and_limits_that_end_it() -> None:
     assert made._requires_materialized_result("train", FLContext()), "the site's filters see the tensors"
 
 
+def test_a_child_that_does_not_take_its_task_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By FLARE's own backend, made by the executor: the child is alive, and never answers."""
+    made = child_executor(delivery=0.3)
+    backend = made._create_backend()
+
+    class Cell:
+        def send_request(self, abort_signal: Signal, **_: Any) -> None:
+            end = time.monotonic() + 20
+            while not abort_signal.triggered and time.monotonic() < end:
+                time.sleep(0.01)
+
+    backend._context, backend._cell = made._build_backend_context(), Cell()
+    monkeypatch.setattr(backend, "_process_group_alive", lambda trainer: True)
+    status, said = backend._send_task_ready(SimpleNamespace(trainer_fqcn="site-1.child"), {}, Signal())
+    assert (status, said) == ("session_dead", "TASK_READY timed out after 0.3s")
+
+
 class CellEngine(Engine):
     """An engine with a cell, whose tasks FLARE would let the child fetch."""
 

@@ -74,8 +74,8 @@ class ChildExecutor(ClientAPIExecutor):
     ) -> None:
         """A child is given up after ``task_timeout`` seconds, or ``silence`` seconds without a sign of life.
 
-        So is one that has not taken its task, tensors and all, ``delivery`` seconds after it was ready: FLARE does not
-        listen for signs of life meanwhile, and this process holds the tensors on the same machine.
+        FLARE does not listen for signs of life while a child takes its task. That is bounded by ``delivery`` seconds,
+        tensors included, which this process holds on the same machine.
         ``processes`` train together, one per GPU, unless the site's own ``local/fedvlp.json`` says how many.
         ``tasks_per_trainer``: 0 = any number.
         """
