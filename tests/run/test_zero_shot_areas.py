@@ -17,6 +17,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import ZeroShot, class_texts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import zero_shot_areas as areas
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import Choices, zero_shot
@@ -56,6 +57,21 @@ def test_their_mean_is_the_macro_auc(folder: RunFolder, measured: list[Area]) ->
         for one in here:
             assert 0 < one.positive < one.films
             assert one.area.low <= one.area.value <= one.area.high
+
+
+def test_kept_features_of_frozen_towers_give_the_same(tmp_path: Path) -> None:
+    """Whose batches have no films."""
+    frozen = ModelConfig(init="tiny-pool", head_norm="layer", alignment=False, adapters="lora", adapter_rank=0)
+    experiment = replace(BASE, model=frozen, data=replace(BASE.data, image_size=72), method=FedAvg(local_steps=1))
+    values = {}
+    for kept in (True, False):
+        training = replace(experiment.training, cache_features=kept)
+        run = RunFolder.create(tmp_path / str(kept), replace(experiment, training=training))
+        simulate(run.experiment(), run)
+        areas.measure(run)
+        values[kept] = [one.area.value for one in areas.read(run) if one.model == INITIAL]
+    assert len(values[True]) == 2 * len(FINDINGS)
+    assert values[True] == pytest.approx(values[False])
 
 
 def test_the_initial_model_stands_beside(measured: list[Area]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.core.types import MODALITIES, Batch
+from fedvlp.core.types import IMAGE_TOKENS, MODALITIES, Batch
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.retrieval import folded_retrieval, in_batch_retrieval, retrieval
 
@@ -20,6 +20,12 @@ def embed(model: nn.Module, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
     model.eval()
     outputs = [model(batch) for batch in batches]
     return torch.cat([o.image for o in outputs]).cpu(), torch.cat([o.text for o in outputs]).cpu()
+
+
+def embed_images(model: nn.Module, batches: Iterator[Batch]) -> Iterator[Tensor]:
+    """Unit vectors [B, d] of the images of each batch, or of what frozen towers made of them (``cache_features``)."""
+    for batch in batches:
+        yield model({name: batch[name] for name in ("image", IMAGE_TOKENS) if name in batch}).image
 
 
 def paired_similarity(image: Tensor, text: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.evaluation.prompts import prompts
+from fedvlp.evaluation.site_metrics import embed_images
 from fedvlp.evaluation.zero_shot import class_texts, embedded_texts, site_probabilities
 from fedvlp.models.selector import Selector
 
@@ -31,8 +32,7 @@ def images_of(client: Client, data: Mapping[str, Any], split: str, most: int | N
     by_site = {}
     for site, records in data.items():
         rows = torch.arange(min(records.sizes.get(split, 0), most or records.sizes.get(split, 0)))
-        batches = records.batches(split, 64, drop_last=False, rows=rows)
-        embedded = [client.model({"image": batch["image"]}).image for batch in batches]
+        embedded = [*embed_images(client.model, records.batches(split, 64, drop_last=False, rows=rows))]
         by_site[site] = torch.cat(embedded) if embedded else torch.empty(0)
     return by_site
 

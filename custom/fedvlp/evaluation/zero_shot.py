@@ -22,6 +22,7 @@ from fedvlp.core.types import State
 from fedvlp.evaluation.classification import auc
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.prompts import prompts
+from fedvlp.evaluation.site_metrics import embed_images
 
 GLOBAL, SELECTED, MEAN, TEST = "global", "selected", "mean", "test"
 ENSEMBLES = ("mean", "max")
@@ -225,8 +226,7 @@ def pick(scores: Tensor, choice: Tensor) -> Tensor:
 
 def test_images(client: Client, records: Any, batch_size: int) -> Tensor:
     """Unit vectors [N, d] of the test images."""
-    batches = records.batches(TEST, batch_size, drop_last=False)
-    return torch.cat([client.model({"image": batch["image"]}).image for batch in batches])
+    return torch.cat([*embed_images(client.model, records.batches(TEST, batch_size, drop_last=False))])
 
 
 def test_labels(records: Any, batch_size: int) -> Tensor:
