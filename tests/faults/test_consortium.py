@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.provisioned import BIN, Consortium, ended, processes, until
+from support.provisioned import BIN, Consortium, ended, until
 from support.short_runs import GRACE, experiment, job, kill, new_run, phases, without
 
 from fedvlp.flare.job_status import ResubmitError, judge, read_status, resubmit, session
@@ -35,17 +35,17 @@ def test_rows_9_23_and_35_aborted_a_site_killed_its_server_killed_it_ends_with_t
     folder, log = new_run(here), here.folder / "keep.log"
     with session(here.lead) as opened:
         first = opened.submit_job(job(here, chosen, "fedavg"))
-        until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-1"), "round 1 trains")
+        until(lambda: phases(folder) == 1 and here.children("site-1"), "round 1 trains")
         with pytest.raises(ResubmitError, match=r"runs \(RUNNING\)"):
             resubmit(opened, first)
         opened.abort_job(first)
         assert ended(opened, first) == "FINISHED:ABORTED"
     assert read_status(folder.path)["status"] == "aborted"
-    until(lambda: not processes("fedvlp.flare.child", str(here.folder)), "no child is left", 90)
+    until(lambda: not [child for site in BOTH for child in here.children(site)], "no child is left", 90)
     said = fedvlp("jobs", "resubmit", first, "--kit", here.lead)
     assert "FINISHED:ABORTED. The run says: aborted" in said
     second = said.split()[-1]
-    until(lambda: phases(folder) == 1 and processes("fedvlp.flare.child", "site-2"), "site-2 trains in round 1")
+    until(lambda: phases(folder) == 1 and here.children("site-2"), "site-2 trains in round 1")
     kill_unanswered(here, "site-2")
     until(lambda: phases(folder) >= 2, "round 1 is complete without the site")
     hung = child(here, "site-1", second, 2)
@@ -103,7 +103,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
         submitted = opened.submit_job(str(path))
         child(here, "site-2", submitted, 2).kill()
         child(here, "site-1", submitted, 3).suspend()
-        until(lambda: phases(folder) == 3 and processes("fedvlp.flare.child", "site-2"), "the last round trains")
+        until(lambda: phases(folder) == 3 and here.children("site-2"), "the last round trains")
         kill_unanswered(here, "site-2")
         status = ended(opened, submitted)
         verdict = judge(opened, submitted)
@@ -119,7 +119,7 @@ def test_rows_9_and_36_a_child_that_is_killed_or_hangs_costs_its_site_that_phase
 
 def kill_unanswered(here: Consortium, site: str) -> None:
     """Kills FLARE at a site that trains. The job's process outlives it by a moment, in which nothing is answered."""
-    training = processes("fedvlp.flare.child", site)
+    training = here.children(site)
     for process in training:
         process.suspend()
     kill(here, site)
@@ -132,4 +132,4 @@ def child(here: Consortium, site: str, submitted: str, number: int) -> psutil.Pr
     """The training process of a site's task, as soon as it has connected; those before it may still be ending."""
     log = here.kits / site / submitted / "log.txt"
     until(lambda: log.exists() and f"launch={number} fqcn" in log.read_text(), f"{site} trains the task {number}")
-    return max(processes("fedvlp.flare.child", site), key=lambda process: process.create_time())
+    return max(until(lambda: here.children(site), f"{site} trains"), key=lambda process: process.create_time())

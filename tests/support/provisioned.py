@@ -132,6 +132,10 @@ class Consortium:
         module = "server_train" if name == "localhost" else "client_train"
         return until(lambda: processes(str(self.kits / name), module), f"{name} runs")[0]
 
+    def children(self, site: str) -> list[psutil.Process]:
+        """The processes in which this site's tasks are answered; other tests have sites of that name, too."""
+        return processes("fedvlp.flare.child", str(self.kits / site))
+
     @property
     def lead(self) -> Path:
         """The startup kit of the lead."""
