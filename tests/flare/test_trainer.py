@@ -275,9 +275,9 @@ def test_a_socket_that_outlives_its_trainer_is_not_asked_again(folder: Path, par
 
 def test_a_simulator_without_a_number_of_its_own_has_no_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system does not say when a process started, a new one could pass for it."""
-    assert trainer_link.of_this_simulator() is not None
+    assert trainer_link.of_simulator(os.getppid()) is not None
     monkeypatch.setattr(trainer_link, "started_at", lambda process: None)
-    assert trainer_link.of_this_simulator() is None
+    assert trainer_link.of_simulator(os.getppid()) is None
 
 
 # --- the executor ------------------------------------------------------------------------------------------------

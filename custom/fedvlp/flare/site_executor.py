@@ -8,6 +8,7 @@ trainer only keeps what can be made again. Whatever happens to it, the visit ans
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ class SiteExecutor(Executor):
             return
         simulated = fl_ctx.get_job_id() == SIMULATED
         if simulated and not (Path(SitePaths.of(fl_ctx).local) / OWN_FILTERS).exists():
-            self._trainer = trainer_link.of_this_simulator()
+            self._trainer = trainer_link.of_simulator(os.getppid())
         messages.register(raw_tensors.RawDecomposer() if self._trainer else None)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -127,6 +128,8 @@ class SiteExecutor(Executor):
             kind, text = said.failure
             self.log_error(fl_ctx, f"{task_name} failed: {text}")
             return messages.send_failure(Failure(FailureKind(kind), text))
+        if said.ahead:
+            self.log_info(fl_ctx, f"{task_name} was answered ahead")
         fl_ctx.set_prop(BEHIND, _behind(said.behind), private=True, sticky=False)
         return DXO(DataKind.WEIGHTS, data=dict(said.tensors), meta={messages.KEY: said.update}).to_shareable()
 
