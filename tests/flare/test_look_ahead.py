@@ -58,7 +58,7 @@ def test_tasks_are_begun_in_the_order_of_the_visits_and_are_those_that_the_visit
     begun = all_tasks(ahead)
     assert [task.site for task in begun] == ["b", "c", "a"]
     for task in begun:
-        ahead.keep(task, DONE)
+        ahead.store(task, DONE)
     for site in "bca":
         task = Task(json.loads(json.dumps(asked(site, 1))), {"w": RawTensor("F32", (1,), bytes(ONE.data))})
         assert ahead.visited(task) == DONE
@@ -71,7 +71,7 @@ def test_a_visit_that_brings_anything_else_gets_no_answer_of_before(other: str) 
     ahead.visited(Task(asked("a", 0), {"w": ONE}))
     heard(ahead, 1)
     (begun,) = all_tasks(ahead)
-    ahead.keep(begun, DONE)
+    ahead.store(begun, DONE)
     content, tensors = asked("a", 1), {"w": ONE}
     if other == "a tensor":
         tensors = {"w": TWO}
@@ -89,7 +89,7 @@ def test_a_visit_that_brings_anything_else_gets_no_answer_of_before(other: str) 
 @pytest.mark.parametrize("said", [{"failure": ["failed", "OSError"], "aborted": False}, {"aborted": True}])
 def test_a_task_that_failed_or_was_left_is_done_again(said: dict[str, Any]) -> None:
     ahead, task = LookAhead(), Task(asked("a", 1), {"w": ONE})
-    ahead.keep(task, (said, {}))
+    ahead.store(task, (said, {}))
     assert ahead.visited(task) is None
 
 
@@ -100,7 +100,7 @@ def test_a_new_phase_drops_what_is_left_of_the_one_before() -> None:
     heard(ahead, 1)
     first = ahead.next()
     assert first is not None
-    ahead.keep(first, DONE)
+    ahead.store(first, DONE)
     ahead.visited(Task(asked("b", 1), {"w": ONE}))
     heard(ahead, 2)
     assert [task.asked["message"]["round"] for task in all_tasks(ahead)] == [2, 2, 2]

@@ -259,9 +259,10 @@ class FederatedController(Controller):
         """In the simulator, its trainer may begin these tasks before FLARE visits the sites (flare/look_ahead.py)."""
         assert self._fl_ctx is not None
         link = trainer_link.of_simulator(os.getpid()) if self._fl_ctx.get_job_id() == SIMULATED else None
+        if link is None:
+            return
         contents = {site: from_shareable(task.data) for site, task in tasks.items()}
-        size = sum(size_of(tensor) for content in contents.values() for tensor in content.data.values())
-        if link is None or size > PARK_BYTES:
+        if sum(size_of(tensor) for content in contents.values() for tensor in content.data.values()) > PARK_BYTES:
             return
         try:
             link.tell({site: (messages.header_of(content), content.data) for site, content in contents.items()})

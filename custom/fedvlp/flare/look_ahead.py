@@ -85,8 +85,8 @@ class LookAhead:
         """A task to begin now, if there is one: of the sites, whose turn it is when all are visited in turn."""
         return self._tasks.pop(next(iter(self._tasks))) if self._tasks else None
 
-    def keep(self, task: Task, said: Said) -> None:
-        """Keeps an answer for its visit. A task that failed or was left is done again then."""
+    def store(self, task: Task, said: Said) -> None:
+        """Stores an answer for its visit. A task that failed or was left is done again then."""
         if not said[0].get("failure") and not said[0]["aborted"]:
             self._answers[task.digest] = said
 

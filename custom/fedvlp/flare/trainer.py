@@ -138,7 +138,7 @@ class Service:
         """Goes on until so many ``tasks`` are done (0: any number), or another trainer is asked for."""
         while (not tasks or self._done < tasks) and not self._over:
             if not self._waits() and self._idles() and (task := self._ahead.next()):
-                self._ahead.keep(task, self._trainer.answer(task, partial(self._to_be_left, task)))
+                self._ahead.store(task, self._trainer.answer(task, partial(self._to_be_left, task)))
                 continue
             visit, self._early = self._early or self._next_visit(), None
             if visit is None or self._answered(visit):
