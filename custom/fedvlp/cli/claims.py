@@ -35,7 +35,7 @@ def claims(
     from fedvlp.claims.cells import cells_of, measured, methods_of
     from fedvlp.claims.ledger import PAPERS, SCENARIOS
     from fedvlp.claims.page import CLAIMS, HELD, as_page, claim_rows, figure_rows, judge, origin
-    from fedvlp.cli.tables import plain_table
+    from fedvlp.cli.tables import plain_table, upright
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.config import choose
 
@@ -62,7 +62,8 @@ def claims(
         every.append(judged)
         for condition, held in judged.preconditions:
             console.print(f"{HELD[held]}: {condition.text}", highlight=False)
-        console.print(plain_table(one.name, ("method", *one.shown), list(figure_rows(judged))))
+        heading, *figures = upright([("method", *one.shown), *figure_rows(judged)])
+        console.print(plain_table(one.name, heading, figures))
         console.print(plain_table("claims", CLAIMS, claim_rows(judged), right=False))
         console.print(origin(table), highlight=False)
     runs.mkdir(parents=True, exist_ok=True)

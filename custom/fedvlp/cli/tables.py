@@ -35,7 +35,13 @@ def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 
 
 MOST_COLUMNS, MOST_ROWS = 6, 40
-"""Of a file that is shown on a terminal; a wide one is turned, so that its columns become rows."""
+"""Of a table that is shown on a terminal."""
+
+
+def upright(lines: Sequence[Sequence[str]]) -> Sequence[Sequence[str]]:
+    """A table's lines, its heading the first; a wide table is turned, so that its columns become rows."""
+    wide = len(lines[0]) > MOST_COLUMNS and len(lines) <= MOST_COLUMNS
+    return list(zip(*lines, strict=True)) if wide else lines
 
 
 def table_of_file(file: Path) -> Table | None:
@@ -46,9 +52,8 @@ def table_of_file(file: Path) -> Table | None:
         lines = [[_short(cell) for cell in line] for line in csv.reader(stream)]
     if len(lines) < 2 or len({len(line) for line in lines}) != 1 or len(lines) > MOST_ROWS:
         return None
-    if len(lines[0]) > MOST_COLUMNS and len(lines) <= MOST_COLUMNS:
-        lines = [list(line) for line in zip(*lines, strict=True)]
-    return plain_table(file.stem, lines[0], lines[1:])
+    heading, *rows = upright(lines)
+    return plain_table(file.stem, heading, rows)
 
 
 def _short(cell: str) -> str:
