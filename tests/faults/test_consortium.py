@@ -121,7 +121,8 @@ def kill_unanswered(here: Consortium, site: str) -> None:
     """Kills FLARE at a site that trains. The job's process outlives it by a moment, in which nothing is answered."""
     training = here.children(site)
     for process in training:
-        process.suspend()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
     kill(here, site)
     for process in training:
         with contextlib.suppress(psutil.NoSuchProcess):

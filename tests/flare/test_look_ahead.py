@@ -41,6 +41,15 @@ def heard(ahead: LookAhead, round: int) -> None:
     ahead.tell(json.loads(json.dumps(content)), tensors)
 
 
+def told_of_a_second_phase() -> LookAhead:
+    """All sites were visited in the first one, in the order of their names."""
+    ahead = LookAhead()
+    for site in "abc":
+        ahead.visited(Task(asked(site, 0), {"w": ONE}))
+    heard(ahead, 1)
+    return ahead
+
+
 def all_tasks(ahead: LookAhead) -> list[Task]:
     return list(iter(ahead.next, None))
 
@@ -94,10 +103,7 @@ def test_a_task_that_failed_or_was_left_is_done_again(said: dict[str, Any]) -> N
 
 
 def test_a_new_phase_drops_what_is_left_of_the_one_before() -> None:
-    ahead = LookAhead()
-    for site in "abc":
-        ahead.visited(Task(asked(site, 0), {"w": ONE}))
-    heard(ahead, 1)
+    ahead = told_of_a_second_phase()
     first = ahead.next()
     assert first is not None
     ahead.store(first, DONE)
@@ -108,10 +114,7 @@ def test_a_new_phase_drops_what_is_left_of_the_one_before() -> None:
 
 
 def test_a_site_that_was_visited_before_its_turn_is_not_begun() -> None:
-    ahead = LookAhead()
-    for site in "abc":
-        ahead.visited(Task(asked(site, 0), {"w": ONE}))
-    heard(ahead, 1)
+    ahead = told_of_a_second_phase()
     ahead.visited(Task(asked("b", 1), {"w": ONE}))
     assert [task.site for task in all_tasks(ahead)] == ["a", "c"]
 

@@ -1,9 +1,10 @@
 """What the simulator's trainer does while nobody asks it: tasks of the phase whose sites FLARE has not visited yet.
 
-FLARE sleeps before each visit and then starts a process for it, while the processor idles. So the controller tells the
-trainer what it sends to whom as soon as a phase begins. The trainer answers these tasks, one at a time, and keeps the
-answers. A visit that brings the same task, byte for byte, is given its answer at once. Any other visit is answered as
-if nothing had been done ahead. A task may be done twice: a site remembers by task (federation/site_memory.py).
+This is speculative execution. FLARE sleeps before each visit and then starts a process for it, while the processor
+idles. So the controller tells the trainer what it sends to whom as soon as a phase begins. The trainer answers these
+tasks, one at a time, and keeps the answers. A visit that brings the same task, byte for byte, is given its answer at
+once. Any other visit is answered as if nothing had been done ahead. No harm is done where a task is done twice: a site
+keeps what it remembers by task (federation/site_memory.py).
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class LookAhead:
     """The tasks that a trainer knows of before it is asked, and its answers to them."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, dict[str, Any]] = {}  # how each site asked last; who asked last is the last
+        self._asked: dict[
+            str, dict[str, Any]
+        ] = {}  # what each site asked last, without the message; the latest comes last
         self._tasks: dict[str, Task] = {}
         self._answers: dict[bytes, Said] = {}
 
@@ -82,7 +85,7 @@ class LookAhead:
         }
 
     def next(self) -> Task | None:
-        """A task to begin now, if there is one: of the sites, whose turn it is when all are visited in turn."""
+        """A task to begin now, or None; tasks come in the order in which their sites asked last."""
         return self._tasks.pop(next(iter(self._tasks))) if self._tasks else None
 
     def store(self, task: Task, said: Said) -> None:

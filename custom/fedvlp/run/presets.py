@@ -112,7 +112,7 @@ def _paper(name: str, method: Method) -> Experiment:
 def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
-    Four times these steps recall no more of other patients. Those trained on are known by heart after these already
+    Four times as many steps recall no more of other patients. These steps already learn the training records by heart
     (benchmarks/README.md).
     """
     training = Training(
