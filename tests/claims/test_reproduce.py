@@ -19,6 +19,7 @@ from support.larger import LARGER, creamfl
 from typer.testing import CliRunner
 
 from fedvlp.claims import ledger
+from fedvlp.claims.ensembles import RSUM
 from fedvlp.claims.reproduce import inventory, measures, output, run, studies
 from fedvlp.claims.reproduce.inventory import ENTRIES, get, shown
 from fedvlp.claims.reproduce.run import Reproduced, chosen_rows, claims_of, estimate, scenario, traffic
@@ -110,7 +111,7 @@ def test_the_ledgers_claims_are_judged_where_both_methods_are() -> None:
     assert len(claims_of(get("feddra:3"))) == 3
     assert claims_of(get("feddra:9")) == ()
     assert {one.paper for one in claims_of(get("fedrgb:2"))} == {"fedrgb"}
-    assert {one.figure for one in claims_of(get("creamfl:3"))} == {ledger.RSUM}
+    assert {one.figure for one in claims_of(get("creamfl:3"))} == {RSUM}
 
 
 def by_hand() -> Reproduced:
@@ -246,7 +247,7 @@ def test_cocos_sum_is_of_four_recalls(monkeypatch: pytest.MonkeyPatch) -> None:
         for direction, value in zip((names.I2T, names.T2I), values, strict=True)
         for k in (1, 5, 10)
     }
-    monkeypatch.setattr(ledger, "at_the_server", lambda folder: {**summary, ledger.RSUM: 0.0})
+    monkeypatch.setattr(measures, "at_the_server", lambda folder: {**summary, RSUM: 0.0})
     monkeypatch.setattr(measures, "cost", lambda folder: {})
     figures = measures.coco(RunFolder(Path()))
     assert figures[measures.R1_SUM] == 73.0

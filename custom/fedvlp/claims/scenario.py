@@ -110,15 +110,16 @@ def verdict(measured: Interval) -> str:
     return {1: HOLDS, -1: FAILS}.get(measured.side, UNDECIDED)
 
 
-def ahead(method: str, other: str, figure: str) -> Precondition:
-    """``method`` is ahead by more than one standard error of the paired difference."""
+def ahead(method: str, other: str, figure: str, other_figure: str = "") -> Precondition:
+    """``method`` is ahead by more than one standard error of the paired difference; of the other, ``other_figure``."""
 
     def check(table: Table) -> bool:
-        differences = table.difference(method, other, figure)
+        differences = table.difference(method, other, figure, other_figure)
         error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
         return fmean(differences) > error
 
-    return Precondition(f"{method} is ahead of {other} in {figure} by more than a standard error", check)
+    theirs = f" ({other_figure})" if other_figure else ""
+    return Precondition(f"{method} is ahead of {other}{theirs} in {figure} by more than a standard error", check)
 
 
 def apart(method: str, high: str, low: str, points: float) -> Precondition:
@@ -155,3 +156,12 @@ def at_least(method: str, figure: str, least: float) -> Precondition:
         return fmean(table.values(method, figure)) >= least
 
     return Precondition(f"{method} reaches {least:g} in {figure}", check)
+
+
+def at_most(method: str, figure: str, most: float) -> Precondition:
+    """The mean of a figure does not exceed ``most``."""
+
+    def check(table: Table) -> bool:
+        return fmean(table.values(method, figure)) <= most
+
+    return Precondition(f"{method} does not exceed {most:g} in {figure}", check)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedvlp.claims import ledger, selection
+from fedvlp.claims.ensembles import RSUM
 from fedvlp.claims.reproduce import measures as m
 from fedvlp.claims.reproduce import studies as s
 from fedvlp.claims.reproduce.measures import at_site, by_round, head, own
@@ -247,7 +248,7 @@ CREAMFL = (
             ("GCA + inter", "reamfl-inter", "131.41"), ("GCA + intra", "reamfl-intra", "131.02"),
             ("CreamFL", "creamfl", "132.88"),
         )
-    ), (SUM, Column("sum of R@1, 5, 10", ledger.RSUM)), note=FOUR_SUMS),
+    ), (SUM, Column("sum of R@1, 5, 10", RSUM)), note=FOUR_SUMS),
     Entry("creamfl", ("4",), "a larger public set", s.REPRESENTATIONS, tuple(
         Row(title, f"{cell}-large", printed=value) for title, cell, value in (
             ("FedGEMS", "fedgems", "151.85"), ("FedET", "fedet", "151.68"), ("reamFL+Avg", "reamfl-avg", "151.83"),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fedvlp.claims import ledger, selection
+from fedvlp.claims.ensembles import KS, RSUM
 from fedvlp.claims.results import spent
 from fedvlp.claims.scenario import Figures
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
@@ -264,11 +265,18 @@ def among_all(direction: str, k: int) -> str:
 RANKS = tuple((direction, k) for direction in (names.I2T, names.T2I) for k in (1, 5, 10))
 
 
+def at_the_server(folder: RunFolder) -> Figures:
+    """The summary, and the sum of the server's recalls on the public set's test split."""
+    figures = ledger.trained(folder)
+    recalls = [figures[of_server(names.recall("test", k, names.WHOLE_SET))] for k in KS]
+    return {**figures, RSUM: sum(recalls)}
+
+
 def server(folder: RunFolder) -> Figures:
     """The server's recalls on the public set's test split, both directions, their sums, and the cost."""
-    summary = ledger.at_the_server(folder)
+    summary = at_the_server(folder)
     figures = {ranked(*rank): _of_public(summary, *rank, names.WHOLE_SET) for rank in RANKS}
-    return {ledger.RSUM: summary[ledger.RSUM], R1_SUM: _sum(figures, ranked)} | figures | cost(folder)
+    return {RSUM: summary[RSUM], R1_SUM: _sum(figures, ranked)} | figures | cost(folder)
 
 
 def coco(folder: RunFolder) -> Figures:
@@ -276,7 +284,7 @@ def coco(folder: RunFolder) -> Figures:
 
     Raises ValueError where the test images are not five folds.
     """
-    summary = ledger.at_the_server(folder)
+    summary = at_the_server(folder)
     if of_server(names.recall("test", 1, names.FOLDS, names.I2T)) not in summary:
         raise ValueError(
             "reproduce: the public test images cannot be cut into five folds, expected COCO's 5,000; see in the log "
@@ -285,7 +293,7 @@ def coco(folder: RunFolder) -> Figures:
     figures = {ranked(*rank): _of_public(summary, *rank, names.FOLDS) for rank in RANKS}
     figures |= {among_all(*rank): _of_public(summary, *rank, names.WHOLE_SET) for rank in RANKS}
     total = _sum(figures, ranked) + _sum(figures, among_all)
-    return {ledger.RSUM: summary[ledger.RSUM], R1_SUM: total} | figures | cost(folder)
+    return {RSUM: summary[RSUM], R1_SUM: total} | figures | cost(folder)
 
 
 def _of_public(summary: Figures, direction: str, k: int, scope: str) -> float:
