@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from fedvlp.claims.ledger import ALIGN, PAPERS, SCENARIOS, STEPS, alignment, unlike_sites
+from fedvlp.claims.ledger import ALIGN, LADDER, PAPERS, PASS, SCENARIOS, STEPS, alignment, ladder, unlike_sites
 from fedvlp.claims.scenario import Scenario
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.terms import terms
 
 EVERY = list(SCENARIOS.values())
@@ -36,6 +37,13 @@ def test_one_seed_gives_all_methods_the_same_records_and_another_seed_others(sce
     assert len({repr(experiment.data) for experiment in one.values()}) == 1
     assert len({repr(experiment.rounds) for experiment in one.values()}) == 1
     assert all(other[name].data == replace(experiment.data, seed=4) for name, experiment in one.items())
+
+
+@pytest.mark.parametrize("scenario", EVERY, ids=lambda one: one.name)
+def test_no_two_methods_of_a_scenario_are_the_same(scenario: Scenario) -> None:
+    """A setting whose 0 means "all" once made the server without sites CreamFL itself."""
+    distinct = {repr(replace(one, name="same")) for one in scenario.experiments(0).values()}
+    assert len(distinct) == len(scenario.experiments(0))
 
 
 @pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
@@ -84,3 +92,29 @@ def test_pms_fms_pooled_model_sees_as_much_and_is_no_other_method() -> None:
     assert one.extra == preset.extra
     assert one.extra.templates, "the selector is trained on what inference shows it"
     assert (one.data.sites, one.data.hard_site, one.partition.retrieve) == (4, "site-2", True)
+
+
+def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_alone() -> None:
+    """Same towers and heads at every row; alone once with the task's steps and once with those of distillation too."""
+    table: dict[str, Any] = dict(ladder(100))
+    for shared in ("model", "site_models", "training", "partition"):
+        assert len({repr(getattr(one, shared)) for one in table.values()}) == 1
+    alone, longer = table["server-alone"].method, table["server-alone-all-steps"].method
+    for one in (alone, longer):
+        assert (one.kd_weight, one.gamma) == (0.0, 0.0)
+    taught = {name: table[name].method for name in LADDER}
+    assert {one.server_steps for one in taught.values()} == {alone.server_steps}
+    assert {one.server_steps + one.distil_steps for one in taught.values()} == {longer.server_steps}
+    assert all(one.kd_weight > 0 for one in taught.values())
+    assert {one.joint for one in taught.values()} == {True}, "AdamW's steps on P alone would not depend on gamma"
+
+
+def test_the_ladders_public_set_is_larger_than_any_sites_records_and_a_pass_is_one() -> None:
+    """Sites of three kinds, two of them with pairs."""
+    experiment: Any = ladder(100)["creamfl"]
+    assembly = Assembly(experiment)
+    sites = [assembly.data(site) for site in assembly.data_sites()]
+    public = assembly.public(None).num_train
+    assert public > max(site.num_train for site in sites)
+    assert public // experiment.training.batch_size == PASS
+    assert sorted(site.modalities for site in sites) == [("image",)] * 2 + [("image", "text")] * 2 + [("text",)]

@@ -14,6 +14,7 @@ from fedvlp.claims.scenario import (
     apart,
     apart_methods,
     at_least,
+    at_most,
     verdict,
 )
 from fedvlp.evaluation.intervals import over_seeds
@@ -61,3 +62,7 @@ def test_preconditions_by_hand() -> None:
     assert not apart_methods("a", "b", "r", 1.2).check(TABLE)
     assert at_least("a", "r", 14.0).check(TABLE)
     assert not at_least("a", "r", 14.1).check(TABLE)
+    assert at_most("a", "r", 14.0).check(TABLE)
+    assert not at_most("a", "r", 13.9).check(TABLE)
+    assert ahead("a", "b", "r", "w").check(TABLE)  # 5, 3 and 19: 9 against 5
+    assert not ahead("b", "a", "w", "r").check(TABLE)
