@@ -97,8 +97,12 @@ def test_pms_fms_pooled_model_sees_as_much_and_is_no_other_method() -> None:
 def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_alone() -> None:
     """Same towers and heads at every row; alone once with the task's steps and once with those of distillation too."""
     table: dict[str, Any] = dict(ladder(100))
-    for shared in ("model", "site_models", "training", "partition"):
+    for shared in ("model", "site_models", "partition"):
         assert len({repr(getattr(one, shared)) for one in table.values()}) == 1
+    untrained = table.pop("untrained-sites")
+    (training,) = {one.training for one in table.values()}
+    assert (untrained.server_training, untrained.training) == (training, replace(training, lr=0.0))
+    assert untrained.method == table["reamfl-mean"].method
     alone, longer = table["server-alone"].method, table["server-alone-all-steps"].method
     for one in (alone, longer):
         assert (one.kd_weight, one.gamma) == (0.0, 0.0)
