@@ -4,9 +4,9 @@
 
 The runs of `fedvlp claims car-mfl`, which judges its claims for the first of these mixes. A mix I:T:M is image-only,
 text-only and paired sites. Macro AUC of the trained model on all held-out pairs of the cohort, in percent, and of the
-same model without the images and without the reports: mean and, in brackets, least and largest over the seeds. ``share``
-is the image's part of the classifier's absolute weight (0.5: no modality bias). ``lower`` is the public set alone,
-``upper`` sites that lack nothing. Six to twenty minutes of one core a run; ``--quick`` takes one step a round.
+same model without the images and without the reports: mean and, in brackets, least and largest over the seeds.
+``share`` is the image's part of the classifier's absolute weight (0.5: no modality bias). ``lower`` is the public set
+alone, ``upper`` sites that lack nothing. Six to twenty minutes of one core a run; ``--quick`` takes one step a round.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ SHARE = "share"
 def experiment(name: str, mix: str, public: float, seed: int, quick: bool) -> Experiment:
     """The ledger's with another mix, public set or weighing of the retrieved."""
     one: Any = missing(seed)[name.split()[0]]
-    image_only, text_only, paired = (int(count) for count in mix.split(":"))
-    if name == "upper":
-        image_only = text_only = 0
+    counts = [int(count) for count in mix.split(":")]
+    image_only, text_only = (0, 0) if name == "upper" else counts[:2]
     if name == LINEAR:
         one = replace(one, method=replace(one.method, renorm="linear"))
     if quick:
@@ -47,7 +46,7 @@ def experiment(name: str, mix: str, public: float, seed: int, quick: bool) -> Ex
         one = replace(one, data=replace(one.data, size=1200))
     return replace(
         one,
-        data=replace(one.data, sites=sum(int(count) for count in mix.split(":"))),
+        data=replace(one.data, sites=sum(counts)),
         partition=replace(one.partition, image_only=image_only, text_only=text_only, public=public),
     )
 

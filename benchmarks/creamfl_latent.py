@@ -14,8 +14,9 @@ in the run of ``reamfl-mean``, which no teacher reaches; and before the first ro
 the text-only site's reports of the public set no better than by chance (R@10, by at most 2 standard errors).
 
 ``alone`` is ``kd_weight=0`` without contrast: no site has any influence. ``alone-long`` gives the steps of distillation
-to the task as well. ``--start shared`` gives all sites one initialisation, ``--spaces shared``
-one label space, ``--augmented`` distils noisy inputs: what was done before; so each can be tried by itself.
+to the task as well. ``untrained-sites`` is ``reamfl-mean`` whose sites stay as they were drawn, which tells what they
+learn from what distillation does whatever they send. ``--start shared`` gives all sites one initialisation, ``--spaces
+shared`` one label space, ``--augmented`` distils noisy inputs: what was done before; so each can be tried by itself.
 ``--sample`` draws that many public items for the contrast of a batch, in place of all.
 """
 
@@ -48,8 +49,8 @@ from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.run import presets
 from fedvlp.training.config import Training
 
-ALONE, ALONE_LONG, UNTAUGHT = "alone", "alone-long", "reamfl-mean"
-NAMES = (ALONE, ALONE_LONG, *presets.REAMFL, "creamfl")
+ALONE, ALONE_LONG, UNTRAINED, UNTAUGHT = "alone", "alone-long", "untrained-sites", "reamfl-mean"
+NAMES = (ALONE, ALONE_LONG, UNTRAINED, *presets.REAMFL, "creamfl")
 CLAIMS = (
     ("reamfl-avg", "reamfl-mean"),
     ("reamfl-iot", "reamfl-mean"),
@@ -60,6 +61,8 @@ CLAIMS = (
     ("creamfl", "reamfl-inter"),
     ("creamfl", "reamfl-gca"),
     ("creamfl", ALONE),
+    (UNTAUGHT, UNTRAINED),
+    ("creamfl", UNTRAINED),
 )
 """Who is said to be better than whom (the paper's Table 3)."""
 KS = (1, 5, 10)
@@ -134,6 +137,7 @@ class Small:
     records: int  # of a site
     start: str  # own | shared
     spaces: str  # disjoint | shared
+    trained: bool  # whether the sites learn
     _sites: dict[str, Site] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -159,9 +163,14 @@ class Small:
         client.initial = lambda: first
         return client
 
+    @property
+    def training(self) -> Training:
+        """Of the sites."""
+        return TRAINING if self.trained else replace(TRAINING, lr=0.0)
+
     def site(self, name: str) -> Site:
         if name not in self._sites:
-            self._sites[name] = Site(self.client(name), self.method, TRAINING, SiteMemory(None))
+            self._sites[name] = Site(self.client(name), self.method, self.training, SiteMemory(None))
         return self._sites[name]
 
     def measure(self) -> Figures:
@@ -194,7 +203,8 @@ class Small:
 
 def method(name: str, kd: float | None, augmented: bool, gamma: float | None, joint: bool) -> PublicEnsemble:
     """The preset's, or the server on the public set alone."""
-    chosen = presets.get("creamfl" if name.startswith(ALONE) else name).method
+    preset = "creamfl" if name.startswith(ALONE) else UNTAUGHT if name == UNTRAINED else name
+    chosen = presets.get(preset).method
     assert isinstance(chosen, PublicEnsemble)
     if name.startswith(ALONE):
         return replace(chosen, kd_weight=0.0, gamma=0.0, server_steps=0 if name == ALONE else 20)  # type: ignore[call-arg]
@@ -263,7 +273,8 @@ def main() -> None:
         for name, runs in found.items():
             chosen = method(name, options.kd, options.augmented, options.gamma, options.joint)
             chosen = replace(chosen, contrast_sample=options.sample)  # type: ignore[call-arg]
-            runs.append(Small(chosen, seed, options.public, options.records, options.start, options.spaces).measure())
+            sizes = options.public, options.records
+            runs.append(Small(chosen, seed, *sizes, options.start, options.spaces, name != UNTRAINED).measure())
     told = preconditions(found)
     for what, holds in told.items():
         print(f"\nprecondition {'holds' if holds else 'FAILS'}: {what}")

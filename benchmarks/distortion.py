@@ -3,8 +3,8 @@
     python benchmarks/distortion.py [--cohort scanner-shift] [--seeds 3] [--rounds 8] [--workers 2] [--set KEY=VALUE]
 
 The runs of `fedvlp claims fedrgb`: every seed draws another cohort, other initial weights and other batches, and both
-methods see the same, with as many full-rate steps of the encoders. About ten minutes of one core a run. The model of the
-last round is re-trained on each site in turn for one round's local steps and measured on every site's test records:
+methods see the same, with as many full-rate steps of the encoders. About ten minutes of one core a run. The model of
+the last round is re-trained on each site in turn for one round's local steps and measured on every site's test records:
 ``plain`` re-trains without guidance, as the published table does for FedAvg; ``own`` with the method's own local phase.
 """
 
@@ -40,9 +40,7 @@ AVERAGE_RECALL = metric_names.over_sites(metric_names.recall("test", 1), metric_
 METHODS = ("fedavg", "fedrgb")
 
 
-def experiment(
-    cohort: str, name: str, seed: int, rounds: int, quick: bool, settings: Sequence[str]
-) -> Experiment:
+def experiment(cohort: str, name: str, seed: int, rounds: int, quick: bool, settings: Sequence[str]) -> Experiment:
     """The ledger's with ``settings``; ``quick`` only shows that the program works."""
     chosen: dict[str, Any] = {"rounds.rounds": rounds}
     if quick:

@@ -2,13 +2,13 @@
 
     python benchmarks/pms_fm.py [--seeds 3] [--workers 2] [--quick]
 
-The run of `fedvlp claims pms-fm`, whose claims it judges there; here by site, and by embedding. Zero-shot: accuracy of the five
-findings (percent, chance 20, on records with one finding) and macro AUC (on all), of the global model, each site's own
-and the one that is selected for each image; mean over 5 prompt seeds, then mean (deviation) over the run's seeds.
-Selector: share of test images whose site is told with class templates in place of reports (chance 25), beside always
-naming the largest site: the run's own, which has taken one step a round, and others trained anew on the final global
-encoders, with embeddings left out and with both fusions. About 20 minutes of one core a seed;
-``--quick`` takes one step in one round.
+The run of `fedvlp claims pms-fm`, whose claims it judges there; here by site, and by embedding. Zero-shot: accuracy of
+the five findings (percent, chance 20, on records with one finding) and macro AUC (on all), of the global model, each
+site's own and the one that is selected for each image; mean over 5 prompt seeds, then mean (deviation) over the run's
+seeds. Selector: share of test images whose site is told with class templates in place of reports (chance 25), beside
+always naming the largest site: the run's own, which has taken one step a round, and others trained anew on the final
+global encoders, with embeddings left out and with both fusions. About 20 minutes of one core a seed; ``--quick`` takes
+one step in one round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from fedvlp.core.server_state import Server
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.evaluation import site_selection
 from fedvlp.evaluation.zero_shot import GLOBAL, Result, ZeroShot, over_sites, zero_shot
-from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

@@ -1,10 +1,12 @@
-"""The figures of CreamFL's claims: recall of the server, of the sites that have pairs, and how far apart sites start."""
+"""The figures of CreamFL's claims: recall of the server and of sites with pairs, and how far apart sites start."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from torch import Tensor
 
 from fedvlp.claims.scenario import Figures
 from fedvlp.evaluation.metric_names import recall_at
@@ -74,7 +76,7 @@ def untaught(assembly: Assembly) -> float:
     R@10 less chance, in standard errors of chance.
     """
     lone = {assembly.data(name).modalities: name for name in assembly.data_sites()}
-    sent = {}
+    sent: dict[str, Tensor] = {}
     for modality in ("image", "text"):
         name = lone[(modality,)]
         client = assembly.client(name, None, name)

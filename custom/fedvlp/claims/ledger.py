@@ -165,9 +165,10 @@ def ladder(seed: int) -> Mapping[str, Experiment]:
     """
     table = {name: _on_frozen_encoders(seeded(presets.get(name), seed)) for name in LADDER}
     cream = table["creamfl"]
+    method: Any = cream.method
     idle: dict[str, Any] = {"kd_weight": 0.0, "gamma": 0.0, "local_steps": 1}
-    alone = replace(cream, method=replace(cream.method, **idle))
-    longer = replace(cream, method=replace(cream.method, server_steps=2 * PASS, **idle))
+    alone = replace(cream, method=replace(method, **idle))
+    longer = replace(cream, method=replace(method, server_steps=2 * PASS, **idle))
     mean = table["reamfl-mean"]
     untrained = replace(mean, training=replace(mean.training, lr=0.0), server_training=mean.training)
     return table | {"server-alone": alone, "server-alone-all-steps": longer, UNTRAINED: untrained}
