@@ -54,8 +54,8 @@ def held_out(assembly: Assembly, site: str | None) -> Any:
 def recalled(model: Any, records: Any) -> list[float]:
     """R@k for each of ``KS``, in percent, of all records of all splits as one set."""
     batches = (batch for split in HELD_OUT for batch in records.batches(split, 64, drop_last=False))
-    found = retrieval(*embed(model, batches), KS)
-    return [found[recall_at(k)] for k in KS]
+    figures = retrieval(*embed(model, batches), KS)
+    return [figures[recall_at(k)] for k in KS]
 
 
 def of_sites(assembly: Assembly) -> Sequence[float]:

@@ -175,7 +175,7 @@ def ladder(seed: int) -> Mapping[str, Experiment]:
 
 
 def _on_frozen_encoders(preset: Experiment) -> Experiment:
-    """A step of the ladder for as many rounds as the paper has, with the contrast in every private step (Eq. 3)."""
+    """A step of the ladder for as many rounds as the paper has, with the contrast in every private step."""
     method: Any = preset.method
     method = replace(method, server_steps=PASS, distil_steps=PASS, server_rounds=30, joint=True, gamma=GAMMA)
     frozen: dict[str, Any] = {"image_size": 64, "max_tokens": 64, "init": "tiny-pool", "alignment": False}
