@@ -20,7 +20,7 @@ from fedvlp.run.folder import RunFolder
 HELD_OUT = ("val", "test")
 KS = (1, 5, 10)
 RSUM = "sum of R@1, R@5, R@10"
-SITE_RSUM = "the same, best site with pairs"
+SITE_RSUM = "sum of R@1, R@5, R@10 at the best site with pairs"
 UNTAUGHT = "R@10 between lone sites before training, above chance, standard errors"
 
 

@@ -111,15 +111,15 @@ def verdict(measured: Interval) -> str:
 
 
 def ahead(method: str, other: str, figure: str, other_figure: str = "") -> Precondition:
-    """``method`` is ahead by more than one standard error of the paired difference; of the other, ``other_figure``."""
+    """``method`` is ahead of the other, or of its ``other_figure``, by more than a standard error of the difference."""
 
     def check(table: Table) -> bool:
         differences = table.difference(method, other, figure, other_figure)
         error = stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
         return fmean(differences) > error
 
-    theirs = f" ({other_figure})" if other_figure else ""
-    return Precondition(f"{method} is ahead of {other}{theirs} in {figure} by more than a standard error", check)
+    theirs = f"{other_figure} of {other}" if other_figure else other
+    return Precondition(f"{method} is ahead of {theirs} in {figure} by more than a standard error", check)
 
 
 def apart(method: str, high: str, low: str, points: float) -> Precondition:
