@@ -6,7 +6,7 @@ The runs of `fedvlp claims car-mfl`, which judges its claims for the first of th
 text-only and paired sites. Macro AUC of the trained model on all held-out pairs of the cohort, in percent, and of the
 same model without the images and without the reports: mean and, in brackets, least and largest over the seeds.
 ``share`` is the image's part of the classifier's absolute weight (0.5: no modality bias). ``lower`` is the public set
-alone, ``upper`` sites that lack nothing. Six to twenty minutes of one core a run; ``--quick`` takes one step a round.
+alone, ``upper`` sites that lack nothing. Two to twenty minutes of one core a run; ``--quick`` takes one step a round.
 """
 
 from __future__ import annotations

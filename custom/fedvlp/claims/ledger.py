@@ -233,8 +233,8 @@ def missing(seed: int) -> Mapping[str, Experiment]:
         preset = seeded(presets.get(name), seed)
         model: Any = replace(preset.model, labels=LABEL_SETS["fourteen"], init="tiny-pool")  # type: ignore[call-arg]
         drawn: Any = preset.data
-        data = replace(drawn, labels="fourteen", omitted=0.5, size=6000)
-        rounds = replace(preset.rounds, evaluate_every=3)  # the best of three rounds is the model
+        data = replace(drawn, labels="fourteen", omitted=0.8, size=6000)
+        rounds = replace(preset.rounds, rounds=24, evaluate_every=3)  # the best of three rounds is the model
         table[name] = replace(preset, model=model, data=data, rounds=rounds)
     public = table["mfedavg-p"]
     nobody_lacks = replace(public.partition, image_only=0, text_only=0)
@@ -246,7 +246,7 @@ def missing(seed: int) -> Mapping[str, Experiment]:
 
 CAR_MFL = Scenario(
     "missing-modalities",
-    "Four of five sites have films alone; fourteen labels, of which reports leave out half.",
+    "Four of five sites have films alone; fourteen labels, of which reports leave out four fifths.",
     missing,
     classified,
     (
