@@ -110,7 +110,7 @@ def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_a
     assert {one.server_steps for one in taught.values()} == {alone.server_steps}
     assert {one.server_steps + one.distil_steps for one in taught.values()} == {longer.server_steps}
     assert all(one.kd_weight > 0 for one in taught.values())
-    assert {one.joint for one in taught.values()} == {True}, "AdamW's steps on P alone would not depend on gamma"
+    assert {one.joint for one in taught.values()} == {True}, "a pass over P goes on with the private steps' momentum"
 
 
 def test_the_ladders_public_set_is_larger_than_any_sites_records_and_a_pass_is_one() -> None:
