@@ -21,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,8 @@ class Trace:
 
     spans: list[Span] = field(default_factory=list)
     inside: float = 1.0  # share of a span on the GPU in which kernels run, as far as that was measured
+    measuring: float = 0.0  # seconds that measuring ``inside`` took
+    kernels: dict[str, float] = field(default_factory=dict)  # share of the kernels' time, the longest first
 
     def named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]
@@ -69,9 +72,9 @@ class Trace:
         return rounded(statistics.median(lengths)) if lengths else 0.0
 
     def span(self) -> float:
-        """Seconds from the beginning of the first task to the end of everything."""
+        """Seconds from the beginning of the first task to the end of everything, without ``measuring``."""
         first = min(span.begin for span in self.spans if span.track == "host")
-        return float(max(span.end for span in self.spans) - first)
+        return float(max(span.end for span in self.spans) - first - self.measuring)
 
     def host_seconds(self, name: str) -> float:
         return float(sum(span.end - span.begin for span in self.spans if span.name.startswith(name)))
@@ -169,7 +172,7 @@ def traced(device: torch.device) -> Iterator[Trace]:
             span.begin, span.end = (
                 first.elapsed_time(place) / 1000 if first is not None else clock for clock, place in times
             )
-    trace.inside = kernels.share
+    trace.inside, trace.measuring, trace.kernels = kernels.share, kernels.seconds, kernels.shares
 
 
 class Kernels:
@@ -178,27 +181,40 @@ class Kernels:
     FIRST, STEPS = 60, 10
 
     def __init__(self) -> None:
-        self.share, self._done = 1.0, 0
+        self.share, self.seconds, self._done = 1.0, 0.0, 0
+        self.shares: dict[str, float] = {}
         self._profile: Any = None
 
     def step(self) -> None:
         self._done += 1
+        began = time.perf_counter()
         if self._done == self.FIRST:
             torch.cuda.synchronize()
+            began = time.perf_counter()
             self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
             self._profile.__enter__()
         elif self._done == self.FIRST + self.STEPS and self._profile is not None:
             torch.cuda.synchronize()
+            began = time.perf_counter()
             self._profile.__exit__(None, None, None)
-            ranges = sorted(
-                (event.time_range.start, event.time_range.end)
+            self._read(
+                (event.time_range.start, event.time_range.end, event.name)
                 for event in self._profile.events()
                 if event.device_type == torch.autograd.DeviceType.CUDA and "HtoD" not in event.name
             )
-            trace = Trace([Span("gpu", "", begin, end) for begin, end in ranges])
-            if ranges:
-                self.share = trace.busy() / (max(end for _, end in ranges) - ranges[0][0])
             self._profile = None
+        self.seconds += time.perf_counter() - began
+
+    def _read(self, events: Iterator[tuple[float, float, str]]) -> None:
+        ran = list(events)
+        if not ran:
+            return
+        trace = Trace([Span("gpu", "", begin, end) for begin, end, _ in ran])
+        self.share = trace.busy() / (max(end for _, end, _ in ran) - min(begin for begin, _, _ in ran))
+        seconds: Counter[str] = Counter()
+        for begin, end, name in ran:
+            seconds[name[:90]] += end - begin
+        self.shares = {name: taken / seconds.total() for name, taken in seconds.most_common(16)}
 
 
 @dataclass(frozen=True)
