@@ -37,7 +37,7 @@ from training import Pair, Synthetic, ours, plain
 
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.client import Client
-from fedvlp.core.device import moved
+from fedvlp.core.device import moved, to_host
 from fedvlp.core.types import Broadcast
 from fedvlp.data import loader
 from fedvlp.data.loader import SiteData
@@ -354,6 +354,7 @@ def between_tasks(bench: Bench) -> Rows:
         "weights from pinned memory": lambda: client.load(moved(pinned, bench.device)),
         "weights from pageable memory": lambda: client.load(client.here(host)),
         "weights to pageable memory": lambda: {name: tensor.cpu() for name, tensor in client.state().items()},
+        "weights to pinned memory": lambda: to_host(client.state()),
         "mean of five on the device": mean,
     }
     size = sum(tensor.numel() * tensor.element_size() for tensor in own.values())

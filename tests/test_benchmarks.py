@@ -107,7 +107,7 @@ def test_a_record_on_the_clock_by_hand(gpu_trace: Any, tmp_path: Path) -> None:
     Waited for, at one second a film: drawn 0.1, there at 1.1, step to 2.1; drawn at 1.3 (the host queued the step for
     0.1), there one second after the step, at 3.1, step to 4.1: busy 2 of 4.1.
     """
-    costs = gpu_trace.Costs(step=1.0, forward=0.0, launch=0.1, draw=0.1, pinned=1e30, server=0.0)
+    costs = gpu_trace.Costs(joint=1.0, launch=0.1, draw=0.1, pinned=1e30, after_joint=0.0)
     film = gpu_trace.BATCH * gpu_trace.FILM**2
     beside = gpu_trace.play(record(waits=False), costs)
     assert (beside.busy(), beside.span()) == pytest.approx((2.0, 2.1))

@@ -19,7 +19,7 @@ from support.pretend_streams import QUEUED, Backend, mark, pin_memory
 from torch import Tensor
 
 from fedvlp.core import device
-from fedvlp.core.device import AHEAD, moved, prefetched, to_device
+from fedvlp.core.device import AHEAD, moved, prefetched, to_device, to_host
 from fedvlp.core.types import Batch
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -125,6 +125,23 @@ def test_what_goes_to_a_gpu_is_pinned_and_nobody_waits(monkeypatch: pytest.Monke
     assert sent == [(True, GPU, True)] * 2
 
 
+def test_what_comes_from_a_gpu_is_complete_when_it_is_returned(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that is here stays the same one, and nobody waits for a GPU that sends nothing."""
+    here, there = torch.arange(3), torch.arange(4, device="meta")
+    asked = []
+
+    def to(tensor: Any, where: str, non_blocking: bool = False) -> Tensor:
+        asked.append((tensor.device.type, where, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(Tensor, "to", to)
+    assert to_host({"a": here})["a"] is here
+    assert QUEUED == []
+    assert list(to_host({"a": here, "b": there, "c": there})) == ["a", "b", "c"]
+    assert [entry.name for entry in QUEUED] == ["stream"], "once, after all were asked for"
+    assert asked[-2:] == [("meta", "cpu", True)] * 2
+
+
 @cache
 def queued() -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
     """What a task of the product's own site queues on a pretended device, and its losses beside the CPU's."""
@@ -155,6 +172,16 @@ class TestOfASite:
     def test_the_host_waits_for_nothing_from_the_first_step_to_the_last(self) -> None:
         assert [entry for entry in self.of_steps() if entry["waits"]] == []
         assert any(entry["waits"] for entry in queued()[0]), "the update is fetched in the end"
+
+    def test_the_update_is_fetched_and_the_host_waits_for_all_of_it_once(self) -> None:
+        entries, _ = queued()
+        last = max(index for index, entry in enumerate(entries) if entry["name"] == "step")
+        after = [entry for entry in entries[last + 1 :] if entry["kind"] in ("fetch", "sync")]
+        weights = [entry for entry in after if entry["kind"] == "fetch" and entry["bytes"] > 1000]
+        assert len(weights) > 20
+        assert not any(entry["waits"] for entry in weights)
+        behind = after[after.index(weights[-1]) :]
+        assert [entry["name"] for entry in behind if entry["kind"] == "sync"] == ["stream"]
 
     def test_films_travel_as_bytes_pinned_and_beside_the_steps(self) -> None:
         copies = [entry for entry in self.of_steps() if entry["kind"] == "copy"]

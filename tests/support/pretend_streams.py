@@ -1,6 +1,7 @@
-"""Streams, events and copies of the pretended device: what was queued on which stream, in order, and for what the host
+"""Streams, events and copies of the pretended device.
 
-would have waited on a real GPU. ``QUEUED`` has it all; whoever is in ``OBSERVERS`` is told of each entry as it comes.
+What was queued on which stream, in order, and for what the host would have waited on a real GPU. ``QUEUED`` has it
+all; whoever is in ``OBSERVERS`` is told of each entry as it comes.
 """
 
 from __future__ import annotations

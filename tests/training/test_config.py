@@ -11,6 +11,7 @@ import torch
 from support.towers import client, encoder
 from support.toy import SGD, Toy, clone, differs, pairs, same_bytes
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
@@ -220,6 +221,20 @@ def test_the_probe_says_how_every_variant_did_and_leaves_the_generator_alone(
     assert list(found) == autotune.VARIANTS
     assert all(0 < seconds < 60 for seconds in found.values())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_probe_of_a_gpu_times_arithmetic_and_not_launches() -> None:
+    """On an H100 (67 TFLOP/s in float32) its block must take far longer than the hundred launches of 10 us.
+
+    With the CPU's block it took less, and float32, which launches fewer kernels, looked the fastest.
+    """
+    records, width, heads = autotune.SIZES["cuda"]
+    with FlopCounterMode(display=False) as counter:
+        tokens = torch.empty(records, autotune.TOKENS, width, device="meta")
+        shapes = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+        weights = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+        autotune._block(tokens, weights, heads, "explicit").sum().backward()
+    assert counter.get_total_flops() / 67e12 > 10 * 100 * 10e-6
 
 
 def test_what_is_chosen_is_logged(timed: dict[tuple[str, str], float], caplog: pytest.LogCaptureFixture) -> None:

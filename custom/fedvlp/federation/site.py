@@ -11,6 +11,7 @@ import torch
 
 from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
+from fedvlp.core.device import to_host
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
@@ -105,14 +106,14 @@ class Site:
                     terms = train(method, client, message, training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
                     metrics |= self._spent(message, index)
-                    state = {name: tensor.cpu() for name, tensor in method.upload(client, message).items()}
+                    state = to_host(method.upload(client, message))
             finally:
                 client.release()
             own |= self._staying(message, state)
             state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
             remembered = client.memory | own
             if remembered and distributed.rank() == 0:
-                self.memory.after((message.round, index), {n: tensor.cpu() for n, tensor in remembered.items()})
+                self.memory.after((message.round, index), to_host(remembered))
             if moments and distributed.rank() == 0:
                 self.moments.after((message.round, index), moments)
             if unfinished:
