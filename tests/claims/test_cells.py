@@ -110,6 +110,27 @@ def test_results_outlast_their_runs(filed: tuple[Path, Table]) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_a_result_of_another_device_is_of_the_same_experiment(filed: tuple[Path, Table]) -> None:
+    """Which GPU it was is said, as the processor is; a cell that is not filed trains where it was asked to."""
+    folder, _ = filed
+    one, experiments = scenario(), tiny(0)
+    asked = cells_of(one, list(experiments), (0,), "cuda")
+    assert {cell: experiment.training.device for cell, experiment in asked.items()} == dict.fromkeys(asked, "cuda")
+    file = results.path(folder / "results", "tiny", "local", 0)
+    content = json.loads(file.read_text())
+    content["machine"]["gpu"] = "A GPU"
+    file.write_text(json.dumps(content))
+    found = results.load(file, asked["local", 0])
+    assert found is not None
+    assert found[1].processor == f"{content['machine']['processor']}, A GPU"
+    other = replace(asked["local", 0], training=replace(asked["local", 0].training, lr=1.0))
+    assert results.load(file, other) is None
+    trained_apart = replace(experiments["fedavg"], server_training=experiments["fedavg"].training)
+    there: Any = results.on_device(trained_apart, "auto").server_training
+    assert there.device == "auto"
+    assert results.graphics(experiments["fedavg"]) == {}
+
+
 def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table]) -> None:
     """Each site's figures, the rounds', the machine, versions; no path, and no line of a report."""
     file = results.path(filed[0] / "results", "tiny", "fedavg", 0)
@@ -206,13 +227,20 @@ def test_only_the_papers_that_were_asked_for() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SCENARIOS", {"tiny": scenario()})
     monkeypatch.setattr(ledger, "PAPERS", ("fedavg",))
-    monkeypatch.setattr(cells, "measured", lambda *asked: by_hand(12.0))
+    devices: set[str] = set()
+
+    def taken(_: Scenario, wanted: cells.Cells, *rest: object) -> Table:
+        devices.update(one.training.device for one in wanted.values())
+        return by_hand(12.0)
+
+    monkeypatch.setattr(cells, "measured", taken)
     done = CliRunner().invoke(
         app,
-        ["claims", "--seeds", "0-2", "--runs", str(tmp_path / "new")],
+        ["claims", "--seeds", "0-2", "--runs", str(tmp_path / "new"), "--device", "auto"],
         env={"COLUMNS": "160"},
         catch_exceptions=False,
     )
+    assert devices == {"auto"}
     assert "holds: it is so" in done.output
     assert "+2.0 [+1.9, +2.2]" in done.output
     assert "FedAvg is ahead" in (tmp_path / "new" / "claims.html").read_text()

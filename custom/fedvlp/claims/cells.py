@@ -32,11 +32,12 @@ Cells = dict[tuple[str, int], Experiment]
 """(method, seed) -> its experiment."""
 
 
-def cells_of(scenario: Scenario, methods: Sequence[str], seeds: Sequence[int]) -> Cells:
-    """The experiments of the cells, each named as its method."""
-    return {
+def cells_of(scenario: Scenario, methods: Sequence[str], seeds: Sequence[int], device: str = "") -> Cells:
+    """The experiments of the cells, each named as its method; on ``device`` (``training.device``) if one is named."""
+    cells = {
         (method, seed): replace(scenario.experiments(seed)[method], name=method) for seed in seeds for method in methods
     }
+    return {cell: results.on_device(one, device) for cell, one in cells.items()} if device else cells
 
 
 def measured(

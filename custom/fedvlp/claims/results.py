@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import fedvlp
 from fedvlp.claims.scenario import Figures, Origin
@@ -29,6 +32,7 @@ from fedvlp.run.terms import processor_seconds
 log = logging.getLogger(__name__)
 
 DECIMALS = 4
+GPU = "gpu"
 PACKAGES = ("fedvlp", "numpy")
 ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
 """Whose code decides a figure."""
@@ -51,7 +55,7 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
         "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
         "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
         "processor_seconds": _rounded({"of a site in a round": processor_seconds(history)}),
-        "machine": machine(),
+        "machine": machine() | graphics(experiment),
         "packages": {name: versions[name] for name in PACKAGES},
         "code": code(),
         "experiment": described(experiment),
@@ -76,8 +80,9 @@ def spent(history: list[Record]) -> dict[str, float]:
 def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
     """The figures in ``file`` and where they are from, if there is one of this very experiment.
 
-    A setting that is younger than the file counts as it has its default, as in a run's own configuration. Raises
-    ValueError for a damaged file.
+    A setting that is younger than the file counts as it has its default, as in a run's own configuration. On which
+    device it trained makes no other experiment: like another processor, it is told. Raises ValueError for a damaged
+    file.
     """
     if not file.exists():
         return None
@@ -85,18 +90,36 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         measured = {name: float(value) for name, value in content["figures"].items()}
         config = content["experiment"]
-        of, on = str(content["code"]), str(content["machine"]["processor"])
+        of, by = str(content["code"]), content["machine"]
+        ran_on = ", ".join(str(by[name]) for name in ("processor", GPU) if name in by)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"claims: the result {file.parent.parent.name}/{file.parent.name}/{file.name} is damaged "
             f"({type(error).__name__}); restore it, or remove it to run the cell again"
         ) from None
     try:
-        same = fingerprint(from_config(completed(config))) == fingerprint(experiment.pinned())
+        filed = on_device(from_config(completed(config)), experiment.training.device)
+        same = fingerprint(filed) == fingerprint(experiment.pinned())
     except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
         log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
         return None
-    return (measured, Origin(on, of == code())) if same else None
+    return (measured, Origin(ran_on, of == code())) if same else None
+
+
+def graphics(experiment: Experiment) -> dict[str, str]:
+    """The name of the GPU that it trains on, if any."""
+    device = experiment.training.torch_device()
+    return {GPU: torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+
+
+def on_device(experiment: Experiment, device: str) -> Experiment:
+    """The same experiment, trained on ``device`` (``training.device``), also at the server."""
+    server = experiment.server_training
+    return replace(
+        experiment,
+        training=replace(experiment.training, device=device),
+        server_training=replace(server, device=device) if server else None,
+    )
 
 
 @cache

@@ -27,6 +27,7 @@ def claims(
     results: Annotated[
         Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
     ] = Path("benchmarks/claims"),
+    device: Annotated[str, typer.Option(help="What the runs train on: cpu, cuda, or auto.")] = "cpu",
     listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
 ) -> None:
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
@@ -57,7 +58,7 @@ def claims(
     every = []
     for one in chosen:
         console.print(f"scenario {one.name}", highlight=False)
-        table = measured(one, cells_of(one, methods_of(one, asked), wanted), runs, results, jobs, said)
+        table = measured(one, cells_of(one, methods_of(one, asked), wanted, device), runs, results, jobs, said)
         judged = judge(one, table, asked)
         every.append(judged)
         for condition, held in judged.preconditions:
