@@ -2,6 +2,7 @@
 
     python benchmarks/orchestration.py [--steps 20 2] [--repetitions 3] [--flare-repetitions 1] [--quick]
                                        [--flower PYTHON]  # of a virtual environment that has flwr[simulation], too
+                                       [--pfl PYTHON]     # of one that has pfl[pytorch]
 
 One workload (a 4.9-million-parameter dual encoder, FedAvg, 5 sites, 5 rounds, batch 32, the built-in cohort, no
 evaluation, the same seeds, one torch thread) in fresh processes, variants interleaved:
@@ -12,11 +13,12 @@ evaluation, the same seeds, one torch thread) in fresh processes, variants inter
     flare-tN   ``nvflare simulator -t N`` on the exported job
     recipe-tN  the same on a job of FLARE's own recipe and Client API, with FLARE's defaults (flare_peer.py)
     flower     Flower's simulation, two clients at a time (flower_peer.py)
+    pfl        Apple's pfl, users in turn in one process (pfl_peer.py)
 
 Overhead is start-up (launch to first step) + idle (time in between in which no site trains) + shutdown (last step to
 exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less. ``anon``
-is memory without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe and of
-Flower, which average otherwise and are compared by their norm. A second part grows the number of sites over the same
+is memory without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe, Flower
+and pfl, which average otherwise and are compared by their norm. A second part grows the number of sites over the same
 records, for the peak memory.
 """
 
@@ -32,8 +34,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from common import MIB, TreeMemory, machine, rounded, say, table
@@ -41,9 +45,9 @@ from timed import EVENTS, TimedFedAvg
 from workload import BATCH, LR, Size, built, save, visit
 
 HERE = Path(__file__).resolve().parent
-RECIPE, FLOWER = "recipe", "flower"
-PEERS = (RECIPE, FLOWER)
-SLOW = ("flare", *PEERS)
+RECIPE, FLOWER, PFL = "recipe", "flower", "pfl"
+PEERS = (RECIPE, FLOWER, PFL)
+SLOW = ("flare", RECIPE, FLOWER)
 """Begin the names of the variants of which --flare-repetitions says how often they run."""
 WEIGHTS = ("model.safetensors", "FL_global_model.pt")
 
@@ -100,13 +104,13 @@ def flare_job(size: Size, folder: Path) -> Path:
     return job
 
 
-def command_of(variant: str, size: Size, folder: Path, flower: str) -> list[str]:
-    """What starts a variant. ``flower``: the Python that has flwr."""
+def command_of(variant: str, size: Size, folder: Path, pythons: Mapping[str, str]) -> list[str]:
+    """What starts a variant. ``pythons``: the ones that have Flower and pfl."""
     threads, settings = variant.partition("-t")[2], json.dumps(vars(size))
     simulator = [str(Path(sys.executable).with_name("nvflare")), "simulator", "-t", threads]
     simulator += ["-w", str(folder / "workspace")]
-    if variant == FLOWER:
-        return [flower, str(HERE / "flower_peer.py"), settings, str(folder)]
+    if variant in pythons:
+        return [pythons[variant], str(HERE / f"{variant}_peer.py"), settings, str(folder)]
     if not threads:
         return [sys.executable, __file__, "--inside", variant, settings, str(folder)]
     if variant.startswith(RECIPE):
@@ -115,7 +119,7 @@ def command_of(variant: str, size: Size, folder: Path, flower: str) -> list[str]
     return [*simulator, str(flare_job(size, folder))]
 
 
-def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
+def run(variant: str, size: Size, pythons: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
     """One variant in its own process, timed and weighed from outside."""
     with tempfile.TemporaryDirectory(prefix="fedvlp-bench-") as name:
         folder = Path(name)
@@ -131,7 +135,7 @@ def run(variant: str, size: Size, flower: str = "") -> dict[str, Any]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "custom"), os.environ.get("PYTHONPATH")])),
         }
-        command = command_of(variant, size, folder, flower)
+        command = command_of(variant, size, folder, pythons)
         with TreeMemory(tag) as memory, open(folder / "log", "w", encoding="utf-8") as log:
             launched = time.monotonic()
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -195,14 +199,18 @@ def fingerprint(path: Path) -> str:
 
 
 def compare(
-    size: Size, variants: list[str], repetitions: int, flare_repetitions: int, flower: str = ""
+    size: Size,
+    variants: list[str],
+    repetitions: int,
+    slow_repetitions: int,
+    pythons: Mapping[str, str] = MappingProxyType({}),
 ) -> list[list[object]]:
     """Runs the variants interleaved and returns the table's rows: medians, ratios to the bare loop."""
     results: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
     for repetition in range(repetitions):
         for variant in variants:
-            if not variant.startswith(SLOW) or repetition < flare_repetitions:
-                row = run(variant, size, flower)
+            if not variant.startswith(SLOW) or repetition < slow_repetitions:
+                row = run(variant, size, pythons)
                 results[variant].append(row)
                 say(row)
     base = results["bare"]
@@ -294,6 +302,7 @@ def main() -> None:
     parser.add_argument(
         "--flower", default="", metavar="PYTHON", help="one that has flwr; without it Flower is left out"
     )
+    parser.add_argument("--pfl", default="", metavar="PYTHON", help="one that has pfl; without it pfl is left out")
     parser.add_argument("--growth", type=int, nargs="*", default=[5, 20, 50], help="numbers of sites; none: not done")
     parser.add_argument("--even", type=int, default=6, help="sites of the second comparison; 0 leaves it out")
     parser.add_argument("--quick", action="store_true", help="small, without FLARE: does everything run?")
@@ -311,12 +320,12 @@ def main() -> None:
     say(machine())
     run("engine", Size(1, 2, 1, 120, 4096))  # reads the libraries into the page cache
     rows = []
-    flare = ["flare-t5", "recipe-t5", "flare-t1"] if options.flare_repetitions else []
-    flare += [FLOWER] * bool(options.flower)
+    flare = ["flare-t5", "recipe-t5", "flare-t1", "recipe-t1"] if options.flare_repetitions else []
+    pythons = {name: python for name in (FLOWER, PFL) if (python := getattr(options, name))}
     for steps in options.steps:
         size = replace(base, steps=steps)
-        variants = ["bare", "engine", "workers", *flare]
-        rows += compare(size, variants, options.repetitions, options.flare_repetitions, options.flower)
+        variants = ["bare", "engine", "workers", *flare, *pythons]
+        rows += compare(size, variants, options.repetitions, options.flare_repetitions, pythons)
         if options.even:
             rows += compare(replace(size, sites=options.even), ["bare", "workers"], options.repetitions, 0)
     print("\nOne torch thread per process in every variant.\n\n" + table(HEADER, rows))
