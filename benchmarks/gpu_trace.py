@@ -172,7 +172,25 @@ def traced(device: torch.device) -> Iterator[Trace]:
             span.begin, span.end = (
                 first.elapsed_time(place) / 1000 if first is not None else clock for clock, place in times
             )
+    if cuda:
+        without_waiting(trace.spans)
     trace.inside, trace.measuring, trace.kernels = kernels.share, kernels.seconds, kernels.shares
+
+
+def without_waiting(spans: list[Span]) -> None:
+    """Shortens the spans of the GPU that are longer than is usual: of a step the median, of a measurement the least.
+
+    CUDA events mark when the GPU reached a place, and between two of them it may have waited for the host, which in a
+    first round loads kernels and draws films.
+    """
+    lengths: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        if span.track == "gpu":
+            lengths[span.name].append(span.end - span.begin)
+    for span in spans:
+        if span.track == "gpu":
+            usual = statistics.median if span.name.startswith("step") else min
+            span.begin = max(span.begin, span.end - usual(lengths[span.name]))
 
 
 class Kernels:

@@ -120,6 +120,18 @@ def test_a_record_on_the_clock_by_hand(gpu_trace: Any, tmp_path: Path) -> None:
     assert steps == [(100_000, 1_000_000, 1), (1_100_000, 1_000_000, 1)]
 
 
+def test_a_gpu_that_waits_for_the_host_is_not_busy(gpu_trace: Any) -> None:
+    """A first step that took 4 s for its kernels counts as the others do, and a measurement that drew films, too."""
+    lengths = [("step joint", 4.0), ("step joint", 0.25), ("step joint", 0.25), ("measure joint", 9.0),
+               ("measure joint", 0.5)]  # fmt: skip
+    spans = [gpu_trace.Span("gpu", name, 10 * at, 10 * at + seconds) for at, (name, seconds) in enumerate(lengths)]
+    task = gpu_trace.Span("host", "task joint", 0.0, 50.0)
+    gpu_trace.without_waiting([*spans, task])
+    assert [span.end - span.begin for span in spans] == [0.25, 0.25, 0.25, 0.5, 0.5]
+    assert [span.end for span in spans] == [4.0, 10.25, 20.25, 39.0, 40.5]
+    assert (task.begin, task.end) == (0.0, 50.0)
+
+
 def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
     tasks = [("joint", 0), ("joint", 1), ("evaluate", 2)]
     entries = [Entry("mark", 0, f"task site-1 {phase} {number}") for phase, number in tasks]
