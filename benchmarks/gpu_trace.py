@@ -245,8 +245,7 @@ class Costs:
     launch: float = 0.040  # of the host, to queue a step (assumed)
     draw: float = 0.020  # of the host, to gather a batch of films and pin it (assumed)
     pinned: float = 55e9
-    pageable: float = 8e9  # to the GPU
-    fetched: float = 1.7e9  # from the GPU, into new memory for which the host waits
+    pageable: float = 8e9
     ahead: int = 2  # steps that the host may be ahead: a queue holds about a thousand kernels
     line: float = float("inf")  # bytes a second between site and server, each way
     wire: float = 1.0  # share of the bytes that travel
@@ -353,18 +352,13 @@ class Clock:
         self.free[0] = max(begin + seconds, self.host)
         self.trace.spans.append(Span("gpu", name, begin, begin + seconds))
 
-    def rate(self, entry: Any) -> float:
-        if not entry.waits:
-            return self.costs.pinned
-        return self.costs.fetched if entry.kind == "fetch" else self.costs.pageable
-
     def copy(self, entry: Any) -> None:
         film = entry.dtype == "torch.uint8" and entry.kind == "copy"
         size = BATCH * FILM**2 if film else entry.bytes * (self.scale if entry.stream == 0 else 1.0)
         if film:
             self.host += self.costs.draw
         begin = max(self.free.get(entry.stream, 0.0), self.host)
-        done = begin + size / self.rate(entry)
+        done = begin + size / (self.costs.pageable if entry.waits else self.costs.pinned)
         self.free[entry.stream] = done
         if size > 1e6:
             self.trace.spans.append(Span("copies", "films" if film else entry.kind, begin, done))

@@ -128,7 +128,7 @@ def test_a_result_of_another_device_is_of_the_same_experiment(filed: tuple[Path,
     trained_apart = replace(experiments["fedavg"], server_training=experiments["fedavg"].training)
     there: Any = results.on_device(trained_apart, "auto").server_training
     assert there.device == "auto"
-    assert results.graphics(experiments["fedavg"]) == {}
+    assert results.gpu(experiments["fedavg"]) == {}
 
 
 def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table]) -> None:

@@ -55,7 +55,7 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
         "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
         "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
         "processor_seconds": _rounded({"of a site in a round": processor_seconds(history)}),
-        "machine": machine() | graphics(experiment),
+        "machine": machine() | gpu(experiment),
         "packages": {name: versions[name] for name in PACKAGES},
         "code": code(),
         "experiment": described(experiment),
@@ -91,7 +91,7 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
         measured = {name: float(value) for name, value in content["figures"].items()}
         config = content["experiment"]
         of, by = str(content["code"]), content["machine"]
-        ran_on = ", ".join(str(by[name]) for name in ("processor", GPU) if name in by)
+        ran_on = ", ".join([str(by["processor"]), *([str(by[GPU])] if GPU in by else [])])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"claims: the result {file.parent.parent.name}/{file.parent.name}/{file.name} is damaged "
@@ -106,7 +106,7 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
     return (measured, Origin(ran_on, of == code())) if same else None
 
 
-def graphics(experiment: Experiment) -> dict[str, str]:
+def gpu(experiment: Experiment) -> dict[str, str]:
     """The name of the GPU that it trains on, if any."""
     device = experiment.training.torch_device()
     return {GPU: torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
