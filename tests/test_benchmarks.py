@@ -19,7 +19,7 @@ import pytest
 from support import programs
 from support.pretend_streams import Entry
 
-from fedvlp.claims.ledger import alignment
+from fedvlp.claims.ledger import alignment, missing
 from fedvlp.run.terms import terms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -38,8 +38,32 @@ def ablation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The program, as a module."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield importlib.import_module("ablation")
-    for name in ("ablation", "common"):
+    for name in ("ablation", "ledger_cells", "common"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def car_mfl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The program, as a module."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("car_mfl")
+    for name in ("car_mfl", "ledger_cells", "common"):
+        sys.modules.pop(name, None)
+
+
+def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
+    """No two rows are one experiment or share a file, and what the ledger has run is not run under another name."""
+    rows = car_mfl.rows_of(["4:0:1", "0:4:1", "2:2:1"], [0.05, 0.3])
+    ledger = missing(3)
+    assert len(rows) == 3 * 4 + 2 + 2 * 3
+    experiments = {name: car_mfl.experiment(row, 3) for name, row in rows.items()}
+    assert {name: experiments[name] for name in ledger} == ledger
+    assert len({repr(replace(one, name="same")) for one in experiments.values()}) == len(rows)
+    other: Any = experiments["car-mfl-2-2-1"]
+    assert (other.partition.image_only, other.partition.text_only, other.data.sites) == (2, 2, 5)
+    more: Any = experiments["mfedavg-p-public-0.3"]
+    assert (more.partition.public, more.partition.image_only) == (0.3, 4)
+    assert experiments["car-mfl-linear"].method.renorm == "linear"
 
 
 def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:

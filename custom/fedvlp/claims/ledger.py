@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedvlp.claims import ensembles, selection
+from fedvlp.claims import distortion, ensembles, selection
+from fedvlp.claims.distortion import OWN, PLAIN, change, change_elsewhere
 from fedvlp.claims.ensembles import RSUM, SITE_RSUM, UNTAUGHT
 from fedvlp.claims.scenario import (
     Claim,
@@ -143,6 +144,30 @@ def _alignment(cohort: str, text: str) -> Scenario:
     )
     return Scenario(
         cohort, text, lambda seed: alignment(cohort, seed), trained, conditions, ALIGNMENT, (AVERAGE, WORST)
+    )
+
+
+def _distortion(cohort: str) -> Scenario:
+    return Scenario(
+        f"{cohort}-distortion",
+        f"The trained models of {cohort}, trained for one more round at each site in turn.",
+        lambda seed: {name: alignment(cohort, seed)[name] for name in ("fedavg", "fedrgb")},
+        distortion.of_run,
+        (at_most("fedavg", change(PLAIN), 0.0),),
+        (
+            Claim(
+                "fedrgb",
+                "its local training distorts less",
+                "fedrgb",
+                "fedavg",
+                change(OWN),
+                "+2.8 (Tables 6, 11)",
+                change(PLAIN),
+            ),
+            Claim("fedrgb", "its model is harder to distort", "fedrgb", "fedavg", change(PLAIN), "not given"),
+        ),
+        (distortion.BEFORE, *(name(way) for way in (PLAIN, OWN) for name in (change, change_elsewhere))),
+        runs=cohort,
     )
 
 
@@ -332,6 +357,8 @@ SCENARIOS = {
     for scenario in (
         _alignment("label-skew", "One scanner, one way to word a report; findings dealt with beta 0.1."),
         _alignment("scanner-shift", "Unlike scanners and habits, and one hard site."),
+        _distortion("label-skew"),
+        _distortion("scanner-shift"),
         CREAMFL,
         CAR_MFL,
         PMS_FM,
