@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedvlp.claims.ledger import ALIGN, LADDER, PAPERS, PASS, SCENARIOS, STEPS, alignment, ladder, unlike_sites
+from fedvlp.claims.ledger import LADDER, PAPERS, PASS, SCENARIOS, SCHEDULES, alignment, ladder, unlike_sites
 from fedvlp.claims.scenario import Scenario
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
@@ -55,8 +55,9 @@ def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort:
     assert {one.method.weighting for one in table.values()} == {"uniform"}
     spent = {name: terms(one) for name, one in table.items()}
     encoders, all_steps = spent["feddra"].axes
-    assert encoders >= STEPS, "what a warm-up takes away is made up"
-    assert all_steps >= STEPS + ALIGN
+    spends = SCHEDULES[cohort]
+    assert encoders >= spends.local, "what a warm-up takes away is made up"
+    assert all_steps >= spends.local + spends.align
     more = spent.pop("fedavg-all-steps")
     assert more.total == all_steps
     assert {one.axes[0] for one in spent.values()} == {encoders}
