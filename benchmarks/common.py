@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import platform
 import statistics
@@ -59,50 +58,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
         "min": rounded(min(values)),
         "max": rounded(max(values)),
     }
-
-
-T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-    2.080,
-    2.074,
-    2.069,
-    2.064,
-    2.060,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
-)
-"""The 97.5 % quantiles of Student's t for 1, 2, ..., 30 degrees of freedom."""
-
-
-def paired(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean of paired differences, and half the length of its 95 % interval (Student's t; of one: infinite)."""
-    count = len(differences)
-    if count < 2:
-        return statistics.fmean(differences), math.inf
-    error = statistics.stdev(differences) / math.sqrt(count)
-    return statistics.fmean(differences), T95[min(count - 1, len(T95)) - 1] * error
 
 
 def interleaved(

@@ -29,14 +29,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from common import machine, paired, say, table
+from common import machine, say, table
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.claims.page import INVALID
+from fedvlp.claims.scenario import verdict
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, State, VLOutput
+from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.metric_names import recall_at
 from fedvlp.evaluation.retrieval import retrieval
 from fedvlp.federation.exchange import SequentialExchange
@@ -237,11 +240,9 @@ def compared(found: dict[str, list[Figures]], valid: bool) -> list[list[str]]:
         if better not in found or than not in found:
             continue
         gains = [a["sum"] - b["sum"] for a, b in zip(found[better], found[than], strict=True)]
-        mean, half = paired(gains)
-        verdict = "holds" if mean - half > 0 else "fails" if mean + half < 0 else "undecided"
+        interval = over_seeds(gains)
         by_seed = " ".join(f"{gain:+.1f}" for gain in gains)
-        interval = f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
-        lines.append([f"{better} > {than}", interval, by_seed, verdict if valid else "not ranked"])
+        lines.append([f"{better} > {than}", str(interval), by_seed, verdict(interval) if valid else INVALID])
     return lines
 
 

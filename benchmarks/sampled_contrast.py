@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from common import MIB, fresh_peak, machine, paired, peak, rounded, say, table
+from common import MIB, fresh_peak, machine, peak, rounded, say, table
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.methods.math.contrast import inter_contrast, sampled_contrast
 
 BATCH = 128
@@ -107,7 +108,7 @@ def main() -> None:
         lines = [["all", "", "", "", "", "", "", f"{seconds:.3f}", f"{memory:.0f}"]]
         for size in sizes:
             found = [step(own, sampled(size, temperature)) for _ in range(draws)]
-            bias, half = paired([value - loss for value, _ in found])
+            bias = over_seeds([value - loss for value, _ in found])
             formula = -v * v / 2 / size * (1 - size / items)
             far = statistics.fmean(float((one - gradient).norm() / gradient.norm()) for _, one in found)
             mean = torch.stack([one for _, one in found]).mean(dim=0)
@@ -117,7 +118,7 @@ def main() -> None:
             lines.append(
                 [
                     f"{size:,}",
-                    f"{bias:+.1e} +- {half:.0e}",
+                    f"{bias.value:+.1e} +- {bias.high - bias.value:.0e}",
                     f"{formula:+.1e}",
                     f"{statistics.stdev(value for value, _ in found):.1e}",
                     f"{far:.4f}",
