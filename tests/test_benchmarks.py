@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from support import programs
 from support.pretend_streams import Entry
+from torch import nn
 
 from fedvlp.claims.ledger import alignment, missing
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.terms import terms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -32,21 +34,23 @@ def test_every_benchmark_finds_what_it_imports() -> None:
 
 
 @pytest.fixture
-def ablation(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The program, as a module."""
+def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a program as a module."""
+    before = set(sys.modules)
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("ablation")
-    for name in ("ablation", "ledger_cells", "common"):
+    yield importlib.import_module
+    for name in {path.stem for path in BENCHMARKS.glob("*.py")} - before:
         sys.modules.pop(name, None)
 
 
 @pytest.fixture
-def car_mfl(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The program, as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("car_mfl")
-    for name in ("car_mfl", "ledger_cells", "common"):
-        sys.modules.pop(name, None)
+def ablation(imported: Callable[[str], Any]) -> Any:
+    return imported("ablation")
+
+
+@pytest.fixture
+def car_mfl(imported: Callable[[str], Any]) -> Any:
+    return imported("car_mfl")
 
 
 def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
@@ -62,6 +66,20 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     more: Any = experiments["mfedavg-p-public-0.3"]
     assert (more.partition.public, more.partition.image_only) == (0.3, 4)
     assert experiments["car-mfl-linear"].method.renorm == "linear"
+
+
+@pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
+def test_the_comparison_of_statistics_begins_from_the_shipped_encoders(
+    cohort: str, imported: Callable[[str], Any]
+) -> None:
+    """It once asked for films that they do not fit; as many encoder steps with either schedule, batch norm in heads."""
+    program = imported("norm_statistics")
+    options = SimpleNamespace(steps=90, studies=1500)
+    for method in ("fedavg", "feddra"):
+        chosen = program.experiment_of(method, cohort, 0, options)
+        assert chosen.rounds.rounds * terms(chosen).axes[0] == pytest.approx(90, abs=10)
+        model, _ = Assembly(chosen).modules()
+        assert any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
 
 
 def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
@@ -92,12 +110,8 @@ def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: p
 
 
 @pytest.fixture
-def gpu_trace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The program, as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("gpu_trace")
-    for name in ("gpu_trace", "common"):
-        sys.modules.pop(name, None)
+def gpu_trace(imported: Callable[[str], Any]) -> Any:
+    return imported("gpu_trace")
 
 
 def record(waits: bool) -> list[Any]:
@@ -155,13 +169,8 @@ def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The program, as a module."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("gpu")
-    for name in {path.stem for path in BENCHMARKS.glob("*.py")} - before:
-        sys.modules.pop(name, None)
+def gpu(imported: Callable[[str], Any]) -> Any:
+    return imported("gpu")
 
 
 def in_forks(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
