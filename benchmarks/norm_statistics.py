@@ -56,7 +56,7 @@ def experiment_of(method: str, cohort: str, seed: int, options: argparse.Namespa
         whole,
         model=replace(whole.model, head_norm="batch"),
         data=replace(data, size=options.studies, test_rows=0),
-        rounds=replace(whole.rounds, rounds=count, evaluate_every=0),
+        rounds=replace(whole.rounds, rounds=count, evaluate_every=count),
     )
 
 

@@ -78,6 +78,7 @@ def test_the_comparison_of_statistics_begins_from_the_shipped_encoders(
     for method in ("fedavg", "feddra"):
         chosen = program.experiment_of(method, cohort, 0, options)
         assert chosen.rounds.rounds * terms(chosen).axes[0] == pytest.approx(90, abs=10)
+        assert chosen.rounds.evaluate_every > 0, "in an evaluation sites note what they use the trained model with"
         model, _ = Assembly(chosen).modules()
         assert any(isinstance(module, nn.BatchNorm1d) for module in model.modules())
 
