@@ -30,12 +30,13 @@ from typing import Any
 
 from common import machine, rounded, say, table
 
-from fedvlp.claims.ledger import SCHEDULES, alignment
+from fedvlp.claims.ledger import STEPS, alignment
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
+from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.run.assembly import Assembly
@@ -50,11 +51,11 @@ def experiment_of(method: str, cohort: str, seed: int, options: argparse.Namespa
     """The ledger's, with batch normalisation in the heads, of one seed; measured at the end alone."""
     whole = alignment(cohort, seed)[method]
     data: Any = whole.data
-    steps = SCHEDULES[cohort].local
-    count = math.ceil(options.steps / (steps + whole.training.made_up(steps)))
+    count = math.ceil(options.steps / (STEPS + whole.training.made_up(STEPS)))
     return replace(
         whole,
         model=replace(whole.model, head_norm="batch"),
+        norm_statistics=norm_statistics.AVERAGED,
         data=replace(data, size=options.studies, test_rows=0),
         rounds=replace(whole.rounds, rounds=count, evaluate_every=count),
     )
@@ -123,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-2", help="FIRST-LAST")
     parser.add_argument("--steps", type=int, default=90, help="of the encoders; as many rounds as that takes")
     parser.add_argument("--studies", type=int, default=2400, help="of all sites; a fifth or so is the test split")
-    parser.add_argument("--cohorts", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
+    parser.add_argument("--cohorts", nargs="+", choices=COHORTS, default=list(COHORTS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "feddra"])
     parser.add_argument("--quick", action="store_true", help="one seed, one round, few studies: does everything run?")
     options = parser.parse_args()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedvlp.claims.ledger import LADDER, PAPERS, PASS, SCENARIOS, SCHEDULES, alignment, ladder, unlike_sites
+from fedvlp.claims.ledger import ALIGN, LADDER, PAPERS, PASS, SCENARIOS, STEPS, alignment, ladder, unlike_sites
 from fedvlp.claims.scenario import Scenario
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
@@ -55,9 +55,8 @@ def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort:
     assert {one.method.weighting for one in table.values()} == {"uniform"}
     spent = {name: terms(one) for name, one in table.items()}
     encoders, all_steps = spent["feddra"].axes
-    spends = SCHEDULES[cohort]
-    assert encoders >= spends.local, "what a warm-up takes away is made up"
-    assert all_steps >= spends.local + spends.align
+    assert encoders >= STEPS, "what a warm-up takes away is made up"
+    assert all_steps >= STEPS + ALIGN
     more = spent.pop("fedavg-all-steps")
     assert more.total == all_steps
     assert {one.axes[0] for one in spent.values()} == {encoders}
@@ -66,6 +65,9 @@ def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort:
     assert table["feddra"].method.mu == 5.0, "the papers' value"
     assert pooled.training.batch_size == 5 * table["fedavg"].training.batch_size
     assert {one.data for one in table.values()} == {replace(COHORTS[cohort], image_size=72)}
+    norm = ("layer", "averaged") if cohort == "label-skew" else ("batch", "site")
+    for one in (*table.values(), pooled):
+        assert (one.model.head_norm, one.norm_statistics) == norm
 
 
 def test_the_ablation_changes_one_thing_at_a_time() -> None:
