@@ -8,7 +8,6 @@ from statistics import fmean
 
 from fedvlp.claims.scenario import Figures
 from fedvlp.evaluation.distortion import MEAN
-from fedvlp.methods import FedAvg
 from fedvlp.run.evaluate import Choices, distort
 from fedvlp.run.folder import RunFolder
 
@@ -34,9 +33,9 @@ def change_elsewhere(way: str) -> str:
 
 
 def of_run(folder: RunFolder) -> Figures:
-    """All figures of a finished run. FedAvg's own training is the plain one, so it has no figures of its own."""
+    """All figures of a finished run. FedAvg's own training is the plain one."""
     figures: Figures = {}
-    for way in (PLAIN,) if isinstance(folder.experiment().method, FedAvg) else (PLAIN, OWN):
+    for way in (PLAIN, OWN):
         figures |= of_table(distort(folder, Choices(own=way == OWN))[0], way)
     return figures
 
