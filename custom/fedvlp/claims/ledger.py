@@ -362,7 +362,9 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         _alignment("label-skew", "One scanner, one way to word a report; findings dealt with beta 0.1."),
-        _alignment("scanner-shift", "Unlike scanners and habits, and one hard site."),
+        _alignment(
+            "scanner-shift", "Unlike scanners and habits, and one hard site; each site keeps its batch normalisation."
+        ),
         _distortion("label-skew"),
         _distortion("scanner-shift"),
         CREAMFL,
