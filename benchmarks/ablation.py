@@ -58,11 +58,11 @@ def experiments(cohort: str, vary: str, seed: int) -> dict[str, Experiment]:
 
 def report(rows: Table) -> str:
     """The Markdown table, of the rows that have finished."""
-    body = [
-        [name, *(mean(rows, name, figure) for figure in (AVERAGE, WORST)),
-         *(less(rows, name, WHOLE, figure) for figure in (AVERAGE, WORST))]
-        for name in dict.fromkeys(name for name, _ in rows.cells)
-    ]  # fmt: skip
+    both = (AVERAGE, WORST)
+    body = []
+    for name in dict.fromkeys(name for name, _ in rows.cells):
+        figures = [mean(rows, name, figure) for figure in both]
+        body.append([name, *figures, *(less(rows, name, WHOLE, figure) for figure in both)])
     return table(["variant", "R@1 average", "R@1 worst", "average, less FedDRA", "worst, less FedDRA"], body)
 
 

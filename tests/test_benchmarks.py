@@ -19,6 +19,7 @@ from support.pretend_streams import Entry
 from torch import nn
 
 from fedvlp.claims.ledger import alignment, missing
+from fedvlp.claims.scenario import Table
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.terms import terms
 
@@ -66,6 +67,21 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     more: Any = experiments["mfedavg-p-public-0.3"]
     assert (more.partition.public, more.partition.image_only) == (0.3, 4)
     assert experiments["car-mfl-linear"].method.renorm == "linear"
+
+
+def test_rows_that_share_no_seed_or_lack_a_figure_have_an_empty_cell(imported: Callable[[str], Any]) -> None:
+    """2 less 1 and 5 less 3 are 1.5 on average; a row that has not run yet must not end the program."""
+    program = imported("ledger_cells")
+    rows = Table({("a", 0): {"r": 1.0}, ("a", 1): {"r": 3.0}, ("b", 0): {"r": 2.0}, ("b", 1): {"r": 5.0},
+                  ("c", 2): {"r": 7.0}})  # fmt: skip
+    assert program.less(rows, "b", "a", "r").startswith("+1.5 [")
+    assert (
+        program.less(rows, "c", "a", "r")
+        == program.less(rows, "a", "a", "r")
+        == program.less(rows, "d", "a", "r")
+        == ""
+    )
+    assert (program.mean(rows, "b", "r"), program.mean(rows, "b", "other")) == ("3.50", "")
 
 
 @pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
