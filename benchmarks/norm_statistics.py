@@ -52,8 +52,10 @@ def experiment_of(method: str, cohort: str, seed: int, options: argparse.Namespa
     whole = alignment(cohort, seed)[method]
     data: Any = whole.data
     count = math.ceil(options.steps / (STEPS + whole.training.made_up(STEPS)))
+    constraint: dict[str, Any] = {} if options.mu is None or method != "feddra" else {"mu": options.mu}
     return replace(
         whole,
+        method=replace(whole.method, **constraint),
         model=replace(whole.model, head_norm="batch"),
         norm_statistics=norm_statistics.AVERAGED,
         data=replace(data, size=options.studies, test_rows=0),
@@ -116,6 +118,7 @@ def report(results: dict[tuple[str, str, str], list[dict[str, float]]], options:
     """The Markdown table."""
     rows = [[*key, *(cell([run[column] for run in runs]) for column in COLUMNS)] for key, runs in results.items()]
     said = f"seeds {options.seeds}, {options.steps} steps, {options.studies} studies at 5 sites"
+    said += "" if options.mu is None else f", mu {options.mu:g}"
     return f"Test recall in batches of 32, percent; {said}.\n\n" + table(["cohort", "method", "row", *COLUMNS], rows)
 
 
@@ -126,6 +129,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=2400, help="of all sites; a fifth or so is the test split")
     parser.add_argument("--cohorts", nargs="+", choices=COHORTS, default=list(COHORTS))
     parser.add_argument("--methods", nargs="+", default=["fedavg", "feddra"])
+    parser.add_argument("--mu", type=float, help="weight of FedDRA's constraint; default: the ledger's, by cohort")
     parser.add_argument("--quick", action="store_true", help="one seed, one round, few studies: does everything run?")
     options = parser.parse_args()
     if options.quick:

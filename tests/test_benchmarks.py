@@ -90,7 +90,10 @@ def test_the_comparison_of_statistics_begins_from_the_shipped_encoders(
 ) -> None:
     """It once asked for films that they do not fit; as many encoder steps with either schedule, batch norm in heads."""
     program = imported("norm_statistics")
-    options = SimpleNamespace(steps=90, studies=1500)
+    options = SimpleNamespace(steps=90, studies=1500, mu=None)
+    for mu in (None, 0.5):
+        constrained = program.experiment_of("feddra", cohort, 0, SimpleNamespace(**{**vars(options), "mu": mu}))
+        assert constrained.method.mu == (mu or alignment(cohort, 0)["feddra"].method.mu)  # type: ignore[attr-defined]
     for method in ("fedavg", "feddra"):
         chosen = program.experiment_of(method, cohort, 0, options)
         assert chosen.rounds.rounds * terms(chosen).axes[0] == pytest.approx(90, abs=10)
