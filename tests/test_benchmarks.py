@@ -114,13 +114,20 @@ def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
     assert {terms(one).axes[0] for one in rows.values()} == {terms(ledger["fedavg"]).axes[0]}
 
 
-@pytest.mark.parametrize(("vary", "values"), [("mu", [5.0, 1.0, 10.0]), ("rho", [0.1, 0.01, 1.0])])
+@pytest.mark.parametrize(
+    ("cohort", "vary", "values"),
+    [
+        ("label-skew", "mu", [5.0, 1.0, 10.0]),
+        ("scanner-shift", "mu", [1.0, 5.0, 10.0]),
+        ("scanner-shift", "rho", [0.1, 0.01, 1.0]),
+    ],
+)
 def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
-    vary: str, values: list[float], ablation: Any
+    cohort: str, vary: str, values: list[float], ablation: Any
 ) -> None:
-    rows = ablation.experiments("scanner-shift", vary, 100)
+    rows = ablation.experiments(cohort, vary, 100)
     assert [getattr(one.method, vary) for one in rows.values()] == values
-    assert rows["feddra"] == alignment("scanner-shift", 100)["feddra"]
+    assert rows["feddra"] == alignment(cohort, 100)["feddra"]
 
 
 def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
