@@ -101,7 +101,7 @@ With layer norm a model for unlike scanners is behind sites alone until it has h
 """
 
 MU = {"label-skew": 5.0, "scanner-shift": 1.0}
-"""Weight of FedDRA's constraint, of the paper's 1, 5 (its choice) and 10; 1 was settled on seed 100 (docs/claims.md)."""
+"""Weight of FedDRA's constraint, of the paper's 1, 5 (its choice) and 10; 1 is settled on seed 100 (docs/claims.md)."""
 
 
 def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
