@@ -111,8 +111,11 @@ class Audit:
     def updates(self) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
         """The attacks on one update that were run: title, head and lines of a table of each."""
         measured: dict[str, Sequence[Any]] = {
-            "words": self.words, "canaries": self.canaries, "sites": self.sites, "inversion": self.inversion
-        }  # fmt: skip
+            "words": self.words,
+            "canaries": self.canaries,
+            "sites": self.sites,
+            "inversion": self.inversion,
+        }
         return [(TITLES[name], rows[0].HEAD, [row.cells() for row in rows]) for name, rows in measured.items() if rows]
 
     def of(self, model: str, site: str = "") -> list[Membership]:
@@ -393,9 +396,7 @@ class _Attacked:
             everybody = [patient for site in sites for patient in whose[site]]
             yield membership(model, attack, "", of_all, member_of_all, weight_of_all, everybody, resamples)
             for site in sites if len(sites) > 1 else ():
-                yield membership(
-                    model, attack, site, of[site], member[site], weights[site], whose[site], resamples
-                )  # fmt: skip
+                yield membership(model, attack, site, of[site], member[site], weights[site], whose[site], resamples)
 
     def _patients(self, of: Mapping[str, np.ndarray]) -> list[str]:
         return [self.assembly.cohort.patients[row] for name in (MEMBERS, OTHERS) for row in of[name]]
@@ -429,9 +430,7 @@ class _Attacked:
 
     def _bounds(self, delta: float) -> Iterator[Bound]:
         """What differential privacy leaves to an attack, by site that told its epsilon."""
-        units = {
-            RECORD: (RECORD_EPSILON, self.experiment.training.dp_delta), DATA_SET: (SITE_EPSILON, delta)
-        }  # fmt: skip
+        units = {RECORD: (RECORD_EPSILON, self.experiment.training.dp_delta), DATA_SET: (SITE_EPSILON, delta)}
         for unit, (name, at) in units.items():
             for site, epsilon in sorted(largest_by_site(self.history, name).items()):
                 rates = tuple(100 * largest_rate(rate, epsilon, at) for rate in RATES)
