@@ -1,12 +1,13 @@
-"""What each part and setting of FedDRA is worth, on a cohort of the ledger (docs/claims.md), over paired seeds.
+"""What each part and setting of FedDRA or FedRGB is worth, on a cohort of the ledger (docs/claims.md), by paired seeds.
 
-    python benchmarks/ablation.py [--vary parts] [--cohort scanner-shift] [--seeds 100-101] [--jobs 2] [--quick]
+    python benchmarks/ablation.py [--method feddra] [--vary parts] [--cohort scanner-shift] [--seeds 100-101] [--quick]
 
-``--vary parts``: two stages, the constraint and robust weights, each with and without the others, eight rows. ``mu``
-and ``rho``: the papers' grids. Every row has the start, the records, the schedule and the encoders' full-rate steps of
-FedDRA's in `fedvlp claims`. Settings are chosen on seeds 100 to 104, before seeds 0 to 4 are reported.
+``--vary parts``: FedDRA's two stages, constraint and robust weights, each with and without the others, eight rows;
+FedRGB's guidance and robust weights, four. ``mu`` (FedDRA's) and ``rho``: the papers' grids. Every row has the start,
+the records, the schedule and the encoders' full-rate steps of that method in `fedvlp claims`. Settings are chosen on
+seeds 100 to 104, before seeds 0 to 4 are reported.
 Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; beside it the
-difference to FedDRA and its 95 % interval (Student's t over seeds).
+difference to the whole method and its 95 % interval (Student's t over seeds).
 """
 
 from __future__ import annotations
@@ -23,60 +24,68 @@ from fedvlp.claims.scenario import Table
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
 
-WHOLE = "feddra"
-PARTS = {"one-stage": {"align_steps": 0}, "no-constraint": {"mu": 0.0}, "no-dro": {"rho": 0.0}}
-"""A part that is left out: what that sets."""
+PARTS = {
+    "feddra": {"one-stage": {"align_steps": 0}, "no-constraint": {"mu": 0.0}, "no-dro": {"rho": 0.0}},
+    "fedrgb": {"no-guidance": {"alpha": 0.0}, "no-dro": {"rho": 0.0}},
+}
+"""Of each method, a part that is left out: what that sets."""
 GRIDS = {"mu": (1.0, 5.0, 10.0), "rho": (0.01, 0.1, 1.0)}
 
 
-def variants(vary: str) -> dict[str, dict[str, Any]]:
-    """Name -> what it changes of FedDRA; the first changes nothing."""
+def variants(method: str, vary: str) -> dict[str, dict[str, Any]]:
+    """Name -> what it changes of the method; the first changes nothing."""
     if vary in GRIDS:
-        return {WHOLE: {}} | {f"{WHOLE}-{vary}-{value:g}": {vary: value} for value in GRIDS[vary]}
+        return {method: {}} | {f"{method}-{vary}-{value:g}": {vary: value} for value in GRIDS[vary]}
     found: dict[str, dict[str, Any]] = {}
-    for left_out in product((False, True), repeat=len(PARTS)):
-        chosen = [name for name, out in zip(PARTS, left_out, strict=True) if out]
-        changes = {key: value for name in chosen for key, value in PARTS[name].items()}
-        found["-".join([WHOLE, *chosen])] = changes
+    parts = PARTS[method]
+    for left_out in product((False, True), repeat=len(parts)):
+        chosen = [name for name, out in zip(parts, left_out, strict=True) if out]
+        changes = {key: value for name in chosen for key, value in parts[name].items()}
+        found["-".join([method, *chosen])] = changes
     return found
 
 
-def experiments(cohort: str, vary: str, seed: int) -> dict[str, Experiment]:
-    """The rows as experiments. Raises SystemExit where one has fewer full-rate steps of the encoders than FedDRA."""
-    whole = alignment(cohort, seed)[WHOLE]
+def experiments(name: str, cohort: str, vary: str, seed: int) -> dict[str, Experiment]:
+    """The rows as experiments. Raises SystemExit where one has other full-rate steps of the encoders than the method,
+    and for a setting that the method does not have."""
+    whole = alignment(cohort, seed)[name]
     method: Any = whole.method
+    if vary in GRIDS and not hasattr(method, vary):
+        raise SystemExit(f"{name} has no {vary}")
     rows = {
-        name: replace(whole, method=replace(method, **changes))
-        for name, changes in variants(vary).items()
-        if name == WHOLE or any(getattr(method, key) != value for key, value in changes.items())
+        row: replace(whole, method=replace(method, **changes))
+        for row, changes in variants(name, vary).items()
+        if row == name or any(getattr(method, key) != value for key, value in changes.items())
     }
-    spent = {name: terms(one).axes[0] for name, one in rows.items()}
+    spent = {row: terms(one).axes[0] for row, one in rows.items()}
     if len(set(spent.values())) > 1:
         raise SystemExit(f"full-rate steps of the encoders differ: {spent}")
     return rows
 
 
-def report(rows: Table) -> str:
+def report(method: str, rows: Table) -> str:
     """The Markdown table, of the rows that have finished."""
     both = (AVERAGE, WORST)
     body = []
     for name in dict.fromkeys(name for name, _ in rows.cells):
         figures = [mean(rows, name, figure) for figure in both]
-        body.append([name, *figures, *(less(rows, name, WHOLE, figure) for figure in both)])
-    return table(["variant", "R@1 average", "R@1 worst", "average, less FedDRA", "worst, less FedDRA"], body)
+        body.append([name, *figures, *(less(rows, name, method, figure) for figure in both)])
+    return table(["variant", "R@1 average", "R@1 worst", f"average, less {method}", f"worst, less {method}"], body)
 
 
 def main() -> None:
     parser = parser_of(__doc__, "100-101")
+    parser.add_argument("--method", choices=list(PARTS), default="feddra")
     parser.add_argument("--vary", choices=["parts", *GRIDS], default="parts")
     parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="scanner-shift")
     options = parser.parse_args()
     say({**machine(), **vars(options)})
     scenario = replace(
-        SCENARIOS[options.cohort], experiments=lambda seed: experiments(options.cohort, options.vary, seed)
+        SCENARIOS[options.cohort],
+        experiments=lambda seed: experiments(options.method, options.cohort, options.vary, seed),
     )
     rows = finished(scenario, options)
-    print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(rows)}\n")
+    print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(options.method, rows)}\n")
     say(machine())
 
 

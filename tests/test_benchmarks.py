@@ -104,7 +104,7 @@ def test_the_comparison_of_statistics_begins_from_the_shipped_encoders(
 
 def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
     """Two stages, constraint, robust weights: 2 x 2 x 2; the ledger's own rows by the ledger's names."""
-    rows = ablation.experiments("label-skew", "parts", 3)
+    rows = ablation.experiments("feddra", "label-skew", "parts", 3)
     ledger = alignment("label-skew", 3)
     assert len({repr(one.method) for one in rows.values()}) == len(rows) == 8
     for name in ("feddra", "feddra-one-stage", "feddra-no-constraint", "feddra-no-dro"):
@@ -112,6 +112,19 @@ def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
     bare: Any = rows["feddra-one-stage-no-constraint-no-dro"].method
     assert (bare.align_steps, bare.mu, bare.rho) == (0, 0.0, 0.0)
     assert {terms(one).axes[0] for one in rows.values()} == {terms(ledger["fedavg"]).axes[0]}
+
+
+def test_the_ablation_of_fedrgb_leaves_out_guidance_and_robust_weights(ablation: Any) -> None:
+    rows = ablation.experiments("fedrgb", "scanner-shift", "parts", 3)
+    assert {name: (one.method.alpha, one.method.rho) for name, one in rows.items()} == {
+        "fedrgb": (1.0, 0.1),
+        "fedrgb-no-dro": (1.0, 0.0),
+        "fedrgb-no-guidance": (0.0, 0.1),
+        "fedrgb-no-guidance-no-dro": (0.0, 0.0),
+    }
+    assert rows["fedrgb"] == alignment("scanner-shift", 3)["fedrgb"]
+    with pytest.raises(SystemExit, match="fedrgb has no mu"):
+        ablation.experiments("fedrgb", "scanner-shift", "mu", 3)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +138,15 @@ def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
 def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
     cohort: str, vary: str, values: list[float], ablation: Any
 ) -> None:
-    rows = ablation.experiments(cohort, vary, 100)
+    rows = ablation.experiments("feddra", cohort, vary, 100)
     assert [getattr(one.method, vary) for one in rows.values()] == values
     assert rows["feddra"] == alignment(cohort, 100)["feddra"]
 
 
 def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ablation.PARTS, "one-stage", {"local_steps": 39})
+    monkeypatch.setitem(ablation.PARTS["feddra"], "one-stage", {"local_steps": 39})
     with pytest.raises(SystemExit, match="full-rate steps of the encoders differ"):
-        ablation.experiments("scanner-shift", "parts", 0)
+        ablation.experiments("feddra", "scanner-shift", "parts", 0)
 
 
 @pytest.fixture
