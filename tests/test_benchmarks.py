@@ -114,13 +114,16 @@ def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
     assert {terms(one).axes[0] for one in rows.values()} == {terms(ledger["fedavg"]).axes[0]}
 
 
-def test_the_ablation_of_fedrgb_leaves_out_guidance_and_robust_weights(ablation: Any) -> None:
+def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_aligner_phase(ablation: Any) -> None:
+    """Not both of the last two: the weights act on that phase alone."""
     rows = ablation.experiments("fedrgb", "scanner-shift", "parts", 3)
-    assert {name: (one.method.alpha, one.method.rho) for name, one in rows.items()} == {
-        "fedrgb": (1.0, 0.1),
-        "fedrgb-no-dro": (1.0, 0.0),
-        "fedrgb-no-guidance": (0.0, 0.1),
-        "fedrgb-no-guidance-no-dro": (0.0, 0.0),
+    assert {name: (one.method.alpha, one.method.rho, one.method.avg_aligner) for name, one in rows.items()} == {
+        "fedrgb": (1.0, 0.1, False),
+        "fedrgb-no-dro": (1.0, 0.0, False),
+        "fedrgb-mean-aligner": (1.0, 0.1, True),
+        "fedrgb-no-guidance": (0.0, 0.1, False),
+        "fedrgb-no-guidance-no-dro": (0.0, 0.0, False),
+        "fedrgb-no-guidance-mean-aligner": (0.0, 0.1, True),
     }
     assert rows["fedrgb"] == alignment("scanner-shift", 3)["fedrgb"]
     with pytest.raises(SystemExit, match="fedrgb has no mu"):
