@@ -3,9 +3,9 @@
     python benchmarks/ablation.py [--method feddra] [--vary parts] [--cohort scanner-shift] [--seeds 100-101] [--quick]
 
 ``--vary parts``: FedDRA's two stages, constraint and robust weights, each with and without the others, eight rows;
-FedRGB's guidance, robust weights and aligner phase, six. ``mu`` (FedDRA's) and ``rho``: the papers' grids. Every row has the start,
-the records, the schedule and the encoders' full-rate steps of that method in `fedvlp claims`. Settings are chosen on
-seeds 100 to 104, before seeds 0 to 4 are reported.
+FedRGB's guidance, robust weights and aligner phase, six. ``mu`` (FedDRA's) and ``rho``: the papers' grids. Every row
+has the start, the records, the schedule and the encoders' full-rate steps of that method in `fedvlp claims`. Settings
+are chosen on seeds 100 to 104, before seeds 0 to 4 are reported.
 Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; beside it the
 difference to the whole method and its 95 % interval (Student's t over seeds).
 """
@@ -42,7 +42,7 @@ def variants(method: str, vary: str) -> dict[str, dict[str, Any]]:
     parts = PARTS[method]
     for left_out in product((False, True), repeat=len(parts)):
         chosen = [name for name, out in zip(parts, left_out, strict=True) if out]
-        if IDLE <= set(chosen):
+        if set(chosen) >= IDLE:
             continue
         changes = {key: value for name in chosen for key, value in parts[name].items()}
         found["-".join([method, *chosen])] = changes
