@@ -20,6 +20,7 @@ from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of
 
 from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
+from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Table
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
@@ -29,8 +30,8 @@ PARTS = {
     "fedrgb": {"no-guidance": {"alpha": 0.0}, "no-dro": {"rho": 0.0}, "mean-aligner": {"avg_aligner": True}},
 }
 """Of each method, a part that is left out: what that sets."""
-IDLE = {"no-dro", "mean-aligner"}
-"""Where the teacher is the mean of the sites' aligners, no phase is left that FedRGB's robust weights act on."""
+REDUNDANT = {"no-dro", "mean-aligner"}
+"""Not both: where the teacher is the mean of the sites' aligners, FedRGB's robust weights act on nothing."""
 GRIDS = {"mu": (1.0, 5.0, 10.0), "rho": (0.01, 0.1, 1.0)}
 
 
@@ -42,7 +43,7 @@ def variants(method: str, vary: str) -> dict[str, dict[str, Any]]:
     parts = PARTS[method]
     for left_out in product((False, True), repeat=len(parts)):
         chosen = [name for name, out in zip(parts, left_out, strict=True) if out]
-        if set(chosen) >= IDLE:
+        if set(chosen) >= REDUNDANT:
             continue
         changes = {key: value for name in chosen for key, value in parts[name].items()}
         found["-".join([method, *chosen])] = changes
@@ -50,12 +51,15 @@ def variants(method: str, vary: str) -> dict[str, dict[str, Any]]:
 
 
 def experiments(name: str, cohort: str, vary: str, seed: int) -> dict[str, Experiment]:
-    """The rows as experiments. Raises SystemExit where one has other full-rate steps of the encoders than the method,
-    and for a setting that the method does not have."""
+    """The rows as experiments, by name.
+
+    Raises SystemExit where one has other full-rate steps of the encoders than the method, and for a setting that the
+    method does not have.
+    """
     whole = alignment(cohort, seed)[name]
     method: Any = whole.method
     if vary in GRIDS and not hasattr(method, vary):
-        raise SystemExit(f"{name} has no {vary}")
+        raise SystemExit(f"{name} has no {vary}; vary another setting, or take a method that has it")
     rows = {
         row: replace(whole, method=replace(method, **changes))
         for row, changes in variants(name, vary).items()
@@ -90,6 +94,7 @@ def main() -> None:
     )
     rows = finished(scenario, options)
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(options.method, rows)}\n")
+    print(origin(rows))
     say(machine())
 
 
