@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, use_plugins
 from fedvlp.cli.runs import Runs
+
+if TYPE_CHECKING:
+    from fedvlp.run.pretrain import Comparison
 
 app = typer.Typer()
 
@@ -67,12 +70,17 @@ def pretrain(
     )
     if check:
         comparison = compare(experiment, expected, out)
-        exact = "the same bytes" if comparison.same_bytes else "other bytes"
-        where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"
-        cosines = ", ".join(f"{name} {value:.4f}" for name, value in comparison.cosine.items())
-        print(
-            f"shipped {preset} ({where}): {exact}; held-out R@1 {comparison.recall[0]} then, {comparison.recall[1]} "
-            f"now (standard error {comparison.error:.1f}); cosine of the features of a record: {cosines}"
-        )
+        print(_told(preset, comparison))
         if comparison.problem:
             raise ValueError(f"these are not the shipped {preset}: {comparison.problem}")
+
+
+def _told(preset: str, comparison: Comparison) -> str:
+    """How near the new encoders are to the shipped ones, in a line."""
+    exact = "the same bytes" if comparison.same_bytes else "other bytes"
+    where = "made on such a machine" if comparison.same_machine else "made on another machine or torch"
+    cosines = ", ".join(f"{name} {value:.4f}" for name, value in comparison.cosine.items())
+    return (
+        f"shipped {preset} ({where}): {exact}; held-out R@1 {comparison.recall[0]} then, {comparison.recall[1]} "
+        f"now (standard error {comparison.error:.1f}); cosine of the features of a record: {cosines}"
+    )

@@ -27,7 +27,7 @@ from fedvlp.evaluation.calibration import calibration_error
 from fedvlp.evaluation.comparison import delong, holm
 from fedvlp.evaluation.downstream import Records, Subset, features, records, subsets, train_head
 from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, difference, macro, mean_of
-from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.output import columns_of, write_table
 
 ADAMW, LBFGS = "adamw", "lbfgs"
 BLANKS = {"absent": 0.0, "unknown": math.nan}
@@ -414,73 +414,64 @@ def compare(one: Probed, others: dict[str, Probed], resamples: int = 1000) -> li
 
 def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -> list[Path]:
     """Writes ``<path>.csv`` and, as far as there are such, ``-sites.csv``, ``-subgroups.csv`` and ``-against.csv``."""
+    tables = {
+        "": _subset_lines(probed),
+        "-sites": [
+            {
+                "train_on": one.subset,
+                "site": one.site,
+                "test_records": one.records,
+                "accuracy": one.accuracy,
+                "macro_auc": one.auc,
+            }
+            for one in probed.sites
+        ],
+        "-subgroups": [
+            {
+                "train_on": one.subset,
+                "by": one.by,
+                "subgroup": one.subgroup,
+                "test_records": one.records,
+                "test_patients": one.patients,
+                **columns_of(one.accuracy, "accuracy", "accuracy_"),
+                **columns_of(one.auc, "macro_auc", "macro_auc_"),
+            }
+            for one in probed.subgroups
+        ],
+        "-against": [
+            {
+                "train_on": one.subset,
+                "label": one.label,
+                "against": one.other,
+                "auc": one.one_auc,
+                "auc_against": one.other_auc,
+                **columns_of(one.interval, "difference", ""),
+                "delong_p": one.p,
+                "holm_p": one.holm,
+            }
+            for one in differences
+        ],
+    }
+    return [write_table(path.with_name(f"{path.name}{end}"), lines) for end, lines in tables.items() if lines]
+
+
+def _subset_lines(probed: Probed) -> list[dict[str, Any]]:
+    """The figures of each subset size."""
     rows = probed.rows
-    fixed = [len(rows.test), len(set(probed.patients)), len(rows.val), rows.left_out]
-    header = [
-        "train_on",
-        "train_records",
-        "accuracy",
-        "accuracy_low",
-        "accuracy_high",
-        "accuracy_std",
-        "macro_auc",
-        "macro_auc_low",
-        "macro_auc_high",
-        "macro_auc_std",
-        "calibration_error",
-        "majority_accuracy",
-        "test_records",
-        "test_patients",
-        "val_records",
-        "left_out_as_test_pixels",
+    return [
+        {
+            "train_on": one.subset,
+            "train_records": one.records,
+            **columns_of(one.accuracy, "accuracy", "accuracy_"),
+            "accuracy_std": one.accuracy_std,
+            **columns_of(one.auc, "macro_auc", "macro_auc_"),
+            "macro_auc_std": one.auc_std,
+            "calibration_error": one.calibration,
+            "majority_accuracy": one.majority,
+            "test_records": len(rows.test),
+            "test_patients": len(set(probed.patients)),
+            "val_records": len(rows.val),
+            "left_out_as_test_pixels": rows.left_out,
+        }
+        for one in probed.results
     ]
-    lines = [
-        [
-            r.subset,
-            r.records,
-            *_cells(r.accuracy),
-            r.accuracy_std,
-            *_cells(r.auc),
-            r.auc_std,
-            r.calibration,
-            r.majority,
-            *fixed,
-        ]
-        for r in probed.results
-    ]
-    files = [write_csv(path, [header, *lines])]
-    if probed.sites:
-        names = ["train_on", "site", "test_records", "accuracy", "macro_auc"]
-        by_site = [[s.subset, s.site, s.records, s.accuracy, s.auc] for s in probed.sites]
-        files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
-    if probed.subgroups:
-        names = ["train_on", "by", "subgroup", "test_records", "test_patients"]
-        names += ["accuracy", "accuracy_low", "accuracy_high", "macro_auc", "macro_auc_low", "macro_auc_high"]
-        cells = [
-            [g.subset, g.by, g.subgroup, g.records, g.patients, *_cells(g.accuracy), *_cells(g.auc)]
-            for g in probed.subgroups
-        ]
-        files.append(write_csv(path.with_name(f"{path.name}-subgroups"), [names, *cells]))
-    if differences:
-        names = [
-            "train_on",
-            "label",
-            "against",
-            "auc",
-            "auc_against",
-            "difference",
-            "low",
-            "high",
-            "delong_p",
-            "holm_p",
-        ]
-        table = [
-            [d.subset, d.label, d.other, d.one_auc, d.other_auc, *_cells(d.interval), d.p, d.holm] for d in differences
-        ]
-        files.append(write_csv(path.with_name(f"{path.name}-against"), [names, *table]))
-    return files
-
-
-def _cells(interval: Interval | None) -> list[float | None]:
-    """Value and bounds; three empty cells for none."""
-    return [None, None, None] if interval is None else [interval.value, interval.low, interval.high]

@@ -26,7 +26,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.downstream import Records, Subset, records, subsets, train_head
 from fedvlp.evaluation.intervals import Interval, bootstrap, macro, mean_of
-from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.output import columns_of, write_table
 
 MODULE = 9  # number of the decoder's random stream (core/seeds.py)
 FOCAL = 10.0  # weight of the focal loss
@@ -303,37 +303,20 @@ def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int 
 def write_segmentation(segmented: Segmented, path: Path) -> list[Path]:
     """Writes ``<path>.csv``."""
     rows = segmented.rows
-    header = [
-        "train_on",
-        "train_records",
-        "dice",
-        "dice_low",
-        "dice_high",
-        "dice_std",
-        "dice_positives",
-        "dice_positives_low",
-        "dice_positives_high",
-        "empty_share",
-        "mean_mask_dice",
-        "mean_mask_low",
-        "mean_mask_high",
-        "test_records",
-        "test_patients",
-        "val_records",
-        "left_out_as_test_pixels",
-    ]
-    fixed = [len(rows.test), len(set(segmented.patients)), len(rows.val), rows.left_out]
     lines = [
-        [
-            r.subset,
-            r.records,
-            *vars(r.dice).values(),
-            r.dice_std,
-            *vars(r.positives).values(),
-            r.empty,
-            *vars(r.mean_mask).values(),
-            *fixed,
-        ]
-        for r in segmented.results
+        {
+            "train_on": one.subset,
+            "train_records": one.records,
+            **columns_of(one.dice, "dice", "dice_"),
+            "dice_std": one.dice_std,
+            **columns_of(one.positives, "dice_positives", "dice_positives_"),
+            "empty_share": one.empty,
+            **columns_of(one.mean_mask, "mean_mask_dice", "mean_mask_"),
+            "test_records": len(rows.test),
+            "test_patients": len(set(segmented.patients)),
+            "val_records": len(rows.val),
+            "left_out_as_test_pixels": rows.left_out,
+        }
+        for one in segmented.results
     ]
-    return [write_csv(path, [header, *lines])]
+    return [write_table(path, lines)]

@@ -40,7 +40,7 @@ from fedvlp.evaluation.downstream import (
     train_head,
 )
 from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, macro, mean_of
-from fedvlp.evaluation.output import write_csv
+from fedvlp.evaluation.output import columns_of, write_table
 
 MODULE = 10  # number of the head's random stream (core/seeds.py)
 EVERY = "all"
@@ -460,53 +460,36 @@ class _Judge:
 def write_vqa(answered: Answered, path: Path) -> list[Path]:
     """Writes ``<path>.csv`` and, where there are sites, ``<path>-sites.csv``."""
     rows = answered.rows
-    header = [
-        "kind",
-        "questions",
-        "accuracy_questions",
-        "accuracy",
-        "accuracy_low",
-        "accuracy_high",
-        "official_accuracy",
-        "official_low",
-        "official_high",
-        "majority_accuracy",
-        "majority_official",
-        "majority_by_question_accuracy",
-        "majority_by_question_official",
-        "answers",
-        "train_questions",
-        "val_questions",
-        "test_images",
-        "test_patients",
-        "left_out_as_test_pixels",
-    ]
-    fixed = [
-        answered.answers,
-        answered.train_questions,
-        answered.val_questions,
-        len(rows.test),
-        len(set(answered.patients)),
-        rows.left_out,
-    ]
     lines = [
-        [
-            r.kind,
-            r.questions,
-            r.known,
-            *vars(r.accuracy).values(),
-            *vars(r.official).values(),
-            r.majority,
-            r.majority_official,
-            r.by_question,
-            r.by_question_official,
-            *fixed,
-        ]
-        for r in answered.results
+        {
+            "kind": one.kind,
+            "questions": one.questions,
+            "accuracy_questions": one.known,
+            **columns_of(one.accuracy, "accuracy", "accuracy_"),
+            **columns_of(one.official, "official_accuracy", "official_"),
+            "majority_accuracy": one.majority,
+            "majority_official": one.majority_official,
+            "majority_by_question_accuracy": one.by_question,
+            "majority_by_question_official": one.by_question_official,
+            "answers": answered.answers,
+            "train_questions": answered.train_questions,
+            "val_questions": answered.val_questions,
+            "test_images": len(rows.test),
+            "test_patients": len(set(answered.patients)),
+            "left_out_as_test_pixels": rows.left_out,
+        }
+        for one in answered.results
     ]
-    files = [write_csv(path, [header, *lines])]
-    if answered.sites:
-        names = ["site", "questions", "accuracy", "official_accuracy"]
-        by_site = [list(vars(one).values()) for one in answered.sites]
-        files.append(write_csv(path.with_name(f"{path.name}-sites"), [names, *by_site]))
+    by_site = [
+        {
+            "site": one.site,
+            "questions": one.questions,
+            "accuracy": one.accuracy,
+            "official_accuracy": one.official,
+        }
+        for one in answered.sites
+    ]
+    files = [write_table(path, lines)]
+    if by_site:
+        files.append(write_table(path.with_name(f"{path.name}-sites"), by_site))
     return files

@@ -87,26 +87,70 @@ def simulate(
     for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
     OtherDataError for a run that began with other records, and FolderInUseError when another process writes ``folder``.
     """
-    with only_writer(folder.path):
-        return _simulate(experiment, folder, workers, accept_phi_risk, report, caution, watch, mlflow)
-
-
-def _simulate(
-    experiment: Experiment,
-    folder: RunFolder,
-    workers: int,
-    accept_phi_risk: Accepted,
-    report: Callable[[Record], None],
-    caution: Callable[[str], None],
-    watch: Callable[[Progress], AbstractContextManager[Any]],
-    mlflow: str,
-) -> list[Record]:
     import torch
 
-    experiment.training.torch_device()  # a device that is not here, said once and not by every site
-    assembly = Assembly(experiment, folder.path, accept_phi_risk)
-    assembly.gate()
-    sites = assembly.sites()
+    with only_writer(folder.path):
+        experiment.training.torch_device()  # a device that is not here, said once and not by every site
+        assembly = Assembly(experiment, folder.path, accept_phi_risk)
+        assembly.gate()
+        sites = assembly.sites()
+        refuse_other_data(assembly, folder)
+        _note_partition(assembly, folder)
+        _tell_cautions(assembly, folder, caution)
+        curves = _curves(folder, mlflow)
+        torch.set_num_threads(1)  # a process that has run several threads must not be forked
+        assembly.modules()  # before the fork, so that workers need not build them
+        progress = Progress(experiment.method, sites)
+        exchange = _exchange(assembly, folder, progress, workers)
+        server, next_phase = assembly.open(folder, sites)
+        progress.total = phases_left(experiment.method, experiment.rounds, server.round, next_phase)
+        folder.note_all(server.history)
+
+        def noted(record: Record) -> None:
+            folder.note(record)
+            for curve in curves:
+                curve(record)
+            report(record)
+
+        with ExitStack() as opened:
+            for used in (exchange, *curves):
+                opened.enter_context(closing(used))
+            opened.enter_context(watch(progress))
+            federation = Federation(
+                experiment.method,
+                server,
+                experiment.rounds,
+                progress.watched(exchange),
+                wire=experiment.wire,
+                checkpoint=folder.checkpoint,
+                report=noted,
+            )
+            state = federation.run(next_phase)
+        folder.finish(experiment, state, server.history, assembly.cohort.label_names)
+        return server.history
+
+
+def _tell_cautions(assembly: Assembly, folder: RunFolder, caution: Callable[[str], None]) -> None:
+    """Keeps what to know of this run for its report, and tells it."""
+    if sentences := cautions(assembly.experiment, assembly.cohort):
+        save_json(folder.path / FILE, sentences)
+        for sentence in sentences:
+            caution(sentence)
+
+
+def _curves(folder: RunFolder, mlflow: str) -> list[TensorBoard | MLflow]:
+    """What draws the run's curves while it trains."""
+    curves: list[TensorBoard | MLflow] = [TensorBoard(folder.path / "tb")]
+    return [*curves, MLflow(mlflow, folder.path)] if mlflow else curves
+
+
+def _exchange(
+    assembly: Assembly, folder: RunFolder, progress: Progress, workers: int
+) -> SequentialExchange | WorkerPool:
+    """The sites, ``workers`` of them at a time, each behind the same encoding as over a network."""
+    import torch
+
+    experiment, sites = assembly.experiment, assembly.sites()
 
     def site(name: str) -> EncodedSite:
         torch.set_num_threads(experiment.training.threads)
@@ -116,43 +160,4 @@ def _simulate(
         trained.client.counted = progress.stepped(name)
         return EncodedSite(trained, end)
 
-    refuse_other_data(assembly, folder)
-    _note_partition(assembly, folder)
-    if sentences := cautions(experiment, assembly.cohort):
-        save_json(folder.path / FILE, sentences)
-        for sentence in sentences:
-            caution(sentence)
-    curves: list[TensorBoard | MLflow] = [TensorBoard(folder.path / "tb")]
-    if mlflow:
-        curves.append(MLflow(mlflow, folder.path))
-    torch.set_num_threads(1)  # a process that has run several threads must not be forked
-    assembly.modules()  # before the fork, so that workers need not build them
-    progress = Progress(experiment.method, sites)
-    exchange = WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
-    server, next_phase = assembly.open(folder, sites)
-    progress.total = phases_left(experiment.method, experiment.rounds, server.round, next_phase)
-    folder.note_all(server.history)
-    with ExitStack() as opened:
-        opened.enter_context(closing(exchange))
-        for board in curves:
-            opened.enter_context(closing(board))
-        opened.enter_context(watch(progress))
-
-        def noted(record: Record) -> None:
-            folder.note(record)
-            for board in curves:
-                board(record)
-            report(record)
-
-        federation = Federation(
-            experiment.method,
-            server,
-            experiment.rounds,
-            progress.watched(exchange),
-            wire=experiment.wire,
-            checkpoint=folder.checkpoint,
-            report=noted,
-        )
-        state = federation.run(next_phase)
-    folder.finish(experiment, state, server.history, assembly.cohort.label_names)
-    return server.history
+    return WorkerPool(site, sites, workers, folder.path / "spool") if workers > 1 else SequentialExchange(site)
