@@ -73,47 +73,19 @@ def configured(
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
     Raises ValueError for an unknown preset, data or setting.
     """
-    from dataclasses import replace
-
-    from fedvlp.data.cohort import PUBLIC
     from fedvlp.data.sources.table import TableSource
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run import presets, terms
-    from fedvlp.run.config import override
-    from fedvlp.run.fitting import fitted
-    from fedvlp.run.site_sources import SiteSources
 
     if sites is not None and sites < 1:
         raise ValueError(f"--sites is {sites}; a run needs at least one site")
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
-    size = experiment.model.image_size
-    margin = size if experiment.training.cache_features else size * 9 // 8  # for random crops
-    if at and (data or sites):
-        raise ValueError("--site gives every site its data set; leave --data and --sites out")
-    if at:
-        named = [(name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at)]
-        chosen: Any = SiteSources(tuple(named))
-        sites = len([name for name, _ in named if name != PUBLIC])
-    else:
-        chosen = stored(source_of(data, margin), cache)
-    if isinstance(chosen, SyntheticCohort):
-        sites = sites or chosen.sites
-        chosen = replace(chosen, image_size=getattr(experiment.data, "image_size", margin))
-    if sites and hasattr(chosen, "by_site"):
-        raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
+    chosen, sites = _chosen_data(experiment, data, sites, at, cache)
     if chosen is not None:
-        of_files = not isinstance(chosen, SyntheticCohort)
-        of_data = [setting for setting in settings or [] if of_files and setting.startswith("data.")]  # fitted to, too
-        experiment = fitted(overridden(replace(experiment, data=chosen), of_data))
-        experiment = replace(experiment, partition=_of_own_records(chosen, experiment.partition))
+        experiment = _on_data(experiment, chosen, settings or [])
     if sites is not None:
-        experiment = override(experiment, "partition.sites", str(sites))
-        if chosen is None or isinstance(chosen, SyntheticCohort):
-            experiment = override(experiment, "data.sites", str(sites))
-        if hasattr(experiment.extra, "sites"):
-            experiment = override(experiment, "extra.sites", str(sites))
+        experiment = _with_sites(experiment, sites, chosen)
     experiment = overridden(experiment, settings)
     if sites is not None and isinstance(experiment.data, TableSource) and experiment.data.names_sites():
         raise ValueError(
@@ -121,6 +93,60 @@ def configured(
             "leave --sites out, or deal the rows anew with --set data.site_column="
         )
     return experiment.pinned()
+
+
+def _chosen_data(
+    experiment: Experiment, data: str | None, sites: int | None, at: list[str] | None, cache: Path | None
+) -> tuple[Any, int | None]:
+    """The data set of ``--data`` or ``--site``, None for the preset's own, and how many sites train on it, if it says.
+
+    Raises ValueError for an unknown one, and for a number of sites where the data set deals its records itself.
+    """
+    from dataclasses import replace
+
+    from fedvlp.data.cohort import PUBLIC
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.run.site_sources import SiteSources
+
+    size = experiment.model.image_size
+    margin = size if experiment.training.cache_features else size * 9 // 8  # for random crops
+    if at:
+        if data or sites:
+            raise ValueError("--site gives every site its data set; leave --data and --sites out")
+        named = tuple((name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at))
+        return SiteSources(named), len([name for name, _ in named if name != PUBLIC])
+    chosen: Any = stored(source_of(data, margin), cache)
+    if isinstance(chosen, SyntheticCohort):
+        return replace(chosen, image_size=getattr(experiment.data, "image_size", margin)), sites or chosen.sites
+    if sites and hasattr(chosen, "by_site"):
+        raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
+    return chosen, sites
+
+
+def _on_data(experiment: Experiment, chosen: Any, settings: list[str]) -> Experiment:
+    """The experiment on the data set ``chosen``, with all that it takes over from it."""
+    from dataclasses import replace
+
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.run.fitting import fitted
+
+    of_files = not isinstance(chosen, SyntheticCohort)
+    of_data = [setting for setting in settings if of_files and setting.startswith("data.")]  # fitted to, too
+    experiment = fitted(overridden(replace(experiment, data=chosen), of_data))
+    return replace(experiment, partition=_of_own_records(chosen, experiment.partition))
+
+
+def _with_sites(experiment: Experiment, sites: int, chosen: Any) -> Experiment:
+    """The experiment with so many sites, in every setting that counts them."""
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.run.config import override
+
+    experiment = override(experiment, "partition.sites", str(sites))
+    if chosen is None or isinstance(chosen, SyntheticCohort):
+        experiment = override(experiment, "data.sites", str(sites))
+    if hasattr(experiment.extra, "sites"):
+        experiment = override(experiment, "extra.sites", str(sites))
+    return experiment
 
 
 def _of_own_records(data: Any, partition: Partition) -> Partition:
