@@ -68,70 +68,72 @@ def simulate(
     plugins: Plugins = None,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
-    from contextlib import nullcontext
-
-    from rich.console import Console
-
-    from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import progress_line, summary_tables
     from fedvlp.run.folder import RunFolder
-    from fedvlp.run.metrics import summary
-    from fedvlp.run.simulate import simulate as run
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
-    console = Console()
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
-    if resume is None:
-        experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
-        if dry_run:
-            return tell_dry_run(experiment, workers, accept)
-        folder = RunFolder.create(runs, experiment)
-    elif settings or data or sites or site or cache or like or config or dry_run:
-        raise ValueError(
-            "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like, "
-            "--config and --dry-run out"
-        )
-    else:
+    again = ["--accept-phi-risk"] * accept_phi_risk
+    again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
+    again += ["--mlflow", mlflow] if mlflow else []
+    if resume is not None:
+        if settings or data or sites or site or cache or like or config or dry_run:
+            raise ValueError(
+                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like, "
+                "--config and --dry-run out"
+            )
         folder = RunFolder(resume)
         experiment = folder.experiment()
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
+        return show_run(experiment, folder, workers, accept, again, mlflow)
+    experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
+    if dry_run:
+        return tell_dry_run(experiment, workers, accept)
+    folder = RunFolder.create(runs, experiment)
+    with folder.removed_unless_begun():
+        show_run(experiment, folder, workers, accept, again, mlflow)
+
+
+def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted, again: list[str], mlflow: str) -> None:
+    """Runs ``experiment``, or goes on with it, and shows it; ``again``: options that are to be typed again to go on."""
+    from rich.console import Console
+
+    from fedvlp.cli.progress_bar import RunBar
+    from fedvlp.cli.tables import progress_line, summary_tables
+    from fedvlp.run.metrics import summary
+    from fedvlp.run.simulate import simulate as run
+
+    console = Console()
     console.print(f"run {folder.path} ({experiment.name})", highlight=False)
-    cautions: list[str] = []
-
-    def caution(sentence: str) -> None:
-        console.print(f"CAUTION: {sentence}.", style="bold red", markup=False, highlight=False)
-
-    def collected(sentence: str) -> None:
-        cautions.append(sentence)
-        caution(sentence)
-
-    again = ["--accept-phi-risk"] * accept_phi_risk + [
-        w for k in accept_phi_kind or () for w in ("--accept-phi-kind", k)
-    ]
-    again += ["--mlflow", mlflow] if mlflow else []
     goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
+    cautions: list[str] = []
+
+    def show_caution(sentence: str) -> None:
+        console.print(f"CAUTION: {sentence}.", style="bold red", markup=False, highlight=False)
+
+    def caution(sentence: str) -> None:
+        cautions.append(sentence)
+        show_caution(sentence)
 
     def report(record: dict[str, Any]) -> None:
         bar.note(record)
         console.print(progress_line(record), markup=False, highlight=False, soft_wrap=True)
 
-    with folder.removed_unless_begun() if resume is None else nullcontext():
-        history = run(
-            experiment,
-            folder,
-            workers=workers or default_workers(experiment),
-            accept_phi_risk=accept,
-            report=report,
-            caution=collected,
-            watch=bar.showing,
-            mlflow=mlflow,
-        )
+    history = run(
+        experiment,
+        folder,
+        workers=workers or default_workers(experiment),
+        accept_phi_risk=accept,
+        report=report,
+        caution=caution,
+        watch=bar.showing,
+        mlflow=mlflow,
+    )
     for sentence in cautions:
-        caution(sentence)  # once more, beside the figures
+        show_caution(sentence)  # once more, beside the figures
     console.print(*summary_tables(experiment.name, summary(history)))
     print(f"model {folder.model}\nreport {write_report(folder)}")
 
