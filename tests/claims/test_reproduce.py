@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 
 from fedvlp.claims import ledger
 from fedvlp.claims.ensembles import RSUM
-from fedvlp.claims.reproduce import inventory, measures, output, run, studies
+from fedvlp.claims.reproduce import inventory, measures, output, run
 from fedvlp.claims.reproduce.inventory import ENTRIES, get, shown
 from fedvlp.claims.reproduce.run import Reproduced, chosen_rows, claims_of, estimate, scenario, traffic
+from fedvlp.claims.reproduce.studies import alignment, missing_modalities, records, representations, unlike_sites
 from fedvlp.claims.reproduce.table import DEMO, PAPER, SMALLEST, UNPRINTED, Column, Entry, Row, Size
 from fedvlp.claims.results import spent
 from fedvlp.claims.scenario import HOLDS, Table
@@ -95,7 +96,13 @@ def test_a_row_with_a_value_too_few_is_refused() -> None:
 
 def test_seeds_and_cells_differ_where_they_should() -> None:
     """A cell that ignored its setting would be run twice and compared with itself."""
-    for study in (studies.ALIGNMENT, studies.RETINA, studies.REPRESENTATIONS, studies.UNLIKE_SITES, studies.MISSING):
+    for study in (
+        alignment.RECALL,
+        alignment.RETINA,
+        representations.RECALL,
+        unlike_sites.ZERO_SHOT,
+        missing_modalities.MACRO_AUC,
+    ):
         cells = study.experiments(Size(DEMO), 0)
         made = [repr(cell).replace(cell.name, "") for cell in cells.values()]
         assert len(set(made)) == len(made), study.name
@@ -117,7 +124,7 @@ def test_the_ledgers_claims_are_judged_where_both_methods_are() -> None:
 def by_hand() -> Reproduced:
     """Two rows, two columns; three seeds, of which the second column has none in the second row."""
     entry = Entry(
-        "feddra", ("2",), "<b>by hand</b>", studies.ALIGNMENT,
+        "feddra", ("2",), "<b>by hand</b>", alignment.RECALL,
         (Row("FedAvg", "fedavg", printed="28.8 66.7"), Row("FedDRA", "feddra", printed="30.2 -")),
         (Column("R@1", ledger.AVERAGE), Column("Wst@5", "other")), note="A note.",
     )  # fmt: skip
@@ -210,7 +217,7 @@ def test_the_papers_size_is_the_papers(tmp_path: Path) -> None:
     (folder / "files").mkdir(parents=True)
     for table in ("metadata", "split", "chexpert"):
         (folder / f"mimic-cxr-2.0.0-{table}.csv").touch()
-    cells = studies.ALIGNMENT.experiments(Size(PAPER, tmp_path), 3)
+    cells = alignment.RECALL.experiments(Size(PAPER, tmp_path), 3)
     one: Any = cells["feddra"]
     assert (one.rounds.rounds, one.rounds.seed, one.training.batch_size) == (25, 3, 388)
     assert (one.method.align_steps, one.method.local_steps, one.method.mu) == (20, 50, 5.0)
@@ -227,9 +234,9 @@ def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path
     published.mimic(tmp_path / "mimic_cxr")
     published.ehrxqa(tmp_path / "ehrxqa")
     size = Size(PAPER, tmp_path)
-    studies.ELSEWHERE.refuse_absent(size)
-    outside = studies.elsewhere(size)
-    asked, sites = outside.data.build(), studies.source(size, "mimic_cxr").build()
+    alignment.ELSEWHERE.refuse_absent(size)
+    outside = alignment.elsewhere(size)
+    asked, sites = outside.data.build(), records.source(size, "mimic_cxr").build()
     assert asked.reports[asked.rows("test")[0]].startswith("is this an ap view")
     assert measures.unseen(asked, sites).tolist() == asked.rows("test").tolist() == [3]
     everybody = replace(sites, splits=np.array(["train"] * len(sites)))
