@@ -131,19 +131,20 @@ def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_align
 
 
 @pytest.mark.parametrize(
-    ("cohort", "vary", "values"),
+    ("method", "cohort", "vary", "values"),
     [
-        ("label-skew", "mu", [5.0, 1.0, 10.0]),
-        ("scanner-shift", "mu", [1.0, 5.0, 10.0]),
-        ("scanner-shift", "rho", [0.1, 0.01, 1.0]),
+        ("feddra", "label-skew", "mu", [5.0, 1.0, 10.0]),
+        ("feddra", "scanner-shift", "mu", [1.0, 5.0, 10.0]),
+        ("feddra", "scanner-shift", "rho", [0.1, 0.01, 1.0]),
+        ("fedrgb", "label-skew", "aligner_steps", [40, 10, 20]),
     ],
 )
 def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
-    cohort: str, vary: str, values: list[float], ablation: Any
+    method: str, cohort: str, vary: str, values: list[float], ablation: Any
 ) -> None:
-    rows = ablation.experiments("feddra", cohort, vary, 100)
+    rows = ablation.experiments(method, cohort, vary, 100)
     assert [getattr(one.method, vary) for one in rows.values()] == values
-    assert rows["feddra"] == alignment(cohort, 100)["feddra"]
+    assert rows[method] == alignment(cohort, 100)[method]
 
 
 def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,10 @@ def trained_client(folder: RunFolder) -> Client:
 # FedDRA and FedRGB
 
 STEPS, ALIGN = 40, 10
-"""Full-rate steps a round of the encoders, and of the alignment modules before them."""
+"""Full-rate steps a round of the encoders, and of FedDRA's alignment modules before them.
+
+FedRGB's aligner phase has as many as the encoders, as in its paper.
+"""
 
 ROUNDS = 8
 """On label skew sites alone stop learning after three; the shared models gain a point a round by then."""
@@ -124,7 +127,7 @@ def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
         "feddra-no-dro": replace(feddra, rho=0.0),
         "feddra-one-stage": replace(feddra, align_steps=0),
         "feddra-no-constraint": replace(feddra, mu=0.0),
-        "fedrgb": FedRGB(local_steps=STEPS, aligner_steps=ALIGN, rho=0.1),
+        "fedrgb": FedRGB(local_steps=STEPS, aligner_steps=STEPS, rho=0.1),
     }
     table = {name: replace(base, method=method) for name, method in methods.items()}
     return table | {"centralized": replace(base, method=Centralized(local_steps=STEPS), training=pooled)}
