@@ -136,6 +136,7 @@ def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_align
         ("feddra", "label-skew", "mu", [5.0, 1.0, 10.0]),
         ("feddra", "scanner-shift", "mu", [1.0, 5.0, 10.0]),
         ("feddra", "scanner-shift", "rho", [0.1, 0.01, 1.0]),
+        ("feddra", "label-skew", "align_steps", [10, 20, 40]),
         ("fedrgb", "label-skew", "aligner_steps", [40, 10, 20]),
     ],
 )
