@@ -48,7 +48,7 @@ def test_no_two_methods_of_a_scenario_are_the_same(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
 def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort: str) -> None:
-    """FedAvg once with as many encoder steps as FedDRA, once with as many steps in all; 1/N at every one."""
+    """FedAvg with as many encoder steps, with as many steps in all as FedDRA, and as FedRGB; 1/N at every one."""
     table: dict[str, Any] = dict(alignment(cohort, 0))
     pooled = table.pop("centralized")
     assert len({repr(one.training) for one in table.values()}) == 1
@@ -57,8 +57,8 @@ def test_alignment_methods_have_equal_encoder_steps_weights_and_training(cohort:
     encoders, all_steps = spent["feddra"].axes
     assert encoders >= STEPS, "what a warm-up takes away is made up"
     assert all_steps >= STEPS + ALIGN
-    more = spent.pop("fedavg-all-steps")
-    assert more.total == all_steps
+    assert spent.pop("fedavg-all-steps").total == all_steps
+    assert spent.pop("fedavg-all-steps-of-fedrgb").total == spent["fedrgb"].total
     assert {one.axes[0] for one in spent.values()} == {encoders}
     for name in ("feddra", "feddra-no-dro", "feddra-no-constraint"):
         assert spent[name].total == all_steps

@@ -110,19 +110,21 @@ MU = {"label-skew": 5.0, "scanner-shift": 1.0}
 def alignment(cohort: str, seed: int) -> Mapping[str, Experiment]:
     """FedDRA, FedRGB and what they are compared with, on one cohort: 1/N for all, warm-up made up for all alike.
 
-    FedAvg has as many encoder steps as they have, then as many steps in all.
+    FedAvg has as many encoder steps as they have, then as many steps in all as FedDRA, then as FedRGB.
     """
     demo = presets.get("fedbn" if cohort in OWN_NORM else "fedavg")
     data = replace(COHORTS[cohort], image_size=demo.data.image_size)  # type: ignore[attr-defined]
     training, rounds = replace(demo.training, make_up_warmup=True), replace(demo.rounds, rounds=ROUNDS)
     base = seeded(replace(demo, data=data, training=training, rounds=rounds), seed)
     equal: dict[str, Any] = {"weighting": "uniform", "local_steps": STEPS}
+    in_all = {more: STEPS + more + base.training.made_up(more) for more in (ALIGN, STEPS)}
     feddra = FedDRA(align_steps=ALIGN, local_steps=STEPS, mu=MU[cohort], rho=0.1)
     pooled = replace(base.training, batch_size=base.training.batch_size * data.sites)
     methods = {
         "local": Local(**equal),
         "fedavg": FedAvg(**equal),
-        "fedavg-all-steps": FedAvg(weighting="uniform", local_steps=STEPS + ALIGN + base.training.made_up(ALIGN)),
+        "fedavg-all-steps": FedAvg(weighting="uniform", local_steps=in_all[ALIGN]),
+        "fedavg-all-steps-of-fedrgb": FedAvg(weighting="uniform", local_steps=in_all[STEPS]),
         "feddra": feddra,
         "feddra-no-dro": replace(feddra, rho=0.0),
         "feddra-one-stage": replace(feddra, align_steps=0),
@@ -145,6 +147,8 @@ ALIGNMENT = tuple(
         ("feddra", "robust weights: worst site", "feddra", "feddra-no-dro", WORST, "+1.4 (Table 3)"),
         ("fedrgb", "average, equal encoder steps", "fedrgb", "fedavg", AVERAGE, "+0.66 (Table 2)"),
         ("fedrgb", "worst site, equal encoder steps", "fedrgb", "fedavg", WORST, "not given"),
+        ("fedrgb", "average, equal steps in all", "fedrgb", "fedavg-all-steps-of-fedrgb", AVERAGE, "not given"),
+        ("fedrgb", "worst site, equal steps in all", "fedrgb", "fedavg-all-steps-of-fedrgb", WORST, "not given"),
     )
 )
 
