@@ -32,6 +32,15 @@ class Records:
     test: np.ndarray
     left_out: int  # training and validation rows with the very pixels of a test row
 
+    def counts(self, patients: Sequence[str]) -> dict[str, int]:
+        """A result table's columns on how many records it stands; ``patients``: of the test records."""
+        return {
+            "test_records": len(self.test),
+            "test_patients": len(set(patients)),
+            "val_records": len(self.val),
+            "left_out_as_test_pixels": self.left_out,
+        }
+
 
 def records(cohort: Cohort, usable: np.ndarray | None = None, seed: int = 0) -> Records:
     """The rows with an image (and ``usable`` [N] bool) of each split.

@@ -457,7 +457,6 @@ def write_probe(probed: Probed, differences: Sequence[Difference], path: Path) -
 
 def _subset_lines(probed: Probed) -> list[dict[str, Any]]:
     """The figures of each subset size."""
-    rows = probed.rows
     return [
         {
             "train_on": one.subset,
@@ -468,10 +467,7 @@ def _subset_lines(probed: Probed) -> list[dict[str, Any]]:
             "macro_auc_std": one.auc_std,
             "calibration_error": one.calibration,
             "majority_accuracy": one.majority,
-            "test_records": len(rows.test),
-            "test_patients": len(set(probed.patients)),
-            "val_records": len(rows.val),
-            "left_out_as_test_pixels": rows.left_out,
+            **probed.rows.counts(probed.patients),
         }
         for one in probed.results
     ]

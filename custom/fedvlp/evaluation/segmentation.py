@@ -302,7 +302,6 @@ def segmentation(settings: Segmentation, model: Any, cohort: Cohort, steps: int 
 
 def write_segmentation(segmented: Segmented, path: Path) -> list[Path]:
     """Writes ``<path>.csv``."""
-    rows = segmented.rows
     lines = [
         {
             "train_on": one.subset,
@@ -312,10 +311,7 @@ def write_segmentation(segmented: Segmented, path: Path) -> list[Path]:
             **columns_of(one.positives, "dice_positives", "dice_positives_"),
             "empty_share": one.empty,
             **columns_of(one.mean_mask, "mean_mask_dice", "mean_mask_"),
-            "test_records": len(rows.test),
-            "test_patients": len(set(segmented.patients)),
-            "val_records": len(rows.val),
-            "left_out_as_test_pixels": rows.left_out,
+            **segmented.rows.counts(segmented.patients),
         }
         for one in segmented.results
     ]
