@@ -19,7 +19,7 @@ from itertools import product
 from typing import Any
 
 from common import machine, say, table
-from ledger_cells import finished, less, mean, parser_of
+from ledger_cells import finished, less, mean, parser_of, row_name
 
 from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
 from fedvlp.claims.page import origin
@@ -45,7 +45,7 @@ GRIDS = {
 def variants(method: str, vary: str) -> dict[str, dict[str, Any]]:
     """Name -> what it changes of the method; the first changes nothing."""
     if vary in GRIDS:
-        return {method: {}} | {f"{method}-{vary}-{value:g}": {vary: value} for value in GRIDS[vary]}
+        return {method: {}} | {row_name(f"{method}-{vary}-{value:g}"): {vary: value} for value in GRIDS[vary]}
     found: dict[str, dict[str, Any]] = {}
     parts = PARTS[method]
     for left_out in product((False, True), repeat=len(parts)):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from common import machine, say, table
-from ledger_cells import finished, less, mean, parser_of
+from ledger_cells import finished, less, mean, parser_of, row_name
 
 from fedvlp.claims.ledger import CAR_MFL, MACRO, missing, without
 from fedvlp.claims.scenario import Table
@@ -43,7 +43,7 @@ def cell(row: Row) -> str:
     """The name of its file."""
     mix, public, name = row
     lacking = "" if mix == MIX else f"-{mix.replace(':', '-')}"
-    return f"{name}{lacking}" + ("" if public == PUBLIC else f"-public-{public:g}")
+    return row_name(f"{name}{lacking}" + ("" if public == PUBLIC else f"-public-{public:g}"))
 
 
 def experiment(row: Row, seed: int) -> Experiment:

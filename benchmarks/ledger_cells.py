@@ -53,6 +53,11 @@ def finished(scenario: Scenario, options: argparse.Namespace) -> Table:
     )
 
 
+def row_name(text: str) -> str:
+    """``text`` as the name of an experiment, which has no dots and no underscores."""
+    return text.replace(".", "-").replace("_", "-")
+
+
 def shortened(experiments: Mapping[str, Experiment]) -> dict[str, Experiment]:
     """One round of few steps on few studies."""
     small = {}

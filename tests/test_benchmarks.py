@@ -61,10 +61,11 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     assert len(rows) == 3 * 4 + 2 + 2 * 3
     experiments = {name: car_mfl.experiment(row, 3) for name, row in rows.items()}
     assert {name: experiments[name] for name in ledger} == ledger
+    assert [replace(one, name=name).name for name, one in experiments.items()] == list(rows)
     assert len({repr(replace(one, name="same")) for one in experiments.values()}) == len(rows)
     other: Any = experiments["car-mfl-2-2-1"]
     assert (other.partition.image_only, other.partition.text_only, other.data.sites) == (2, 2, 5)
-    more: Any = experiments["mfedavg-p-public-0.3"]
+    more: Any = experiments["mfedavg-p-public-0-3"]
     assert (more.partition.public, more.partition.image_only) == (0.3, 4)
     assert experiments["car-mfl-linear"].method.renorm == "linear"
 
@@ -146,6 +147,7 @@ def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
     rows = ablation.experiments(method, cohort, vary, 100)
     assert [getattr(one.method, vary) for one in rows.values()] == values
     assert rows[method] == alignment(cohort, 100)[method]
+    assert [replace(one, name=name).name for name, one in rows.items()] == list(rows)  # names with 0.01 were refused
 
 
 def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
