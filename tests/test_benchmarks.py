@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,41 @@ def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: p
     monkeypatch.setitem(ablation.PARTS["feddra"], "one-stage", {"local_steps": 39})
     with pytest.raises(SystemExit, match="full-rate steps of the encoders differ"):
         ablation.experiments("feddra", "scanner-shift", "parts", 0)
+
+
+@pytest.mark.parametrize(
+    ("condition", "setting", "feddra", "all_steps"),
+    [
+        ("rounds", "rounds.rounds", 24, 60.0),
+        ("steps", "method.local_steps", 80, 100.0),
+        ("moments", "training.optimizer_state", "keep", 51.25),  # warm-up and what makes up for it come once
+        ("seldom", "method.align_every", 4, 48.75),  # two align phases in eight rounds
+        ("start", "model.init", "other", 60.0),
+    ],
+)
+def test_each_condition_changes_one_thing_and_has_fedavg_on_equal_terms(
+    condition: str, setting: str, feddra: Any, all_steps: float, imported: Callable[[str], Any]
+) -> None:
+    program = imported("conditions")
+    ledger = alignment("label-skew", 3)
+    rows = program.experiments("feddra", "label-skew", [condition], "other", 3)
+    assert [replace(one, name=name).name for name, one in rows.items()] == list(rows)
+    assert {name: rows[name] for name in ledger if name in rows} == {
+        name: ledger[name] for name in ("feddra", "fedavg", "fedavg-all-steps")
+    }
+    whole, fedavg, more = (rows[name] for name in program.names("feddra", condition))
+    assert attrgetter(setting)(whole) == feddra
+    assert (terms(whole).axes[0], terms(whole).total) == (terms(fedavg).axes[0], all_steps)
+    assert terms(more).total == pytest.approx(all_steps, abs=0.5)
+    part, name = setting.split(".")
+    ours, theirs = asdict(getattr(whole, part)), asdict(getattr(ledger["feddra"], part))
+    assert [key for key in ours if ours[key] != theirs[key]] == [name]
+    assert replace(whole, **{part: getattr(ledger["feddra"], part)}) == ledger["feddra"]
+
+
+def test_fedrgb_has_no_phase_that_comes_seldom(imported: Callable[[str], Any]) -> None:
+    with pytest.raises(SystemExit, match="fedrgb has no phase that could come more seldom"):
+        imported("conditions").experiments("fedrgb", "label-skew", ["seldom"], "", 3)
 
 
 @pytest.fixture

@@ -54,6 +54,14 @@ def test_a_baseline_on_the_terms_of_a_run(make_up: bool) -> None:
         like(presets.get("feddra"), run)
 
 
+def test_a_baseline_makes_up_for_one_warm_up_where_moments_are_kept() -> None:
+    """FedDRA's two warm-ups come once in four rounds: 50 + 10 / 4; FedAvg's one takes 51 + 5 / 4, nearer than 50."""
+    training = replace(SMALL.training, warmup_steps=10, make_up_warmup=True, optimizer_state="keep")
+    run = replace(SMALL, method=DRA, training=training, rounds=replace(SMALL.rounds, rounds=4))
+    made = like(presets.get("fedavg"), run)
+    assert (terms(run).total, terms(made).total) == (52.5, 52.25)
+
+
 def test_without_a_warm_up_every_step_counts_whole() -> None:
     assert spent(DRA).full_rate == spent(DRA).steps
     assert spent(DRA).axes == (40, 50)

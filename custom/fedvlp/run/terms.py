@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -94,16 +95,17 @@ def terms(experiment: Experiment) -> Terms:
 def like(experiment: Experiment, other: Experiment) -> Experiment:
     """The method of ``experiment`` on everything else that ``other`` has: records, model, start, training, rounds.
 
-    It weights sites as ``other`` does and takes as many steps in a round, those of all phases together, so it is on
-    equal terms on the second axis of a comparison. Raises ValueError for a method of several phases, of which nobody
-    can say how it would share these steps.
+    It weights sites as ``other`` does and takes as many steps in a mean round, to within one half, those of all phases
+    together, so it is on equal terms on the second axis of a comparison. Raises ValueError for a method of several
+    phases, of which nobody can say how it would share these steps.
     """
-    method, steps = experiment.method, round(terms(other).total)
+    method, wanted = experiment.method, terms(other).total
     require(
         len(method.phases(0)) == 1,
         f"{experiment.name} has the phases {', '.join(method.phases(0))}; set their steps with --set instead",
     )
-    own = next(count for count in range(steps, -1, -1) if count + other.training.made_up(count) <= steps)
+    warm_ups = 1 / other.rounds.rounds if other.training.optimizer_state == "keep" else 1  # in a round
+    own = min(range(math.ceil(wanted) + 1), key=lambda own: abs(own + warm_ups * other.training.made_up(own) - wanted))
     method = replace(method, local_steps=own, weighting=other.method.weighting)
     return replace(other, name=experiment.name, method=method, extra=experiment.extra)
 

@@ -1,0 +1,110 @@
+"""FedDRA or FedRGB less FedAvg under other conditions than the ledger's (docs/claims.md), one changed at a time.
+
+    python benchmarks/conditions.py [--method feddra] [--cohort label-skew] [--seeds 0-4] [--vary rounds moments]
+
+``rounds``: three times as many. ``steps``: twice as many of the encoders in a round. ``moments``: AdamW's stay at a
+site between phases. ``seldom``: FedDRA's align phase in every fourth round only. ``start``: from the encoders in
+``--start``, by default those of `fedvlp pretrain runs/start --set rounds.seed=1 --set data.seed=1001`. Under each
+condition FedAvg has as many full-rate steps of the encoders, or as many steps in all; the first line is the ledger's
+own. Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; the
+differences with their 95 % interval (Student's t over seeds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common import machine, say, table
+from ledger_cells import finished, less, mean, parser_of
+
+from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
+from fedvlp.claims.page import origin
+from fedvlp.claims.scenario import Table
+from fedvlp.run.experiment import Experiment
+from fedvlp.run.terms import like, terms
+
+LEDGERS = "as it stands"
+ALL_STEPS = {"feddra": "fedavg-all-steps", "fedrgb": "fedavg-all-steps-of-fedrgb"}
+"""The ledger's FedAvg with as many steps in all."""
+
+
+def of_method(one: Experiment, **changes: int) -> Experiment:
+    return replace(one, method=replace(one.method, **changes))
+
+
+def doubled(one: Experiment) -> Experiment:
+    """Twice the local steps, and twice FedRGB's aligner steps: its paper has as many of both."""
+    method: Any = one.method
+    names = [name for name in ("local_steps", "aligner_steps") if hasattr(method, name)]
+    return of_method(one, **{name: 2 * getattr(method, name) for name in names})
+
+
+def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
+    """Name -> what it changes of an experiment, FedAvg's or the method's."""
+    return {
+        "rounds": lambda one: replace(one, rounds=replace(one.rounds, rounds=3 * one.rounds.rounds)),
+        "steps": doubled,
+        "moments": lambda one: replace(one, training=replace(one.training, optimizer_state="keep")),
+        "seldom": lambda one: of_method(one, align_every=4) if hasattr(one.method, "align_every") else one,
+        "start": lambda one: replace(one, model=replace(one.model, init=start)),  # type: ignore[type-var]
+    }
+
+
+def names(method: str, condition: str) -> tuple[str, str, str]:
+    """The rows of a condition: the method, FedAvg with as many encoder steps, and with as many in all."""
+    if condition == LEDGERS:
+        return method, "fedavg", ALL_STEPS[method]
+    fedavg = "fedavg" if condition == "seldom" else f"fedavg-{condition}"
+    return f"{method}-{condition}", fedavg, f"{ALL_STEPS[method]}-{condition}"
+
+
+def experiments(method: str, cohort: str, vary: Sequence[str], start: str, seed: int) -> dict[str, Experiment]:
+    """The rows as experiments, by name. Raises SystemExit where FedAvg is not on equal terms with the method."""
+    ledger = alignment(cohort, seed)
+    rows = {name: ledger[name] for name in names(method, LEDGERS)}
+    for condition in vary:
+        change = conditions(start)[condition]
+        whole, fedavg = change(ledger[method]), change(ledger["fedavg"])
+        if whole == ledger[method]:
+            raise SystemExit(f"{method} has no phase that could come more seldom")
+        if terms(whole).axes[0] != terms(fedavg).axes[0]:
+            raise SystemExit(f"{condition}: full-rate steps of the encoders differ")
+        rows |= dict(zip(names(method, condition), (whole, fedavg, like(fedavg, whole)), strict=True))
+    return rows
+
+
+def report(method: str, vary: Sequence[str], rows: Table) -> str:
+    """The Markdown table, of the rows that have finished."""
+    body = []
+    for condition in (LEDGERS, *vary):
+        whole, *rivals = names(method, condition)
+        body += [
+            [f"{condition}, {figure}", mean(rows, whole, name), *(less(rows, whole, other, name) for other in rivals)]
+            for figure, name in (("average", AVERAGE), ("worst site", WORST))
+            if rows.has(whole, name)
+        ]
+    return table(["condition", method, "less FedAvg, encoder steps", "less FedAvg, steps in all"], body)
+
+
+def main() -> None:
+    parser = parser_of(__doc__, "0-4")
+    parser.add_argument("--method", choices=list(ALL_STEPS), default="feddra")
+    parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="label-skew")
+    parser.add_argument("--vary", nargs="+", choices=list(conditions("")), default=["rounds", "moments"])
+    parser.add_argument("--start", default="runs/start", help="folder of the other encoders")
+    options = parser.parse_args()
+    say({**machine(), **vars(options)})
+    scenario = replace(
+        SCENARIOS[options.cohort],
+        experiments=lambda seed: experiments(options.method, options.cohort, options.vary, options.start, seed),
+    )
+    rows = finished(scenario, options)
+    print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n")
+    print(f"{report(options.method, options.vary, rows)}\n\n{origin(rows)}")
+    say(machine())
+
+
+if __name__ == "__main__":
+    main()
