@@ -9,13 +9,15 @@ of the encoders; in the papers' algorithms as many, in FedDRA's released code 20
 records, the schedule and the encoders' full-rate steps of that method in `fedvlp claims`. Settings are chosen on seeds
 100 to 104, before seeds 0 to 4 are reported.
 Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; beside it the
-difference to the whole method and its 95 % interval (Student's t over seeds).
+difference to the whole method and its 95 % interval (Student's t over seeds). Of parts also what each is worth, the
+mean over all pairs of rows that it alone tells apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from statistics import fmean
 from typing import Any
 
 from common import machine, say, table
@@ -24,10 +26,11 @@ from ledger_cells import finished, less, mean, parser_of, row_name
 from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
 from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Table
+from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
 
-PARTS = {
+PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "feddra": {"one-stage": {"align_steps": 0}, "no-constraint": {"mu": 0.0}, "no-dro": {"rho": 0.0}},
     "fedrgb": {"no-guidance": {"alpha": 0.0}, "no-dro": {"rho": 0.0}, "mean-aligner": {"avg_aligner": True}},
 }
@@ -88,6 +91,30 @@ def report(method: str, rows: Table) -> str:
     return table(["variant", "R@1 average", "R@1 worst", f"average, less {method}", f"worst, less {method}"], body)
 
 
+def effects(method: str, rows: Table) -> str:
+    """The Markdown table of what each part is worth: the mean over all pairs of rows that it alone tells apart."""
+    known = variants(method, "parts")
+    body = []
+    for part, left_out in PARTS[method].items():
+        pairs = [
+            (row, other)
+            for row, changes in known.items()
+            for other, changed in known.items()
+            if changes != changed == {**changes, **left_out}
+        ]
+        names = {name for pair in pairs for name in pair}
+        seeds = [seed for seed in rows.seeds if all((name, seed) in rows.cells for name in names)]
+        if seeds:
+            shared = Table({cell: figures for cell, figures in rows.cells.items() if cell[1] in seeds})
+            body.append([part, *(str(_mean_of(pairs, shared, figure)) for figure in (AVERAGE, WORST))])
+    return table(["left out", "costs the average", "costs the worst"], body)
+
+
+def _mean_of(pairs: list[tuple[str, str]], rows: Table, figure: str) -> Interval:
+    by_pair = [rows.difference(row, other, figure) for row, other in pairs]
+    return over_seeds([fmean(of_seed) for of_seed in zip(*by_pair, strict=True)])
+
+
 def main() -> None:
     parser = parser_of(__doc__, "100-101")
     parser.add_argument("--method", choices=list(PARTS), default="feddra")
@@ -101,6 +128,8 @@ def main() -> None:
     )
     rows = finished(scenario, options)
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(options.method, rows)}\n")
+    if options.vary == "parts":
+        print(f"{effects(options.method, rows)}\n")
     print(origin(rows))
     say(machine())
 

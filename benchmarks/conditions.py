@@ -30,7 +30,7 @@ ALL_STEPS = {"feddra": "fedavg-all-steps", "fedrgb": "fedavg-all-steps-of-fedrgb
 """The ledger's FedAvg with as many steps in all."""
 
 
-def of_method(one: Experiment, **changes: int) -> Experiment:
+def of_method(one: Experiment, **changes: Any) -> Experiment:
     return replace(one, method=replace(one.method, **changes))
 
 
@@ -48,7 +48,7 @@ def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
         "steps": doubled,
         "moments": lambda one: replace(one, training=replace(one.training, optimizer_state="keep")),
         "seldom": lambda one: of_method(one, align_every=4) if hasattr(one.method, "align_every") else one,
-        "start": lambda one: replace(one, model=replace(one.model, init=start)),  # type: ignore[type-var]
+        "start": lambda one: replace(one, model=replace(one.model, init=start)),
     }
 
 

@@ -116,6 +116,26 @@ def test_the_ablation_leaves_out_every_set_of_parts_once(ablation: Any) -> None:
     assert {terms(one).axes[0] for one in rows.values()} == {terms(ledger["fedavg"]).axes[0]}
 
 
+def test_what_a_part_is_worth_is_the_mean_over_all_rows_that_it_alone_tells_apart(ablation: Any) -> None:
+    """Two stages add 1 with the constraint and 3 without, so 2; the seed that lacks a row does not count."""
+    average, worst = ablation.AVERAGE, ablation.WORST
+    cells = {}
+    for name, changes in ablation.variants("feddra", "parts").items():
+        figure = 50.0
+        if "align_steps" not in changes:
+            figure += 1 if "mu" not in changes else 3
+        for seed in (0, 1):
+            cells[name, seed] = {average: figure, worst: 10.0}
+    cells["feddra", 2] = {average: 90.0, worst: 90.0}
+    shown = ablation.effects("feddra", Table(cells)).splitlines()
+    assert shown[2:] == [
+        "| one-stage | +2.0 [+2.0, +2.0] | +0.0 [+0.0, +0.0] |",
+        "| no-constraint | -1.0 [-1.0, -1.0] | +0.0 [+0.0, +0.0] |",
+        "| no-dro | +0.0 [+0.0, +0.0] | +0.0 [+0.0, +0.0] |",
+    ]
+    assert len(ablation.effects("feddra", Table({("feddra", 2): cells["feddra", 2]})).splitlines()) == 2
+
+
 def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_aligner_phase(ablation: Any) -> None:
     """Not both of the last two: the weights act on that phase alone."""
     rows = ablation.experiments("fedrgb", "scanner-shift", "parts", 3)
