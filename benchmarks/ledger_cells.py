@@ -29,6 +29,7 @@ def parser_of(text: str | None, seeds: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default=seeds, help="FIRST-LAST")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; 0: only shows what has finished")
+    parser.add_argument("--device", default="", help="cpu, cuda or auto; default: as the ledger")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "claims", help="where the runs are kept")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "claims", help="finished cells")
     parser.add_argument("--quick", action="store_true", help="one seed, one round, few steps: does everything run?")
@@ -45,7 +46,7 @@ def finished(scenario: Scenario, options: argparse.Namespace) -> Table:
     rows = list(scenario.experiments(seeds[0]))
     return measured(
         scenario,
-        cells_of(scenario, rows, seeds),
+        cells_of(scenario, rows, seeds, options.device),
         runs,
         results,
         options.jobs,
