@@ -1,6 +1,6 @@
 """What each part and setting of FedDRA or FedRGB is worth, on a cohort of the ledger (docs/claims.md), by paired seeds.
 
-    python benchmarks/ablation.py [--method feddra] [--vary parts] [--cohort scanner-shift] [--seeds 100-101] [--quick]
+    python benchmarks/ablation.py [--method feddra] [--vary parts mu rho] [--cohort scanner-shift] [--seeds 0-4]
 
 ``--vary parts``: FedDRA's two stages, constraint and robust weights, each with and without the others, eight rows;
 FedRGB's guidance, robust weights and aligner phase, six. ``mu`` (FedDRA's) and ``rho``: the papers' grids.
@@ -118,17 +118,21 @@ def _mean_of(pairs: list[tuple[str, str]], rows: Table, figure: str) -> Interval
 def main() -> None:
     parser = parser_of(__doc__, "100-101")
     parser.add_argument("--method", choices=list(PARTS), default="feddra")
-    parser.add_argument("--vary", choices=["parts", *GRIDS], default="parts")
+    parser.add_argument("--vary", nargs="+", choices=["parts", *GRIDS], default=["parts"])
     parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="scanner-shift")
     options = parser.parse_args()
     say({**machine(), **vars(options)})
     scenario = replace(
         SCENARIOS[options.cohort],
-        experiments=lambda seed: experiments(options.method, options.cohort, options.vary, seed),
+        experiments=lambda seed: {
+            name: row
+            for vary in options.vary
+            for name, row in experiments(options.method, options.cohort, vary, seed).items()
+        },
     )
     rows = finished(scenario, options)
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n\n{report(options.method, rows)}\n")
-    if options.vary == "parts":
+    if "parts" in options.vary:
         print(f"{effects(options.method, rows)}\n")
     print(origin(rows))
     say(machine())
