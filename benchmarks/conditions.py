@@ -53,7 +53,10 @@ def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
 
 
 def names(method: str, condition: str) -> tuple[str, str, str]:
-    """The rows of a condition: the method, FedAvg with as many encoder steps, and with as many in all."""
+    """The rows of a condition: the method, FedAvg with as many encoder steps, and with as many in all.
+
+    FedAvg has no phase that could come more seldom, so under that condition the first is the ledger's own.
+    """
     if condition == LEDGERS:
         return method, "fedavg", ALL_STEPS[method]
     fedavg = "fedavg" if condition == "seldom" else f"fedavg-{condition}"

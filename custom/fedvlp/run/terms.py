@@ -95,8 +95,8 @@ def terms(experiment: Experiment) -> Terms:
 def like(experiment: Experiment, other: Experiment) -> Experiment:
     """The method of ``experiment`` on everything else that ``other`` has: records, model, start, training, rounds.
 
-    It weights sites as ``other`` does and takes as many steps in a mean round, to within one half, those of all phases
-    together, so it is on equal terms on the second axis of a comparison. Raises ValueError for a method of several
+    It weights sites as ``other`` does and takes as many steps in a mean round, those of all phases together, as whole
+    steps allow, so it is on equal terms on the second axis of a comparison. Raises ValueError for a method of several
     phases, of which nobody can say how it would share these steps.
     """
     method, wanted = experiment.method, terms(other).total
