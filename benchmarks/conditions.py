@@ -7,27 +7,30 @@ site between phases. ``seldom``: FedDRA's align phase in every fourth round only
 ``--start``, by default those of `fedvlp pretrain runs/start --set rounds.seed=1 --set data.seed=1001`. Under each
 condition FedAvg has as many full-rate steps of the encoders, or as many steps in all; the first line is the ledger's
 own. Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; the
-differences with their 95 % interval (Student's t over seeds).
+differences with their 95 % interval (Student's t over seeds). Then the same of the validation split, round by round:
+whether the models still learn, and whether a difference stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from common import machine, say, table
-from ledger_cells import finished, less, mean, parser_of
+from ledger_cells import by_round, finished, less, mean, parser_of
 
 from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
 from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Table
+from fedvlp.evaluation import metric_names
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import like, terms
 
 LEDGERS = "as it stands"
 ALL_STEPS = {"feddra": "fedavg-all-steps", "fedrgb": "fedavg-all-steps-of-fedrgb"}
 """The ledger's FedAvg with as many steps in all."""
+RIVALS = ["less FedAvg, encoder steps", "less FedAvg, steps in all"]
 
 
 def of_method(one: Experiment, **changes: Any) -> Experiment:
@@ -78,17 +81,35 @@ def experiments(method: str, cohort: str, vary: Sequence[str], start: str, seed:
     return rows
 
 
+def against(method: str, condition: str, rows: Table, figure: str) -> list[str]:
+    """The method's mean, and its difference to FedAvg with as many encoder steps and with as many in all."""
+    whole, *rivals = names(method, condition)
+    return [mean(rows, whole, figure), *(less(rows, whole, other, figure) for other in rivals)]
+
+
 def report(method: str, vary: Sequence[str], rows: Table) -> str:
     """The Markdown table, of the rows that have finished."""
+    body = [
+        [f"{condition}, {figure}", *against(method, condition, rows, name)]
+        for condition in (LEDGERS, *vary)
+        for figure, name in (("average", AVERAGE), ("worst site", WORST))
+        if rows.has(names(method, condition)[0], name)
+    ]
+    return table(["condition", method, *RIVALS], body)
+
+
+def course(method: str, vary: Sequence[str], rounds: Mapping[int, Table]) -> str:
+    """The Markdown table of the validation split after 1, 2, 4, 8, ... rounds, and after the last."""
+    kinds = (metric_names.AVERAGE, metric_names.WORST)
+    shown = [metric_names.over_sites(metric_names.recall("val", 1), kind) for kind in kinds]
     body = []
     for condition in (LEDGERS, *vary):
-        whole, *rivals = names(method, condition)
-        body += [
-            [f"{condition}, {figure}", mean(rows, whole, name), *(less(rows, whole, other, name) for other in rivals)]
-            for figure, name in (("average", AVERAGE), ("worst site", WORST))
-            if rows.has(whole, name)
-        ]
-    return table(["condition", method, "less FedAvg, encoder steps", "less FedAvg, steps in all"], body)
+        run = [number for number, rows in rounds.items() if rows.has(names(method, condition)[0], shown[0])]
+        for number in run:
+            if number.bit_count() == 1 or number == run[-1]:
+                cells = [against(method, condition, rounds[number], figure) for figure in shown]
+                body.append([condition, str(number), *cells[0], *cells[1]])
+    return table(["condition", "round", f"{method}, average", *RIVALS, f"{method}, worst site", *RIVALS], body)
 
 
 def main() -> None:
@@ -105,7 +126,9 @@ def main() -> None:
     )
     rows = finished(scenario, options)
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n")
-    print(f"{report(options.method, options.vary, rows)}\n\n{origin(rows)}")
+    print(f"{report(options.method, options.vary, rows)}\n\nValidation recall by round.\n")
+    rounds = by_round(options.cohort, rows, options)
+    print(f"{course(options.method, options.vary, rounds)}\n\n{origin(rows)}")
     say(machine())
 
 

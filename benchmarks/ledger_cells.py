@@ -15,8 +15,9 @@ from typing import Any
 
 from common import say
 
+from fedvlp.claims import results
 from fedvlp.claims.cells import cells_of, measured
-from fedvlp.claims.scenario import NotRunError, Scenario, Table
+from fedvlp.claims.scenario import Figures, NotRunError, Scenario, Table
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run.experiment import Experiment
@@ -38,20 +39,37 @@ def parser_of(text: str | None, seeds: str) -> argparse.ArgumentParser:
 
 def finished(scenario: Scenario, options: argparse.Namespace) -> Table:
     """The figures of every row of a scenario with every seed asked for."""
-    seeds, runs, results = seeds_of(options.seeds), options.runs, options.results
+    seeds = seeds_of(options.seeds)
     if options.quick:
         whole, seeds = scenario.experiments, seeds[:1]
         scenario = replace(scenario, experiments=lambda seed: shortened(whole(seed)))
-        runs = results = runs / "quick"
     rows = list(scenario.experiments(seeds[0]))
     return measured(
         scenario,
         cells_of(scenario, rows, seeds, options.device),
-        runs,
-        results,
+        _quick(options) if options.quick else options.runs,
+        filed_in(options),
         options.jobs,
         lambda row, seed, what: say({"row": row, "seed": seed, "cell": what}),
     )
+
+
+def _quick(options: argparse.Namespace) -> Path:
+    return options.runs / "quick"
+
+
+def filed_in(options: argparse.Namespace) -> Path:
+    """The folder in which :func:`finished` files the cells."""
+    return _quick(options) if options.quick else options.results
+
+
+def by_round(scenario: str, table: Table, options: argparse.Namespace) -> dict[int, Table]:
+    """Round -> average and worst R@1 after it, of every cell of ``table``, which :func:`finished` returned."""
+    found: dict[int, dict[tuple[str, int], Figures]] = {}
+    for row, seed in table.cells:
+        for number, figures in results.by_round(results.path(filed_in(options), scenario, row, seed)).items():
+            found.setdefault(number, {})[row, seed] = figures
+    return {number: Table(cells) for number, cells in sorted(found.items())}
 
 
 def row_name(text: str) -> str:

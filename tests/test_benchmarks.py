@@ -207,6 +207,34 @@ def test_each_condition_changes_one_thing_and_has_fedavg_on_equal_terms(
     assert replace(whole, **{part: getattr(ledger["feddra"], part)}) == ledger["feddra"]
 
 
+def test_differences_are_shown_after_rounds_1_2_4_8_and_the_last(imported: Callable[[str], Any]) -> None:
+    """FedDRA, ahead of FedAvg by a point less with every round; three rounds as it stands, five with "rounds"."""
+    program = imported("conditions")
+    kinds = ("average", "worst")
+
+    def after(number: int) -> Table:
+        at = [program.LEDGERS] * (number <= 3) + ["rounds"]
+        leads = {
+            name: lead
+            for one in at
+            for name, lead in zip(program.names("feddra", one), (9 - number, 0, 20), strict=True)
+        }
+        return Table(
+            {(name, 0): {f"val/mean/r1/{kind}": 50.0 + lead for kind in kinds} for name, lead in leads.items()}
+        )
+
+    lines = program.course("feddra", ["rounds"], {number: after(number) for number in range(6)}).splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [(row[0], row[1]) for row in cells] == [
+        *((program.LEDGERS, number) for number in "123"),
+        *(("rounds", number) for number in "1245"),
+    ]
+    assert [row[2] for row in cells] == ["58.00", "57.00", "56.00", "58.00", "57.00", "55.00", "54.00"]
+    assert [row[3][:4] for row in cells] == ["+8.0", "+7.0", "+6.0", "+8.0", "+7.0", "+5.0", "+4.0"]
+    assert [row[4][:5] for row in cells][-1] == "-16.0"
+    assert all(row[2:5] == row[5:] for row in cells)
+
+
 def test_fedrgb_has_no_phase_that_comes_seldom(imported: Callable[[str], Any]) -> None:
     with pytest.raises(SystemExit, match="fedrgb has no phase that could come more seldom"):
         imported("conditions").experiments("fedrgb", "label-skew", ["seldom"], "", 3)

@@ -141,7 +141,11 @@ def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table
     assert content["sites"].keys() == {"site-1", "site-2"}
     of_sites = [site["test/all/mean/r10"] for site in content["sites"].values()]
     assert sum(of_sites) / 2 == pytest.approx(content["figures"][FIGURE], abs=1e-3)
-    assert [entry["round"] for entry in content["rounds"]] == [0, 1]
+    rounds = results.by_round(file)
+    assert list(rounds) == [0, 1]
+    last = "test/all/mean/r1/average"
+    assert rounds[1][last] == content["figures"][last]
+    assert rounds[0].keys() == rounds[1].keys()
     assert content["machine"]["processor"]
     assert not re.search(r'": "[^"]*/', file.read_text()), "a value with a slash: a path?"
     assert file.stat().st_size < 12_000

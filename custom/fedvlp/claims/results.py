@@ -106,6 +106,12 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
     return (measured, Origin(ran_on, of == code())) if same else None
 
 
+def by_round(file: Path) -> dict[int, Figures]:
+    """Average and worst R@1 after every round that was evaluated, 0 the start, of a file that :func:`load` has read."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return {entry.pop("round"): entry for entry in content["rounds"]}
+
+
 def gpu(experiment: Experiment) -> dict[str, str]:
     """The name of the GPU that it trains on, if any."""
     device = experiment.training.torch_device()
