@@ -8,7 +8,8 @@ site between phases. ``seldom``: FedDRA's align phase in every fourth round only
 condition FedAvg has as many full-rate steps of the encoders, or as many steps in all; the first line is the ledger's
 own. Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; the
 differences with their 95 % interval (Student's t over seeds). Then the same of the validation split, round by round:
-whether the models still learn, and whether a difference stays.
+whether the models still learn, and whether a difference stays. ``--method feddra-no-dro`` or ``feddra-no-constraint``
+is FedDRA without that part: which of them makes a difference under a condition.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import like, terms
 
 LEDGERS = "as it stands"
-ALL_STEPS = {"feddra": "fedavg-all-steps", "fedrgb": "fedavg-all-steps-of-fedrgb"}
-"""The ledger's FedAvg with as many steps in all."""
+ALL_STEPS = {
+    **dict.fromkeys(("feddra", "feddra-no-dro", "feddra-no-constraint"), "fedavg-all-steps"),
+    "fedrgb": "fedavg-all-steps-of-fedrgb",
+}
+"""Method, or FedDRA without a part -> the ledger's FedAvg with as many steps in all."""
 RIVALS = ["less FedAvg, encoder steps", "less FedAvg, steps in all"]
 
 

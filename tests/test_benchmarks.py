@@ -207,6 +207,17 @@ def test_each_condition_changes_one_thing_and_has_fedavg_on_equal_terms(
     assert replace(whole, **{part: getattr(ledger["feddra"], part)}) == ledger["feddra"]
 
 
+@pytest.mark.parametrize("part", ["feddra-no-dro", "feddra-no-constraint"])
+def test_feddra_without_a_part_meets_the_same_fedavg(part: str, imported: Callable[[str], Any]) -> None:
+    program = imported("conditions")
+    whole, without = (program.experiments(one, "label-skew", ["rounds"], "", 3) for one in ("feddra", part))
+    assert without[f"{part}-rounds"].method == alignment("label-skew", 3)[part].method
+    own = {part, f"{part}-rounds"}
+    assert {name: whole[name] for name in without if name not in own} == {
+        name: one for name, one in without.items() if name not in own
+    }
+
+
 def test_differences_are_shown_after_rounds_1_2_4_8_and_the_last(imported: Callable[[str], Any]) -> None:
     """FedDRA, ahead of FedAvg by a point less with every round; three rounds as it stands, five with "rounds"."""
     program = imported("conditions")
