@@ -8,8 +8,8 @@ site between phases. ``seldom``: FedDRA's align phase in every fourth round only
 condition FedAvg has as many full-rate steps of the encoders, or as many steps in all; the first line is the ledger's
 own. Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; the
 differences with their 95 % interval (Student's t over seeds). Then the same of the validation split, round by round:
-whether the models still learn, and whether a difference stays. ``--method feddra-no-dro`` or ``feddra-no-constraint``
-is FedDRA without that part: which of them makes a difference under a condition.
+whether the models still learn, and whether a difference stays. ``--method feddra-no-dro``, ``feddra-no-constraint`` or
+``feddra-no-constraint-no-dro`` is FedDRA without these parts: which of them makes a difference under a condition.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ablation
 from common import machine, say, table
 from ledger_cells import by_round, finished, less, mean, parser_of
 
@@ -30,10 +31,12 @@ from fedvlp.run.terms import like, terms
 
 LEDGERS = "as it stands"
 ALL_STEPS = {
-    **dict.fromkeys(("feddra", "feddra-no-dro", "feddra-no-constraint"), "fedavg-all-steps"),
+    **dict.fromkeys(
+        ("feddra", "feddra-no-dro", "feddra-no-constraint", "feddra-no-constraint-no-dro"), "fedavg-all-steps"
+    ),
     "fedrgb": "fedavg-all-steps-of-fedrgb",
 }
-"""Method, or FedDRA without a part -> the ledger's FedAvg with as many steps in all."""
+"""Method, or FedDRA without parts -> the ledger's FedAvg with as many steps in all."""
 RIVALS = ["less FedAvg, encoder steps", "less FedAvg, steps in all"]
 
 
@@ -72,7 +75,7 @@ def names(method: str, condition: str) -> tuple[str, str, str]:
 
 def experiments(method: str, cohort: str, vary: Sequence[str], start: str, seed: int) -> dict[str, Experiment]:
     """The rows as experiments, by name. Raises SystemExit where FedAvg is not on equal terms with the method."""
-    ledger = alignment(cohort, seed)
+    ledger = {**ablation.experiments("feddra", cohort, "parts", seed), **alignment(cohort, seed)}
     rows = {name: ledger[name] for name in names(method, LEDGERS)}
     for condition in vary:
         change = conditions(start)[condition]
