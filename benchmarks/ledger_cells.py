@@ -1,4 +1,4 @@
-"""What `ablation.py`, `distortion.py` and `car_mfl.py` share: they look closer at runs of the ledger (docs/claims.md).
+"""What the benchmarks of the ledger (docs/claims.md) share, `conditions.py` and `ablation.py` among them.
 
 A cell (a row with one seed) whose results are filed, or whose run is there, is not run again; one that finishes here is
 filed for `fedvlp claims`. Stopped and started again, they go on.
@@ -48,7 +48,7 @@ def finished(scenario: Scenario, options: argparse.Namespace) -> Table:
         scenario,
         cells_of(scenario, rows, seeds, options.device),
         _quick(options) if options.quick else options.runs,
-        filed_in(options),
+        _filed_in(options),
         options.jobs,
         lambda row, seed, what: say({"row": row, "seed": seed, "cell": what}),
     )
@@ -58,7 +58,7 @@ def _quick(options: argparse.Namespace) -> Path:
     return options.runs / "quick"
 
 
-def filed_in(options: argparse.Namespace) -> Path:
+def _filed_in(options: argparse.Namespace) -> Path:
     """The folder in which :func:`finished` files the cells."""
     return _quick(options) if options.quick else options.results
 
@@ -67,7 +67,7 @@ def by_round(scenario: str, table: Table, options: argparse.Namespace) -> dict[i
     """Round -> average and worst R@1 after it, of every cell of ``table``, which :func:`finished` returned."""
     found: dict[int, dict[tuple[str, int], Figures]] = {}
     for row, seed in table.cells:
-        for number, figures in results.by_round(results.path(filed_in(options), scenario, row, seed)).items():
+        for number, figures in results.by_round(results.path(_filed_in(options), scenario, row, seed)).items():
             found.setdefault(number, {})[row, seed] = figures
     return {number: Table(cells) for number, cells in sorted(found.items())}
 
