@@ -21,6 +21,7 @@ from fedvlp.cli import app
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -149,6 +150,26 @@ def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table
     assert content["machine"]["processor"]
     assert not re.search(r'": "[^"]*/', file.read_text()), "a value with a slash: a path?"
     assert file.stat().st_size < 12_000
+
+
+def test_a_result_is_of_the_weights_that_it_starts_from_wherever_they_are(tmp_path: Path) -> None:
+    """The folder may move, and the file has only its name; other weights in it are another experiment."""
+
+    def started(folder: Path) -> Scenario:
+        return replace(scenario(), experiments=lambda seed: {
+            "fedavg": replace(tiny(seed)["fedavg"], model=replace(tiny(seed)["fedavg"].model, init=str(folder)))
+        })  # fmt: skip
+
+    here, there = tmp_path / "here" / "start", tmp_path / "there" / "start"
+    digest, _ = save_initial(tiny(0)["fedavg"].model.build(seed=1), here, {})
+    _, said = ask(started(here), tmp_path)
+    assert said == {("fedavg", 0): DONE}
+    content = json.loads(results.path(tmp_path / "results", "tiny", "fedavg", 0).read_text())
+    assert content["experiment"]["args"]["model"]["args"]["init"] == f"start@{digest}"
+    here.parent.rename(there.parent)
+    assert ask(started(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
+    save_initial(tiny(0)["fedavg"].model.build(seed=2), there, {})
+    assert ask(started(there), tmp_path, jobs=0)[1] == {}
 
 
 def change(file: Path, key: str, value: Any) -> None:

@@ -22,6 +22,7 @@ from fedvlp.core.checkpoint import save_text
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
 from fedvlp.evaluation import metric_names as names
+from fedvlp.models.initial import parse
 from fedvlp.run.config import completed, described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, environment
@@ -58,7 +59,7 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
         "machine": machine() | gpu(experiment),
         "packages": {name: versions[name] for name in PACKAGES},
         "code": code(),
-        "experiment": described(experiment),
+        "experiment": described(portable(experiment)),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -99,7 +100,7 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
         ) from None
     try:
         filed = on_device(from_config(completed(config)), experiment.training.device)
-        same = fingerprint(filed) == fingerprint(experiment.pinned())
+        same = fingerprint(filed) == fingerprint(portable(experiment.pinned()))
     except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
         log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
         return None
@@ -126,6 +127,17 @@ def on_device(experiment: Experiment, device: str) -> Experiment:
         training=replace(experiment.training, device=device),
         server_training=replace(server, device=device) if server else None,
     )
+
+
+def portable(experiment: Experiment) -> Experiment:
+    """The same, where models start from a folder with its own name alone: the checksum says which weights it holds."""
+
+    def moved(model: Any) -> Any:
+        init = parse(model.init)
+        return replace(model, init=str(init._replace(name=Path(init.name).name)))
+
+    apart = tuple((site, moved(model)) for site, model in experiment.site_models)
+    return replace(experiment, model=moved(experiment.model), site_models=apart)
 
 
 @cache
