@@ -3,7 +3,8 @@
     python benchmarks/ablation.py [--method feddra] [--vary parts mu rho] [--cohort scanner-shift] [--seeds 0-4]
 
 ``--vary parts``: FedDRA's two stages, constraint and robust weights, each with and without the others, eight rows;
-FedRGB's guidance, robust weights and aligner phase, six. ``mu`` (FedDRA's) and ``rho``: the papers' grids.
+FedRGB's guidance, robust weights and aligner phase, six. ``mu`` (FedDRA's) and ``rho``: the papers' grids; the largest
+rho also unclipped, since it can make honest changes so long that the server shortens them (``rounds.clip_to_median``).
 ``align_steps`` and ``aligner_steps``: the length of FedDRA's align phase and of FedRGB's aligner phase beside 40 steps
 of the encoders; in the papers' algorithms as many, in FedDRA's released code 20 beside 50. Every row has the start, the
 records, the schedule and the encoders' full-rate steps of that method in `fedvlp claims`. Settings are chosen on seeds
@@ -75,6 +76,10 @@ def experiments(name: str, cohort: str, vary: str, seed: int) -> dict[str, Exper
         for row, changes in variants(name, vary).items()
         if row == name or any(getattr(method, key) != value for key, value in changes.items())
     }
+    if vary == "rho":
+        largest = row_name(f"{name}-rho-{max(GRIDS['rho']):g}")
+        clipped = rows[largest]
+        rows[f"{largest}-unclipped"] = replace(clipped, rounds=replace(clipped.rounds, clip_to_median=0.0))
     spent = {row: terms(one).axes[0] for row, one in rows.items()}
     if len(set(spent.values())) > 1:
         raise SystemExit(f"full-rate steps of the encoders differ: {spent}")

@@ -157,7 +157,7 @@ def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_align
     [
         ("feddra", "label-skew", "mu", [5.0, 1.0, 10.0]),
         ("feddra", "scanner-shift", "mu", [1.0, 5.0, 10.0]),
-        ("feddra", "scanner-shift", "rho", [0.1, 0.01, 1.0]),
+        ("feddra", "scanner-shift", "rho", [0.1, 0.01, 1.0, 1.0]),
         ("feddra", "label-skew", "align_steps", [10, 20, 40]),
         ("fedrgb", "label-skew", "aligner_steps", [40, 10, 20]),
     ],
@@ -169,6 +169,15 @@ def test_the_grids_are_the_papers_and_the_ledgers_setting_is_its_own_row(
     assert [getattr(one.method, vary) for one in rows.values()] == values
     assert rows[method] == alignment(cohort, 100)[method]
     assert [replace(one, name=name).name for name, one in rows.items()] == list(rows)  # names with 0.01 were refused
+
+
+def test_the_largest_rho_is_also_trained_without_shortening_a_change(ablation: Any) -> None:
+    """The clipped row is the ledger's but for rho, and the other but for that and the clipping."""
+    rows = ablation.experiments("feddra", "label-skew", "rho", 3)
+    clipped, unclipped = rows["feddra-rho-1"], rows["feddra-rho-1-unclipped"]
+    assert (clipped.rounds.clip_to_median, unclipped.rounds.clip_to_median) == (5, 0)
+    assert replace(unclipped, rounds=clipped.rounds) == clipped
+    assert replace(clipped, method=rows["feddra"].method) == rows["feddra"]
 
 
 def test_rows_of_unequal_encoder_steps_are_refused(ablation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
