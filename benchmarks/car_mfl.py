@@ -1,12 +1,14 @@
 """Macro AUC of mFedAvg, mFedAvgP and CAR-MFL by which sites lack what, and by public-set size, beside both bounds.
 
-    python benchmarks/car_mfl.py [--mixes 4:0:1 0:4:1 2:2:1] [--sizes 0.05 0.3] [--seeds 0-4] [--jobs 2] [--quick]
+    python benchmarks/car_mfl.py [--mixes 4:0:1 0:4:1 2:2:1] [--sizes 0.05 0.3] [--k 1 1000] [--seeds 0-4] [--quick]
 
 The runs of `fedvlp claims car-mfl`, which judges its claims for the first of these mixes. A mix I:T:M is image-only,
-text-only and paired sites; ``--sizes`` are shares of the patients that the public set has, with the first mix. Macro
-AUC of the trained model on all held-out pairs of the cohort, in percent, and of the same model without the images and
-without the reports: means over seeds; beside it the difference to mFedAvgP and its 95 % interval. ``lower`` is the
-public set alone, ``upper`` sites that lack nothing, ``linear`` CAR-MFL that weighs the retrieved halves by records.
+text-only and paired sites; ``--sizes`` are shares of the patients that the public set has, with the first mix. ``--k``:
+among how many nearest public records CAR-MFL chooses by findings, with every mix, where the ledger has 10; from 1 it
+cannot choose, from 1000 it takes the best of all. Macro AUC of the trained model on all held-out pairs of the cohort,
+in percent, and of the same model without the images and without the reports: means over seeds; beside it the difference
+to mFedAvgP and its 95 % interval. ``lower`` is the public set alone, ``upper`` sites that lack nothing, ``linear``
+CAR-MFL that weighs the retrieved halves by records.
 Two to fifteen minutes of one core a run.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
@@ -28,30 +30,42 @@ METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", "upper"), 
 MIX, PUBLIC = "4:0:1", 0.15
 """The ledger's mix and share of patients in the public set."""
 
-Row = tuple[str, float, str]
-"""Mix, public share and method."""
+K = 10
+"""Nearest public records to choose among, as the ledger has it."""
 
 
-def rows_of(mixes: Sequence[str], sizes: Sequence[float]) -> dict[str, Row]:
+class Row(NamedTuple):
+    """What a row of the table has."""
+
+    mix: str
+    public: float
+    name: str
+    k: int = K
+
+
+def rows_of(mixes: Sequence[str], sizes: Sequence[float], ks: Sequence[int] = ()) -> dict[str, Row]:
     """Name of the cell -> its row; the ledger's own by the ledger's names."""
-    rows = [(mix, PUBLIC, name) for mix in mixes for name in (*METHODS, LINEAR, *(BOUNDS if mix == MIX else ()))]
-    rows += [(MIX, size, name) for size in sizes for name in (*METHODS[1:], LINEAR)]
+    rows = [Row(mix, PUBLIC, name) for mix in mixes for name in (*METHODS, LINEAR, *(BOUNDS if mix == MIX else ()))]
+    rows += [Row(MIX, size, name) for size in sizes for name in (*METHODS[1:], LINEAR)]
+    rows += [Row(mix, PUBLIC, "car-mfl", k) for mix in mixes for k in ks if k != K]
     return {cell(row): row for row in rows}
 
 
 def cell(row: Row) -> str:
     """The name of its file."""
-    mix, public, name = row
-    lacking = "" if mix == MIX else f"-{mix.replace(':', '-')}"
-    return row_name(f"{name}{lacking}" + ("" if public == PUBLIC else f"-public-{public:g}"))
+    lacking = "" if row.mix == MIX else f"-{row.mix.replace(':', '-')}"
+    public = "" if row.public == PUBLIC else f"-public-{row.public:g}"
+    return row_name(f"{row.name}{lacking}{public}" + ("" if row.k == K else f"-k-{row.k}"))
 
 
 def experiment(row: Row, seed: int) -> Experiment:
-    """The ledger's with another mix, public set or weighing of the retrieved halves."""
-    mix, public, name = row
+    """The ledger's with another mix, public set, k or weighing of the retrieved halves."""
+    mix, public, name, k = row
     one: Any = missing(seed)["car-mfl" if name == LINEAR else name]
     if name == LINEAR:
         one = replace(one, method=replace(one.method, renorm="linear"))
+    if k != K:
+        one = replace(one, method=replace(one.method, k=k))
     if name in BOUNDS:
         return one  # type: ignore[no-any-return]
     image_only, text_only, paired = (int(count) for count in mix.split(":"))
@@ -65,10 +79,11 @@ def report(figures: Table, rows: dict[str, Row]) -> str:
     ran = {name for name, _ in figures.cells}
     shown = (MACRO, without("text"), without("image"))
     body = []
-    for name, (mix, public, method) in rows.items():
+    for name, (mix, public, method, k) in rows.items():
         if name in ran:
-            apart = less(figures, name, cell((mix, public, BASELINE)), MACRO)
-            body.append([mix, f"{public:g}", method, *(mean(figures, name, figure, 1) for figure in shown), apart])
+            called = method if k == K else f"{method}, k = {k}"
+            apart = less(figures, name, cell(Row(mix, public, BASELINE)), MACRO)
+            body.append([mix, f"{public:g}", called, *(mean(figures, name, figure, 1) for figure in shown), apart])
     return table(["I:T:M", "public share", "method", *shown, f"less {BASELINE}"], body)
 
 
@@ -76,9 +91,10 @@ def main() -> None:
     parser = parser_of(__doc__, "0-4")
     parser.add_argument("--mixes", nargs="*", default=[MIX, "0:4:1", "2:2:1"])
     parser.add_argument("--sizes", nargs="*", type=float, default=[])
+    parser.add_argument("--k", nargs="*", type=int, default=[])
     options = parser.parse_args()
     say({**machine(), **vars(options)})
-    rows = rows_of(options.mixes, options.sizes)
+    rows = rows_of(options.mixes, options.sizes, options.k)
     scenario = replace(CAR_MFL, experiments=lambda seed: {name: experiment(row, seed) for name, row in rows.items()})
     print(f"\n{report(finished(scenario, options), rows)}\n")
     say(machine())
