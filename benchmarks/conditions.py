@@ -22,7 +22,7 @@ import ablation
 from common import machine, say, table
 from ledger_cells import by_round, finished, less, mean, parser_of
 
-from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
+from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment, all_steps
 from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Table
 from fedvlp.evaluation import metric_names
@@ -30,13 +30,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import like, terms
 
 LEDGERS = "as it stands"
-ALL_STEPS = {
-    **dict.fromkeys(
-        ("feddra", "feddra-no-dro", "feddra-no-constraint", "feddra-no-constraint-no-dro"), "fedavg-all-steps"
-    ),
-    "fedrgb": "fedavg-all-steps-of-fedrgb",
-}
-"""Method, or FedDRA without parts -> the ledger's FedAvg with as many steps in all."""
+METHODS = ("feddra", "feddra-no-dro", "feddra-no-constraint", "feddra-no-constraint-no-dro", "fedrgb")
 RIVALS = ["less FedAvg, encoder steps", "less FedAvg, steps in all"]
 
 
@@ -62,21 +56,22 @@ def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
     }
 
 
-def names(method: str, condition: str) -> tuple[str, str, str]:
+def names(cohort: str, method: str, condition: str) -> tuple[str, str, str]:
     """The rows of a condition: the method, FedAvg with as many encoder steps, and with as many in all.
 
     FedAvg has no phase that could come more seldom, so under that condition the first is the ledger's own.
     """
+    in_all = all_steps(cohort, method.partition("-")[0])
     if condition == LEDGERS:
-        return method, "fedavg", ALL_STEPS[method]
+        return method, "fedavg", in_all
     fedavg = "fedavg" if condition == "seldom" else f"fedavg-{condition}"
-    return f"{method}-{condition}", fedavg, f"{ALL_STEPS[method]}-{condition}"
+    return f"{method}-{condition}", fedavg, f"{in_all}-{condition}"
 
 
 def experiments(method: str, cohort: str, vary: Sequence[str], start: str, seed: int) -> dict[str, Experiment]:
     """The rows as experiments, by name. Raises SystemExit where FedAvg is not on equal terms with the method."""
     ledger = {**ablation.experiments("feddra", cohort, "parts", seed), **alignment(cohort, seed)}
-    rows = {name: ledger[name] for name in names(method, LEDGERS)}
+    rows = {name: ledger[name] for name in names(cohort, method, LEDGERS)}
     for condition in vary:
         change = conditions(start)[condition]
         whole, fedavg = change(ledger[method]), change(ledger["fedavg"])
@@ -84,44 +79,44 @@ def experiments(method: str, cohort: str, vary: Sequence[str], start: str, seed:
             raise SystemExit(f"{method} has no phase that could come more seldom")
         if terms(whole).axes[0] != terms(fedavg).axes[0]:
             raise SystemExit(f"{condition}: full-rate steps of the encoders differ")
-        rows |= dict(zip(names(method, condition), (whole, fedavg, like(fedavg, whole)), strict=True))
+        rows |= dict(zip(names(cohort, method, condition), (whole, fedavg, like(fedavg, whole)), strict=True))
     return rows
 
 
-def against(method: str, condition: str, rows: Table, figure: str) -> list[str]:
+def against(cohort: str, method: str, condition: str, rows: Table, figure: str) -> list[str]:
     """The method's mean, and its difference to FedAvg with as many encoder steps and with as many in all."""
-    whole, *rivals = names(method, condition)
+    whole, *rivals = names(cohort, method, condition)
     return [mean(rows, whole, figure), *(less(rows, whole, other, figure) for other in rivals)]
 
 
-def report(method: str, vary: Sequence[str], rows: Table) -> str:
+def report(cohort: str, method: str, vary: Sequence[str], rows: Table) -> str:
     """The Markdown table, of the rows that have finished."""
     body = [
-        [f"{condition}, {figure}", *against(method, condition, rows, name)]
+        [f"{condition}, {figure}", *against(cohort, method, condition, rows, name)]
         for condition in (LEDGERS, *vary)
         for figure, name in (("average", AVERAGE), ("worst site", WORST))
-        if rows.has(names(method, condition)[0], name)
+        if rows.has(names(cohort, method, condition)[0], name)
     ]
     return table(["condition", method, *RIVALS], body)
 
 
-def course(method: str, vary: Sequence[str], rounds: Mapping[int, Table]) -> str:
+def course(cohort: str, method: str, vary: Sequence[str], rounds: Mapping[int, Table]) -> str:
     """The Markdown table of the validation split after 1, 2, 4, 8, ... rounds, and after the last."""
     kinds = (metric_names.AVERAGE, metric_names.WORST)
     shown = [metric_names.over_sites(metric_names.recall("val", 1), kind) for kind in kinds]
     body = []
     for condition in (LEDGERS, *vary):
-        run = [number for number, rows in rounds.items() if rows.has(names(method, condition)[0], shown[0])]
+        run = [number for number, rows in rounds.items() if rows.has(names(cohort, method, condition)[0], shown[0])]
         for number in run:
             if number.bit_count() == 1 or number == run[-1]:
-                cells = [against(method, condition, rounds[number], figure) for figure in shown]
+                cells = [against(cohort, method, condition, rounds[number], figure) for figure in shown]
                 body.append([condition, str(number), *cells[0], *cells[1]])
     return table(["condition", "round", f"{method}, average", *RIVALS, f"{method}, worst site", *RIVALS], body)
 
 
 def main() -> None:
     parser = parser_of(__doc__, "0-4")
-    parser.add_argument("--method", choices=list(ALL_STEPS), default="feddra")
+    parser.add_argument("--method", choices=METHODS, default="feddra")
     parser.add_argument("--cohort", choices=["label-skew", "scanner-shift"], default="label-skew")
     parser.add_argument("--vary", nargs="+", choices=list(conditions("")), default=["rounds", "moments"])
     parser.add_argument("--start", default="runs/start", help="folder of the other encoders")
@@ -133,9 +128,9 @@ def main() -> None:
     )
     rows = finished(scenario, options)
     print(f"\n{options.cohort}, seeds {options.seeds}; test recall, percent.\n")
-    print(f"{report(options.method, options.vary, rows)}\n\nValidation recall by round.\n")
+    print(f"{report(options.cohort, options.method, options.vary, rows)}\n\nValidation recall by round.\n")
     rounds = by_round(options.cohort, rows, options)
-    print(f"{course(options.method, options.vary, rounds)}\n\n{origin(rows)}")
+    print(f"{course(options.cohort, options.method, options.vary, rounds)}\n\n{origin(rows)}")
     say(machine())
 
 

@@ -160,6 +160,7 @@ def test_the_ablation_of_fedrgb_leaves_out_guidance_robust_weights_and_the_align
         ("feddra", "scanner-shift", "mu", [1.0, 5.0, 10.0]),
         ("feddra", "scanner-shift", "rho", [0.1, 0.01, 1.0, 1.0]),
         ("feddra", "label-skew", "align_steps", [10, 20, 40]),
+        ("feddra", "scanner-shift", "align_steps", [40, 10, 20]),
         ("fedrgb", "label-skew", "aligner_steps", [40, 10, 20]),
     ],
 )
@@ -207,7 +208,7 @@ def test_each_condition_changes_one_thing_and_has_fedavg_on_equal_terms(
     assert {name: rows[name] for name in ledger if name in rows} == {
         name: ledger[name] for name in ("feddra", "fedavg", "fedavg-all-steps")
     }
-    whole, fedavg, more = (rows[name] for name in program.names("feddra", condition))
+    whole, fedavg, more = (rows[name] for name in program.names("label-skew", "feddra", condition))
     assert attrgetter(setting)(whole) == feddra
     assert (terms(whole).axes[0], terms(whole).total) == (terms(fedavg).axes[0], all_steps)
     assert terms(more).total == pytest.approx(all_steps, abs=0.5)
@@ -267,13 +268,14 @@ def test_differences_are_shown_after_rounds_1_2_4_8_and_the_last(imported: Calla
         leads = {
             name: lead
             for one in at
-            for name, lead in zip(program.names("feddra", one), (9 - number, 0, 20), strict=True)
+            for name, lead in zip(program.names("label-skew", "feddra", one), (9 - number, 0, 20), strict=True)
         }
         return Table(
             {(name, 0): {f"val/mean/r1/{kind}": 50.0 + lead for kind in kinds} for name, lead in leads.items()}
         )
 
-    lines = program.course("feddra", ["rounds"], {number: after(number) for number in range(6)}).splitlines()[2:]
+    rounds = {number: after(number) for number in range(6)}
+    lines = program.course("label-skew", "feddra", ["rounds"], rounds).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [(row[0], row[1]) for row in cells] == [
         *((program.LEDGERS, number) for number in "123"),
