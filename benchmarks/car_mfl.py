@@ -8,26 +8,38 @@ among how many nearest public records CAR-MFL chooses by findings, with every mi
 cannot choose, from 1000 it takes the best of all. Macro AUC of the trained model on all held-out pairs of the cohort,
 in percent, and of the same model without the images and without the reports: means over seeds; beside it the difference
 to mFedAvgP and its 95 % interval. ``lower`` is the public set alone, ``upper`` sites that lack nothing, ``linear``
-CAR-MFL that weighs the retrieved halves by records.
+CAR-MFL that weighs the retrieved halves by records. Then, of the runs that are kept in ``--runs``, the share of the
+findings on lent films and reports that their records do not have.
 Two to fifteen minutes of one core a run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
+from fedvlp.claims import cells
 from fedvlp.claims.ledger import CAR_MFL, MACRO, missing, without
 from fedvlp.claims.scenario import Table
+from fedvlp.cli.overrides import seeds_of
+from fedvlp.core.types import MODALITIES
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.car_mfl import PARTNERS
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
 
 BASELINE = "mfedavg-p"
 METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", "upper"), "car-mfl-linear"
-MIX, PUBLIC = "4:0:1", 0.15
+MIX, SHARE = "4:0:1", 0.15
 """The ledger's mix and share of patients in the public set."""
 
 K = 10
@@ -45,16 +57,16 @@ class Row(NamedTuple):
 
 def rows_of(mixes: Sequence[str], sizes: Sequence[float], ks: Sequence[int] = ()) -> dict[str, Row]:
     """Name of the cell -> its row; the ledger's own by the ledger's names."""
-    rows = [Row(mix, PUBLIC, name) for mix in mixes for name in (*METHODS, LINEAR, *(BOUNDS if mix == MIX else ()))]
+    rows = [Row(mix, SHARE, name) for mix in mixes for name in (*METHODS, LINEAR, *(BOUNDS if mix == MIX else ()))]
     rows += [Row(MIX, size, name) for size in sizes for name in (*METHODS[1:], LINEAR)]
-    rows += [Row(mix, PUBLIC, "car-mfl", k) for mix in mixes for k in ks if k != K]
+    rows += [Row(mix, SHARE, "car-mfl", k) for mix in mixes for k in ks if k != K]
     return {cell(row): row for row in rows}
 
 
 def cell(row: Row) -> str:
     """The name of its file."""
     lacking = "" if row.mix == MIX else f"-{row.mix.replace(':', '-')}"
-    public = "" if row.public == PUBLIC else f"-public-{row.public:g}"
+    public = "" if row.public == SHARE else f"-public-{row.public:g}"
     return row_name(f"{row.name}{lacking}{public}" + ("" if row.k == K else f"-k-{row.k}"))
 
 
@@ -87,6 +99,39 @@ def report(figures: Table, rows: dict[str, Row]) -> str:
     return table(["I:T:M", "public share", "method", *shown, f"less {BASELINE}"], body)
 
 
+def strange(folder: RunFolder) -> dict[str, float]:
+    """Modality -> of the findings on what was lent of it in the last round, the share that the records do not have.
+
+    Mean over the sites that lack it.
+    """
+    assembly = Assembly(folder.experiment())
+    cohort = assembly.cohort
+    findings = cohort.labels == 1
+    public = findings[cohort.rows("train", PUBLIC)]
+    shares: dict[str, list[float]] = defaultdict(list)
+    for site in assembly.data_sites():
+        memory = SiteMemory(folder.path / "sites" / site).newest()
+        if PARTNERS in memory:
+            lent, own = public[memory[PARTNERS][-1].numpy()], findings[cohort.rows("train", site)]
+            (lacking,) = set(MODALITIES) - set(assembly.data(site).modalities)
+            shares[lacking].append(float((lent & ~own).sum() / lent.sum()))
+    return {modality: fmean(of_sites) for modality, of_sites in shares.items()}
+
+
+def kept(rows: dict[str, Row], seeds: Sequence[int], runs: Path) -> str:
+    """The Markdown table of ``strange``, of the rows and seeds whose run is kept in ``runs``, in percent."""
+    body = []
+    for name, row in rows.items():
+        for seed in seeds if row.name in ("car-mfl", LINEAR) else ():
+            folder = cells.finished(runs / CAR_MFL.name / str(seed), replace(experiment(row, seed), name=name))
+            if folder:
+                share = strange(folder)
+                body.append(
+                    [name, str(seed), *(f"{100 * share[one]:.0f}" if one in share else "" for one in MODALITIES)]
+                )
+    return table(["row", "seed", "strange findings on lent films, %", "on lent reports, %"], body)
+
+
 def main() -> None:
     parser = parser_of(__doc__, "0-4")
     parser.add_argument("--mixes", nargs="*", default=[MIX, "0:4:1", "2:2:1"])
@@ -97,6 +142,7 @@ def main() -> None:
     rows = rows_of(options.mixes, options.sizes, options.k)
     scenario = replace(CAR_MFL, experiments=lambda seed: {name: experiment(row, seed) for name, row in rows.items()})
     print(f"\n{report(finished(scenario, options), rows)}\n")
+    print(f"{kept(rows, seeds_of(options.seeds), options.runs)}\n")
     say(machine())
 
 

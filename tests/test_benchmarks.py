@@ -15,13 +15,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support import programs
 from support.pretend_streams import Entry
 from torch import nn
 
 from fedvlp.claims.ledger import alignment, missing
 from fedvlp.claims.scenario import Table
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.methods.car_mfl import PARTNERS
+from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.folder import RunFolder
 from fedvlp.run.terms import terms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -70,6 +76,34 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     assert (more.partition.public, more.partition.image_only) == (0.3, 4)
     assert experiments["car-mfl-linear"].method.renorm == "linear"
     assert (experiments["car-mfl"].method.k, experiments["car-mfl-0-4-1-k-1000"].method.k) == (10, 1000)
+
+
+def test_strange_findings_are_those_of_the_last_rounds_lent_halves_that_a_record_has_not(
+    car_mfl: Any, tmp_path: Path
+) -> None:
+    """Every record is lent one item with one finding, so the share is that of the records without that finding.
+
+    Site-2 has films alone and site-3 reports alone; the item of an earlier round counts no more.
+    """
+    preset: Any = presets.get("car-mfl")
+    few = replace(preset.partition, image_only=1, text_only=1)
+    one = replace(preset, data=replace(preset.data, size=240, sites=3), partition=few)
+    folder = RunFolder.create(tmp_path, one)
+    cohort = Assembly(one).cohort
+    findings = cohort.labels == 1
+    single, several = (
+        next(item for item, row in enumerate(cohort.rows("train", PUBLIC)) if wanted(findings[row].sum()))
+        for wanted in (lambda found: found == 1, lambda found: found > 1)
+    )
+    (finding,) = findings[cohort.rows("train", PUBLIC)[single]].nonzero()[0]
+    expected = {}
+    for site, lacking in (("site-2", "text"), ("site-3", "image")):
+        own = cohort.rows("train", site)
+        expected[lacking] = 1 - findings[own, finding].mean()
+        partners = torch.tensor([[several], [single]], dtype=torch.int32).repeat(1, len(own))
+        SiteMemory(folder.path / "sites" / site).after((1, 0), {PARTNERS: partners})
+    assert 0 < expected["text"] != expected["image"] < 1
+    assert car_mfl.strange(folder) == pytest.approx(expected)
 
 
 def test_rows_that_share_no_seed_or_lack_a_figure_have_an_empty_cell(imported: Callable[[str], Any]) -> None:
