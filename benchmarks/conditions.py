@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ablation
@@ -121,6 +122,8 @@ def main() -> None:
     parser.add_argument("--vary", nargs="+", choices=list(conditions("")), default=["rounds", "moments"])
     parser.add_argument("--start", default="runs/start", help="folder of the other encoders")
     options = parser.parse_args()
+    if "start" in options.vary and not Path(options.start).is_dir():
+        parser.error(f"there are no encoders in {options.start}; --help says how to make them")
     say({**machine(), **vars(options)})
     scenario = replace(
         SCENARIOS[options.cohort],

@@ -321,6 +321,15 @@ def test_differences_are_shown_after_rounds_1_2_4_8_and_the_last(imported: Calla
     assert all(row[2:5] == row[5:] for row in cells)
 
 
+def test_encoders_that_are_not_there_are_asked_for(
+    imported: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["conditions.py", "--vary", "start", "--start", "nowhere", "--jobs", "0"])
+    with pytest.raises(SystemExit):
+        imported("conditions").main()
+    assert "there are no encoders in nowhere; --help says how to make them" in capsys.readouterr().err
+
+
 def test_fedrgb_has_no_phase_that_comes_seldom(imported: Callable[[str], Any]) -> None:
     with pytest.raises(SystemExit, match="fedrgb has no phase that could come more seldom"):
         imported("conditions").experiments("fedrgb", "label-skew", ["seldom"], "", 3)
