@@ -60,12 +60,14 @@ def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
 def names(cohort: str, method: str, condition: str) -> tuple[str, str, str]:
     """The rows of a condition: the method, FedAvg with as many encoder steps, and with as many in all.
 
-    FedAvg has no phase that could come more seldom, so under that condition the first is the ledger's own.
+    FedAvg has no phase that could come more seldom, so under that condition the first is the ledger's own. FedDRA and
+    FedRGB may share the last in the ledger, and not with twice as many steps.
     """
-    in_all = all_steps(cohort, method.partition("-")[0])
+    paper = method.partition("-")[0]
     if condition == LEDGERS:
-        return method, "fedavg", in_all
+        return method, "fedavg", all_steps(cohort, paper)
     fedavg = "fedavg" if condition == "seldom" else f"fedavg-{condition}"
+    in_all = "fedavg-all-steps-of-fedrgb" if paper == "fedrgb" else "fedavg-all-steps"
     return f"{method}-{condition}", fedavg, f"{in_all}-{condition}"
 
 

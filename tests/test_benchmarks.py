@@ -321,6 +321,17 @@ def test_differences_are_shown_after_rounds_1_2_4_8_and_the_last(imported: Calla
     assert all(row[2:5] == row[5:] for row in cells)
 
 
+@pytest.mark.parametrize("cohort", ["label-skew", "scanner-shift"])
+def test_what_two_methods_call_alike_is_one_experiment(cohort: str, imported: Callable[[str], Any]) -> None:
+    """They share a folder of results: with twice the steps FedDRA and FedRGB differ in all steps on either cohort."""
+    program = imported("conditions")
+    vary = ["rounds", "steps", "moments", "start"]
+    feddra, fedrgb = (program.experiments(method, cohort, vary, "other", 3) for method in ("feddra", "fedrgb"))
+    shared = feddra.keys() & fedrgb.keys()
+    assert {"fedavg", *(f"fedavg-{condition}" for condition in vary)} <= shared
+    assert {name: feddra[name] for name in shared} == {name: fedrgb[name] for name in shared}
+
+
 def test_encoders_that_are_not_there_are_asked_for(
     imported: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
