@@ -92,7 +92,10 @@ STEPS = 40
 """Full-rate steps a round of the encoders. FedRGB's aligner phase has as many, as in its paper."""
 
 ALIGN = {"label-skew": 10, "scanner-shift": 40}
-"""Full-rate steps of FedDRA's alignment modules before them; 40 is settled on seeds 100 to 103 (docs/claims.md)."""
+"""Full-rate steps of FedDRA's alignment modules before them.
+
+On seeds 100 to 103 40 are better than 10 on both cohorts. On label skew all but one row was run with 10 (docs/claims.md).
+"""
 
 ROUNDS = 8
 """On label skew sites alone stop learning after three; the shared models gain a point a round by then."""
