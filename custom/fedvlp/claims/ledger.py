@@ -94,7 +94,8 @@ STEPS = 40
 ALIGN = {"label-skew": 10, "scanner-shift": 40}
 """Full-rate steps of FedDRA's alignment modules before them.
 
-On seeds 100 to 103 40 are better than 10 on both cohorts. On label skew all but one row was run with 10 (docs/claims.md).
+On seeds 100 to 103 it is better with 40 than with 10 on both cohorts. What is known of FedDRA's parts and settings on
+label skew is with 10, so that stays (docs/claims.md).
 """
 
 ROUNDS = 8
