@@ -2,14 +2,15 @@
 
     python benchmarks/conditions.py [--method feddra] [--cohort label-skew] [--seeds 0-4] [--vary rounds moments]
 
-``rounds``: three times as many. ``steps``: twice as many of the encoders in a round. ``moments``: AdamW's stay at a
-site between phases. ``seldom``: FedDRA's align phase in every fourth round only. ``start``: from the encoders in
-``--start``, by default those of `fedvlp pretrain runs/start --set rounds.seed=1 --set data.seed=1001`. Under each
-condition FedAvg has as many full-rate steps of the encoders, or as many steps in all; the first line is the ledger's
-own. Recall of the test split in percent, the mean of both directions and of all sites, and the worst site; the
-differences with their 95 % interval (Student's t over seeds). Then the same of the validation split, round by round:
-whether the models still learn, and whether a difference stays. ``--method feddra-no-dro``, ``feddra-no-constraint`` or
-``feddra-no-constraint-no-dro`` is FedDRA without these parts: which of them makes a difference under a condition.
+``rounds``: three times as many. ``long``: six times as many, the model evaluated after every eighth. ``steps``: twice
+as many of the encoders in a round. ``moments``: AdamW's stay at a site between phases. ``seldom``: FedDRA's align phase
+in every fourth round only. ``start``: from the encoders in ``--start``, by default those of
+`fedvlp pretrain runs/start --set rounds.seed=1 --set data.seed=1001`. Under each condition FedAvg has as many full-rate
+steps of the encoders, or as many steps in all; the first line is the ledger's own. Recall of the test split in percent,
+the mean of both directions and of all sites, and the worst site; the differences with their 95 % interval (Student's t
+over seeds). Then the same of the validation split, by round: whether the models still learn, and whether a difference
+stays. ``--method feddra-no-dro``, ``feddra-no-constraint`` or ``feddra-no-constraint-no-dro`` is FedDRA without these
+parts: which of them makes a difference under a condition.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def conditions(start: str) -> dict[str, Callable[[Experiment], Experiment]]:
     """Name -> what it changes of an experiment, FedAvg's or the method's."""
     return {
         "rounds": lambda one: replace(one, rounds=replace(one.rounds, rounds=3 * one.rounds.rounds)),
+        "long": lambda one: replace(
+            one, rounds=replace(one.rounds, rounds=6 * one.rounds.rounds, evaluate_every=one.rounds.rounds)
+        ),
         "steps": doubled,
         "moments": lambda one: replace(one, training=replace(one.training, optimizer_state="keep")),
         "seldom": lambda one: of_method(one, align_every=4) if hasattr(one.method, "align_every") else one,
