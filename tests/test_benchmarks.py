@@ -20,14 +20,17 @@ from support import programs
 from support.pretend_streams import Entry
 from torch import nn
 
-from fedvlp.claims.ledger import alignment, missing
+from fedvlp.claims import ensembles
+from fedvlp.claims.ledger import alignment, ladder, missing
 from fedvlp.claims.scenario import Table
 from fedvlp.data.cohort import PUBLIC
+from fedvlp.evaluation.site_metrics import embed
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -39,6 +42,15 @@ def test_every_benchmark_finds_what_it_imports() -> None:
     code = f"import importlib\nfor name in {names!r}:\n    importlib.import_module(name)"
     done = programs.forked(["python", "-c", code], BENCHMARKS, os.environ)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_what_make_bench_runs_is_there() -> None:
+    loop = next(
+        line for line in Path(BENCHMARKS.parent / "Makefile").read_text().splitlines() if "for program in" in line
+    )
+    names = loop.partition(" in ")[2].partition(";")[0].split()
+    assert len(names) > 15
+    assert {name for name in names if not (BENCHMARKS / f"{name}.py").is_file()} == set()
 
 
 @pytest.fixture
@@ -104,6 +116,57 @@ def test_strange_findings_are_those_of_the_last_rounds_lent_halves_that_a_record
         SiteMemory(folder.path / "sites" / site).after((1, 0), {PARTNERS: partners})
     assert 0 < expected["text"] != expected["image"] < 1
     assert car_mfl.strange(folder) == pytest.approx(expected)
+
+
+def test_fourteen_sites_have_the_ledgers_settings_and_more_records_than_the_public_set(
+    imported: Callable[[str], Any],
+) -> None:
+    rows = imported("creamfl_teachers").experiments(3)
+    few, many = rows["creamfl"], rows["creamfl-many"]
+    assert (many.method, many.training, many.rounds, many.model) == (few.method, few.training, few.rounds, few.model)
+    assert {model for _, model in many.site_models} == {model for _, model in few.site_models}
+    assembly = Assembly(many)
+    kinds = [assembly.data(site).modalities for site in assembly.data_sites()]
+    assert [kinds.count(kind) for kind in (("image",), ("text",), ("image", "text"))] == [4, 4, 6]
+    public = len(assembly.cohort.rows("train", PUBLIC))
+    assert sum(assembly.data(site).num_train for site in assembly.data_sites()) > 12 * public
+
+
+@pytest.mark.slow(seconds=30)
+def test_sites_of_one_model_know_together_what_each_of_them_knows(
+    imported: Callable[[str], Any], tmp_path: Path
+) -> None:
+    """The server's and the sites' figures are the ledger's of that run, on studies with both modalities."""
+    program = imported("creamfl_teachers")
+    whole: Any = ladder(100)["creamfl"]
+    one = replace(whole, data=replace(whole.data, size=400), rounds=replace(whole.rounds, rounds=2))
+    folder = RunFolder.create(tmp_path, one)
+    simulate(one, folder)
+    memory = SiteMemory(folder.path / "sites" / "site-1").newest()
+    for site in Assembly(one).data_sites():
+        SiteMemory(folder.path / "sites" / site).after((2, 1), memory)
+    found, ledgers = program.figures(folder), ensembles.of_run(folder)
+    assert found[program.SERVER] == pytest.approx(ledgers[ensembles.RSUM])
+    assert found[program.SITE] == pytest.approx(ledgers[ensembles.SITE_RSUM])
+    assert found[program.TOGETHER] == pytest.approx(found[program.SITE])
+
+
+def test_a_server_is_distilled_towards_the_wanted_vectors_of_its_rows(imported: Callable[[str], Any]) -> None:
+    """Two orthogonal vectors by turns: a server that took those of other rows could not tell them apart."""
+    program = imported("creamfl_teachers")
+    whole: Any = ladder(100)["creamfl"]
+    one = replace(whole, data=replace(whole.data, size=400), rounds=replace(whole.rounds, rounds=12))
+    assembly = Assembly(one)
+    data = program.Records(assembly).served(None)[program.ON_PUBLIC]
+    server = assembly.client("student", None)
+    server.load(assembly.initial(None))
+    wanted = torch.eye(one.model.embedding_dim)[torch.arange(data.num_train) % 2]
+    program.distil(server.model, data, (wanted, wanted), one)
+    own = embed(server.model, data.batches("train", 64, drop_last=False))
+    for vectors in own:
+        assert (vectors * wanted).sum(1).mean() > (vectors * (wanted[:, [1, 0, *range(2, wanted.shape[1])]])).sum(
+            1
+        ).mean() + 0.2
 
 
 def test_rows_that_share_no_seed_or_lack_a_figure_have_an_empty_cell(imported: Callable[[str], Any]) -> None:

@@ -14,6 +14,7 @@ from fedvlp.evaluation.retrieval import retrieval
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.folder import RunFolder
 
@@ -61,12 +62,16 @@ def recalled(model: Any, records: Any) -> list[float]:
 def of_sites(assembly: Assembly) -> Sequence[float]:
     """``RSUM`` of the model of every site that has images and reports."""
     sums = []
+    served: dict[ModelConfig, Any] = {}  # by models of one architecture, whose frozen towers see the same
     for name in assembly.data_sites():
         if len(assembly.data(name).modalities) == 2:
+            config = assembly.config(name)
+            if config not in served:
+                served[config] = held_out(assembly, name)
             client = assembly.client(name, None, name)
             memory = assembly.memory(name).newest()
             client.load({key.removeprefix(MODEL): t for key, t in memory.items() if key.startswith(MODEL)})
-            sums.append(sum(recalled(client.model, held_out(assembly, name))))
+            sums.append(sum(recalled(client.model, served[config])))
     return sums
 
 
