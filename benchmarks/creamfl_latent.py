@@ -69,6 +69,8 @@ CLAIMS = (
 )
 """Who is said to be better than whom (the paper's Table 3)."""
 KS = (1, 5, 10)
+TOGETHER = "sites together"
+"""The sum where an image or a text is the mean of what all sites make of it that train on such."""
 Figures = dict[str, float]
 
 LATENT, IMAGE, TEXT, DIM, LABELS = 16, 64, 48, 32, 5
@@ -187,21 +189,34 @@ class Small:
         rounds = Rounds(rounds=presets.get("creamfl").rounds.rounds, seed=self.seed, evaluate_every=0)
         Federation(self.method, server, rounds, SequentialExchange(self.site)).run()
         with server.trainer.session(server.state) as client:
-            recalls = self.recalls(client.model)
+            recalls = recalled(*self.unseen_by(client.model).values())
         figures |= {f"R@{k}": value for k, value in recalls.items()}
         figures["sum"] = sum(recalls.values())
-        for name in ("site-1", "site-2"):
+        made: dict[str, list[Tensor]] = {"image": [], "text": []}
+        for name, kinds in KINDS.items():
             site = self.site(name)
             memory = site.memory.newest()
             site.client.load({n.removeprefix(MODEL): t for n, t in memory.items() if n.startswith(MODEL)})
-            figures[f"sum of {name}"] = sum(self.recalls(site.client.model).values())
+            own = self.unseen_by(site.client.model)
+            for kind in kinds:
+                made[kind].append(own[kind])
+            if len(kinds) == 2:
+                figures[f"sum of {name}"] = sum(recalled(*own.values()).values())
+        means = [F.normalize(torch.stack(of_sites).mean(0), dim=1) for of_sites in made.values()]
+        figures[TOGETHER] = sum(recalled(*means).values())
         return figures
 
     @torch.no_grad()
-    def recalls(self, model: nn.Module) -> dict[int, float]:
+    def unseen_by(self, model: nn.Module) -> dict[str, Tensor]:
+        """Unit vectors [N, d] of the unseen images, and of their texts."""
         output = model.eval()(self.unseen)
-        found = retrieval(output.image, output.text, KS)
-        return {k: found[recall_at(k)] for k in KS}
+        return {"image": output.image, "text": output.text}
+
+
+def recalled(image: Tensor, text: Tensor) -> dict[int, float]:
+    """R@k in percent, for each of ``KS``."""
+    found = retrieval(image, text, KS)
+    return {k: found[recall_at(k)] for k in KS}
 
 
 def method(name: str, kd: float | None, augmented: bool, gamma: float | None, joint: bool) -> PublicEnsemble:
@@ -279,7 +294,7 @@ def main() -> None:
     told = preconditions(found)
     for what, holds in told.items():
         print(f"\nprecondition {'holds' if holds else 'FAILS'}: {what}")
-    shown = [*(f"R@{k}" for k in KS), "sum", "sum of site-1", "sum of site-2"]
+    shown = [*(f"R@{k}" for k in KS), "sum", "sum of site-1", "sum of site-2", TOGETHER]
     rows = [[name, *(spread([run[key] for run in runs]) for key in shown)] for name, runs in found.items()]
     print("\n" + table(["server", *shown], rows))
     lines = compared(found, all(told.values()))
