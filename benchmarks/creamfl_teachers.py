@@ -7,8 +7,8 @@ images alone, four with reports alone and six with pairs (in the paper ten, ten 
 times as many records as the public set. The sum of R@1, R@5 and R@10 in percent on the held-out studies, mean over
 seeds, at the end of a run: of the server; of the best site with pairs; and of the sites together, where a film or a
 report is the mean of what all sites make of it that train on such. Then of a new server that is only distilled from
-these means, for as many steps as the run's server had in all: on the public set, and on pairs of the sites' own, at most
-2,400, which no server ever sees. Last, differences with their 95 % interval (Student's t over seeds).
+these means, for as many steps as the run's server had in all: on the public set, and on pairs of the sites' own, at
+most 2,400, which no server ever sees. Last, differences with their 95 % interval (Student's t over seeds).
 Two minutes of one core a run.
 """
 
