@@ -28,17 +28,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp.claims import ensembles
-from fedvlp.claims.ensembles import KS, RSUM
+from fedvlp.claims.ensembles import RSUM
 from fedvlp.claims.ledger import CREAMFL, UNTRAINED, ladder
 from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Figures, Table
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.evaluation.metric_names import recall_at
-from fedvlp.evaluation.retrieval import retrieval
 from fedvlp.evaluation.site_metrics import embed
-from fedvlp.methods.ensemble import MODEL, as_represented, squared_distance
+from fedvlp.methods.ensemble import as_represented, squared_distance
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
@@ -82,10 +80,8 @@ def figures(folder: RunFolder) -> Figures:
     found = {SERVER: recalled(records.represented(server.model, None)[HELD_OUT]), SITE: 0.0}
     sums: dict[str, dict[str, Any]] = {part: dict.fromkeys(MODALITIES, 0.0) for part in PARTS}
     for site in assembly.data_sites():
-        client = assembly.client(site, None, site)
-        memory = assembly.memory(site).newest()
-        client.load({key.removeprefix(MODEL): tensor for key, tensor in memory.items() if key.startswith(MODEL)})
-        made, modalities = records.represented(client.model, site), assembly.data(site).modalities
+        made = records.represented(ensembles.site_model(assembly, site), site)
+        modalities = assembly.data(site).modalities
         if modalities == MODALITIES:
             found[SITE] = max(found[SITE], recalled(made[HELD_OUT]))
         for part, pairs in made.items():
@@ -136,10 +132,9 @@ class Records:
 
 
 def recalled(pairs: Pairs) -> float:
-    """The sum of R@k over ``KS``, in percent."""
+    """The sum of R@k, in percent."""
     image, text = pairs
-    recalls = retrieval(image, text, KS)
-    return sum(recalls[recall_at(k)] for k in KS)
+    return sum(ensembles.recalls(image, text))
 
 
 def distil(model: Any, data: Any, wanted: Pairs, experiment: Experiment) -> None:

@@ -55,8 +55,21 @@ def held_out(assembly: Assembly, site: str | None) -> Any:
 def recalled(model: Any, records: Any) -> list[float]:
     """R@k for each of ``KS``, in percent, of all records of all splits as one set."""
     batches = (batch for split in HELD_OUT for batch in records.batches(split, 64, drop_last=False))
-    figures = retrieval(*embed(model, batches), KS)
+    return recalls(*embed(model, batches))
+
+
+def recalls(image: Tensor, text: Tensor) -> list[float]:
+    """R@k for each of ``KS``, in percent, of the paired unit vectors image [N, d] and text [N, d]."""
+    figures = retrieval(image, text, KS)
     return [figures[recall_at(k)] for k in KS]
+
+
+def site_model(assembly: Assembly, name: str) -> Any:
+    """The model that a site has at the end of a run; sites with one architecture share it until the next call."""
+    client = assembly.client(name, None, name)
+    memory = assembly.memory(name).newest()
+    client.load({key.removeprefix(MODEL): tensor for key, tensor in memory.items() if key.startswith(MODEL)})
+    return client.model
 
 
 def of_sites(assembly: Assembly) -> Sequence[float]:
@@ -68,10 +81,7 @@ def of_sites(assembly: Assembly) -> Sequence[float]:
             config = assembly.config(name)
             if config not in served:
                 served[config] = held_out(assembly, name)
-            client = assembly.client(name, None, name)
-            memory = assembly.memory(name).newest()
-            client.load({key.removeprefix(MODEL): t for key, t in memory.items() if key.startswith(MODEL)})
-            sums.append(sum(recalled(client.model, served[config])))
+            sums.append(sum(recalled(site_model(assembly, name), served[config])))
     return sums
 
 
