@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from fedvlp.claims.ledger import (
     ALIGN,
+    DRAWN_PASS,
     LADDER,
     PAPERS,
     PASS,
@@ -16,6 +18,7 @@ from fedvlp.claims.ledger import (
     STEPS,
     alignment,
     all_steps,
+    drawn_ladder,
     ladder,
     unlike_sites,
 )
@@ -23,9 +26,11 @@ from fedvlp.claims.scenario import Scenario
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
 
 EVERY = list(SCENARIOS.values())
+Ladder = Callable[[int], Mapping[str, Experiment]]
 
 
 @pytest.mark.parametrize("scenario", EVERY, ids=lambda one: one.name)
@@ -110,9 +115,10 @@ def test_pms_fms_pooled_model_sees_as_much_and_is_no_other_method() -> None:
     assert (one.data.sites, one.data.hard_site, one.partition.retrieve) == (4, "site-2", True)
 
 
-def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_alone() -> None:
+@pytest.mark.parametrize("rows", [ladder, drawn_ladder])
+def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_alone(rows: Ladder) -> None:
     """Same towers and heads at every row; alone once with the task's steps and once with those of distillation too."""
-    table: dict[str, Any] = dict(ladder(100))
+    table: dict[str, Any] = dict(rows(100))
     for shared in ("model", "site_models", "partition"):
         assert len({repr(getattr(one, shared)) for one in table.values()}) == 1
     untrained = table.pop("untrained-sites")
@@ -129,12 +135,21 @@ def test_the_ladders_servers_take_the_same_steps_and_no_site_moves_one_that_is_a
     assert {one.joint for one in taught.values()} == {True}, "a pass over P goes on with the private steps' momentum"
 
 
-def test_the_ladders_public_set_is_larger_than_any_sites_records_and_a_pass_is_one() -> None:
+@pytest.mark.parametrize(("rows", "steps"), [(ladder, PASS), (drawn_ladder, DRAWN_PASS)])
+def test_the_ladders_public_set_is_larger_than_any_sites_records_and_a_pass_is_one(rows: Ladder, steps: int) -> None:
     """Sites of three kinds, two of them with pairs."""
-    experiment: Any = ladder(100)["creamfl"]
+    experiment: Any = rows(100)["creamfl"]
     assembly = Assembly(experiment)
     sites = [assembly.data(site) for site in assembly.data_sites()]
     public = assembly.public(None).num_train
     assert public > max(site.num_train for site in sites)
-    assert public // experiment.training.batch_size == PASS
+    assert public // experiment.training.batch_size == steps
     assert sorted(site.modalities for site in sites) == [("image",)] * 2 + [("image", "text")] * 2 + [("text",)]
+
+
+def test_on_drawn_vectors_nothing_is_known_before_training_and_sites_have_three_passes() -> None:
+    for one in drawn_ladder(100).values():
+        assert [model.init for _, model in one.site_models] + [one.model.init] == [""] * 6
+        assert one.training.cache_features is False, "the words' embeddings are learned"
+    table: dict[str, Any] = dict(drawn_ladder(100))
+    assert {one.method.local_epochs for one in table.values() if not one.method.local_steps} == {3}

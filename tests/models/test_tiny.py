@@ -9,7 +9,18 @@ import pytest
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
-from fedvlp.models.tiny import CLS, PAD, Block, GRUText, HashTokenizer, TinyImage, TinyText, heads_for
+from fedvlp.models.tiny import (
+    CLS,
+    PAD,
+    BagOfWords,
+    Block,
+    GRUText,
+    HashTokenizer,
+    Pixels,
+    TinyImage,
+    TinyText,
+    heads_for,
+)
 
 REPORT_WORDS = (
     "no right left lung lobe upper lower middle zone base apex apical hilar pleural effusion effusions edema "
@@ -147,5 +158,42 @@ def test_gru_is_a_text_tower_of_the_dual_encoder(tmp_path: Path) -> None:
     again = DualEncoder.from_pretrained(tmp_path)
     assert isinstance(again.text_encoder, GRUText)
     assert torch.equal(again({"text": ids, "text_mask": mask}).text, text)
-    with pytest.raises(ValueError, match="tiny towers have no published weights"):
+    with pytest.raises(ValueError, match="built-in towers have no published weights"):
         ModelConfig(text_tower="gru", pretrained=True)
+
+
+def test_a_bag_of_words_is_the_mean_of_real_words_in_any_order() -> None:
+    torch.manual_seed(0)
+    tower = BagOfWords(vocabulary=64, max_tokens=8)
+    ids = torch.tensor([[CLS, 5, 6, PAD, PAD], [CLS, 7, 8, 9, 3]])
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1] * 5]).bool()
+    tokens = tower(ids, mask)
+    assert tokens.shape == (2, 5, tower.width)
+    assert torch.allclose(tokens[0], tower.words.weight[[CLS, 5, 6]].mean(0).expand(5, -1))
+    noisy = torch.tensor([[CLS, 6, 5, 9, 9], [CLS, 3, 9, 8, 7]])
+    assert torch.allclose(tower(noisy, mask), tokens, atol=1e-6)
+
+
+def test_pixels_are_their_own_token_and_no_grid() -> None:
+    tower = Pixels(4, in_channels=3)
+    images = torch.randn(2, 3, 4, 4)
+    assert torch.equal(tower(images), images.reshape(2, 1, 48))
+    assert (tower.width, list(tower.parameters())) == (48, [])
+    with pytest.raises(ValueError, match="0 patches are no square"):
+        tower.maps(images)
+
+
+def test_the_towers_for_drawn_vectors_are_saved_with_their_model(tmp_path: Path) -> None:
+    config = ModelConfig("pixels", "words", 8, image_size=8, max_tokens=8, vocabulary=64, alignment=False)
+    model = config.build(0).eval()
+    ids, mask = model.tokenizer(["e0a e1b", "e0d"])
+    batch = {"image": torch.randn(2, 1, 8, 8), "text": ids, "text_mask": mask}
+    model.save(tmp_path)
+    again = DualEncoder.from_pretrained(tmp_path)
+    assert (again.config.image_tower, again.config.text_tower) == ("pixels", "words")
+    for one, other in zip(
+        (model(batch).image, model(batch).text), (again(batch).image, again(batch).text), strict=True
+    ):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="built-in towers have no published weights"):
+        ModelConfig("pixels", "words", pretrained=True)

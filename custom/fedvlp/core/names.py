@@ -38,6 +38,7 @@ PUBLIC = {
     "fedvlp.data.CocoCaptionsSource": "fedvlp.data.sources.coco_captions.CocoCaptionsSource",
     "fedvlp.data.Flickr30kSource": "fedvlp.data.sources.flickr30k.Flickr30kSource",
     "fedvlp.data.JoinedSource": "fedvlp.data.sources.joined.JoinedSource",
+    "fedvlp.data.LatentCohort": "fedvlp.data.synthetic.latent.LatentCohort",
     "fedvlp.data.MBRSETSource": "fedvlp.data.sources.mbrset.MBRSETSource",
     "fedvlp.data.MIMICSource": "fedvlp.data.sources.mimic_cxr.MIMICSource",
     "fedvlp.data.MessidorSource": "fedvlp.data.sources.messidor.MessidorSource",

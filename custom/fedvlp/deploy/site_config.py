@@ -26,6 +26,7 @@ from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.deploy.overlap import OWN_MACHINE, Overlap, OverlapError
 from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.models.pretrained import BUILT_IN
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 
@@ -35,8 +36,6 @@ REHEARSAL_STUDIES = 400  # of the built-in cohort at each site
 
 MODELS = "models"
 """Folder of the kit for towers of the site's own, each a folder that a job calls by its name."""
-
-BUILT_IN = ("tiny", "gru")
 
 TOWER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,127})?")
 """A name as timm and transformers have them, of an owner perhaps; no address, and no path that leads up."""

@@ -24,7 +24,7 @@ from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
-from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
+from fedvlp.models.pretrained import BUILT_IN, alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.side_by_side import apart, both
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
@@ -45,8 +45,8 @@ class ModelConfig:
     FedDRA's model: vit_base_patch16_224, bert-base-cased, 6 layers, 112 tokens, 224 pixels, head_hidden 2048.
     """
 
-    image_tower: str = "tiny"  # "tiny", "lite0" (models/fetched.py), a timm name, or a local folder in timm's layout
-    text_tower: str = "tiny"  # "tiny", "gru", "minilm" (models/fetched.py), a transformers name, or a local folder
+    image_tower: str = "tiny"  # "tiny", "pixels", "lite0" (models/fetched.py), a timm name, or a folder in its layout
+    text_tower: str = "tiny"  # "tiny", "gru", "words", "minilm" (models/fetched.py), a transformers name, or a folder
     embedding_dim: int = 128  # d, length of the unit vectors
     text_layers: int | None = None  # use the first so many layers of the text tower; None: all; papers: 6
     max_tokens: int = 64  # T, tokens of a report with the summary token; the papers use 112
@@ -83,8 +83,8 @@ class ModelConfig:
         for name in ("alignment", "pretrained", "gradient_checkpointing", "adapter_private"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"ModelConfig.{name}: {getattr(self, name)!r}, expected true or false")
-        if self.pretrained and self.image_tower == "tiny" and self.text_tower in ("tiny", "gru"):
-            raise ValueError("ModelConfig.pretrained: the tiny towers have no published weights; set it to false")
+        if self.pretrained and {self.image_tower, self.text_tower} <= set(BUILT_IN):
+            raise ValueError("ModelConfig.pretrained: the built-in towers have no published weights; set it to false")
         if not isinstance(self.init, str):
             raise ValueError(f"ModelConfig.init: {self.init!r}, expected the name of shipped weights, or a folder")
         object.__setattr__(self, "init", settled(self.init))

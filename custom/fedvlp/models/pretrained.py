@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedvlp.models.fetched import located
-from fedvlp.models.tiny import Block, GRUText, TextTower, TinyImage, TinyText, Tokenizer, Tower, heads_for
+from fedvlp.models.tiny import (
+    BagOfWords,
+    Block,
+    GRUText,
+    Pixels,
+    TextTower,
+    TinyImage,
+    TinyText,
+    Tokenizer,
+    Tower,
+    heads_for,
+)
 
 if TYPE_CHECKING:
     from fedvlp.models.dual_encoder import ModelConfig
+
+BUILT_IN = ("tiny", "pixels", "gru", "words")
+"""Towers of models/tiny.py: no download, and no published weights."""
 
 
 class NoAlignment(nn.Identity):
@@ -32,6 +46,8 @@ def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tow
     """The image tower that the configuration names. ``architecture``: ``Tower.architecture`` of a saved model."""
     if config.image_tower == "tiny":
         return TinyImage(config.image_size, config.in_channels or 1)
+    if config.image_tower == "pixels":
+        return Pixels(config.image_size, config.in_channels or 1)
     from fedvlp.models.image import timm_tower
 
     args = None if architecture is None else architecture["args"]
@@ -45,6 +61,8 @@ def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokeniz
         return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
     if config.text_tower == "gru":
         return GRUText(config.vocabulary, config.max_tokens, config.text_layers or 1)
+    if config.text_tower == "words":
+        return BagOfWords(config.vocabulary, config.max_tokens)
     from fedvlp.models.text import rebuild_tower, transformers_tower
 
     if architecture is not None:

@@ -117,7 +117,7 @@ class Tower(nn.Module):
         """
         patches = self(images)[:, 1:]  # [B, M-1, W]
         side = math.isqrt(patches.shape[1])
-        if side**2 != patches.shape[1]:
+        if not side or side**2 != patches.shape[1]:
             raise ValueError(f"image tower: {patches.shape[1]} patches are no square; use square images and patches")
         return [patches.transpose(1, 2).unflatten(2, (side, side))]
 
@@ -327,6 +327,45 @@ class GRUText(TextTower):
     def architecture(self) -> dict[str, Any]:
         """Marks this tower in a saved model."""
         return {"model_type": "gru"}
+
+
+class Pixels(Tower):
+    """The pixels themselves as the only token, [B, 1, C H W]: what is learned is the head's. For drawn vectors."""
+
+    def __init__(self, image_size: int, in_channels: int = 1) -> None:
+        super().__init__()
+        self.image_size, self.in_channels, self.width = image_size, in_channels, in_channels * image_size**2
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Tokens [B, 1, C H W] of images [B, 1 or C, H, W]."""
+        return as_channels(images, self.in_channels, self.image_size).flatten(1)[:, None]
+
+    def architecture(self) -> dict[str, Any]:
+        """Marks this tower in a saved model."""
+        return {"name": "pixels"}
+
+
+class BagOfWords(TextTower):
+    """The mean of a report's word embeddings, at every position: the order of words does not matter."""
+
+    width, mlp_ratio = 128, 2
+
+    def __init__(self, vocabulary: int = 4096, max_tokens: int = 64) -> None:
+        super().__init__()
+        self.tokenizer = HashTokenizer(vocabulary, max_tokens)
+        self.words = nn.Embedding(vocabulary, self.width)
+        nn.init.trunc_normal_(self.words.weight, std=0.05)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Tokens [B, T, 128] of ids and mask [B, T]."""
+        check_length(ids, self.tokenizer.max_tokens)
+        real = mask[:, :, None].to(self.words.weight.dtype)  # [B, T, 1]
+        mean = (self.words(ids) * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)  # [B, 1, W]
+        return mean.expand(-1, ids.shape[1], -1)
+
+    def architecture(self) -> dict[str, Any]:
+        """Marks this tower in a saved model."""
+        return {"model_type": "words"}
 
 
 def check_length(ids: Tensor, max_tokens: int) -> None:
