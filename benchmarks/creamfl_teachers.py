@@ -1,21 +1,25 @@
-"""Whether CreamFL's sites have anything to teach its server, and how much of it distillation carries over.
+"""Whether CreamFL's sites have anything to teach its server, and whom the server listens to.
 
     python benchmarks/creamfl_teachers.py [--seeds 0-4] [--rows creamfl creamfl-many]
 
-``creamfl``: as in `fedvlp claims creamfl`, on the same runs. ``-many``: fourteen sites in place of five, four with
-images alone, four with reports alone and six with pairs (in the paper ten, ten and fifteen), which together have twelve
-times as many records as the public set. The sum of R@1, R@5 and R@10 in percent on the held-out studies, mean over
-seeds, at the end of a run: of the server; of the best site with pairs; and of the sites together, where a film or a
-report is the mean of what all sites make of it that train on such. Then of a new server that is only distilled from
-these means, for as many steps as the run's server had in all: on the public set, and on pairs of the sites' own, at
-most 2,400, which no server ever sees. Last, differences with their 95 % interval (Student's t over seeds).
-Two minutes of one core a run.
+``creamfl`` and ``reamfl-gca``: as in `fedvlp claims creamfl`, on the same runs. ``-drawn``: as there on drawn vectors.
+``-many``: fourteen sites in place of five, four with images alone, four with reports alone and six with pairs (in the
+paper ten, ten and fifteen), which together have twelve times as many records as the public set. The sum of R@1, R@5 and
+R@10 in percent on the held-out studies, mean over seeds, at the end of a run: of the server; of the best site with
+pairs; and of the sites together, where a film or a report is the mean of what all sites make of it that train on such.
+Then of a new server that is only distilled from these means, for as many steps as the run's server had in all: on the
+public set, and on pairs of the sites' own, at most 2,400, which no server ever sees. Then differences with their 95 %
+interval (Student's t over seeds).
+
+The second table tells what the weights by global contrast (Eq. 4 to 6) see at the end of a run, on the public set: the
+cosine of what a site makes of one half of a pair and the server of the other, which those weights are made from; and
+the weight of a site with pairs, where 1 is what the mean would give it. Two minutes of one core a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -29,7 +33,7 @@ from torch.nn import functional as F
 
 from fedvlp.claims import ensembles
 from fedvlp.claims.ensembles import RSUM
-from fedvlp.claims.ledger import CREAMFL, UNTRAINED, ladder
+from fedvlp.claims.ledger import CREAMFL, UNTRAINED, drawn_ladder, ladder
 from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Figures, Table
 from fedvlp.core.types import MODALITIES
@@ -37,15 +41,22 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.methods.ensemble import as_represented, squared_distance
+from fedvlp.methods.math.contrast import contrast_scores
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
-MANY = "-many"
-ROWS = ("creamfl", *(f"{name}{MANY}" for name in ("server-alone", UNTRAINED, "creamfl")))
+MANY, DRAWN = "-many", "-drawn"
+ROWS = (
+    "reamfl-gca",
+    "creamfl",
+    *(f"{name}{MANY}" for name in ("server-alone", UNTRAINED, "creamfl")),
+    *(f"{name}{DRAWN}" for name in ("reamfl-gca", "creamfl")),
+)
 SERVER, SITE, TOGETHER = "server", "best site with pairs", "sites together"
 ON_PUBLIC, ON_PRIVATE = "distilled on the public set", "distilled on private pairs"
+COSINE, WEIGHT = "cosine of a site's half and the server's other half", "weight of a site with pairs"
 HELD_OUT = "held-out"
 PRIVATE = 2400  # pairs of the sites' own, at most
 BATCH = 64
@@ -56,8 +67,10 @@ Pairs = Sequence[Tensor]
 
 def experiments(seed: int) -> dict[str, Experiment]:
     """The rows by name."""
-    ledger = ladder(seed)
-    return {row: many(ledger[row.removesuffix(MANY)]) if row.endswith(MANY) else ledger[row] for row in ROWS}
+    films, drawn = ladder(seed), drawn_ladder(seed)
+    rows = {f"{name}{MANY}": many(one) for name, one in films.items()}
+    rows |= {f"{name}{DRAWN}": one for name, one in drawn.items()} | films
+    return {row: rows[row] for row in ROWS}
 
 
 def many(one: Any) -> Any:
@@ -77,11 +90,14 @@ def figures(folder: RunFolder) -> Figures:
     records = Records(assembly)
     server = assembly.client("figures", None)
     server.load(experiment.method.finish(saved[0]))
-    found = {SERVER: recalled(records.represented(server.model, None)[HELD_OUT]), SITE: 0.0}
+    servers = records.represented(server.model, None)
+    found = {SERVER: recalled(servers[HELD_OUT]), SITE: 0.0}
+    public: dict[str, Pairs] = {}
     sums: dict[str, dict[str, Any]] = {part: dict.fromkeys(MODALITIES, 0.0) for part in PARTS}
     for site in assembly.data_sites():
         made = records.represented(ensembles.site_model(assembly, site), site)
         modalities = assembly.data(site).modalities
+        public[site] = made[ON_PUBLIC]
         if modalities == MODALITIES:
             found[SITE] = max(found[SITE], recalled(made[HELD_OUT]))
         for part, pairs in made.items():
@@ -90,11 +106,32 @@ def figures(folder: RunFolder) -> Figures:
                     sums[part][name] = sums[part][name] + vectors
     means = {part: tuple(F.normalize(of[name], dim=1) for name in MODALITIES) for part, of in sums.items()}
     found[TOGETHER] = recalled(means[HELD_OUT])
+    kinds = {site: assembly.data(site).modalities for site in public}
+    found |= listened(public, kinds, servers[ON_PUBLIC], experiment)
     for part in (ON_PUBLIC, ON_PRIVATE):
         server.load(assembly.initial(None))
         distil(server.model, records.served(None)[part], means[part], experiment)
         found[part] = recalled(records.represented(server.model, None)[HELD_OUT])
     return found
+
+
+def listened(
+    made: Mapping[str, Pairs], kinds: Mapping[str, Sequence[str]], servers: Pairs, experiment: Experiment
+) -> Figures:
+    """``COSINE`` and ``WEIGHT``, means over items, sites and modalities, of what sites made of the public set.
+
+    ``kinds``: the modalities that each site trains on, of which alone it sends representations.
+    """
+    method: Any = experiment.method
+    cosines, weights = [], []
+    for name, opposite in zip(MODALITIES, reversed(servers), strict=True):
+        senders = [site for site in made if name in kinds[site]]
+        sent = [made[site][MODALITIES.index(name)] for site in senders]
+        cosines += [float((one * opposite).sum(1).mean()) for one in sent]
+        scores = [contrast_scores(one, opposite, method.gca_temperature, method.gca_exclude_positive) for one in sent]
+        shares = len(senders) * torch.stack(scores).softmax(0).mean(1)
+        weights += [float(share) for site, share in zip(senders, shares, strict=True) if len(kinds[site]) == 2]
+    return {COSINE: sum(cosines) / len(cosines), WEIGHT: sum(weights) / len(weights)}
 
 
 PARTS = (HELD_OUT, ON_PUBLIC, ON_PRIVATE)
@@ -169,6 +206,13 @@ def report(shown: Sequence[str], rows: Table) -> str:
     return table(["row", *names, *(f"{one} less {other}" for one, other in apart)], body)
 
 
+def weights(shown: Sequence[str], rows: Table) -> str:
+    """The Markdown table of whom the server listens to, of the rows that have it."""
+    names = (COSINE, WEIGHT)
+    body = [[row, *(mean(rows, row, name, 2) for name in names)] for row in shown if rows.has(row, WEIGHT)]
+    return table(["row", *names], body)
+
+
 def main() -> None:
     parser = parser_of(__doc__, "0-4")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
@@ -182,7 +226,8 @@ def main() -> None:
         figures=figures,
     )
     rows = finished(scenario, options)
-    print(f"\n{RSUM}, seeds {options.seeds}.\n\n{report(options.rows, rows)}\n\n{origin(rows)}")
+    print(f"\n{RSUM}, seeds {options.seeds}.\n\n{report(options.rows, rows)}\n\n{weights(options.rows, rows)}")
+    print(f"\n{origin(rows)}")
     say(machine())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -165,6 +166,20 @@ def test_a_server_is_distilled_towards_the_wanted_vectors_of_its_rows(imported: 
     program.distil(server.model, data, (wanted, wanted), one)
     for vectors in embed(server.model, data.batches("train", 64, drop_last=False)):
         assert (vectors * wanted).sum(1).mean() > (vectors * others).sum(1).mean() + 0.2
+
+
+def test_a_server_listens_more_to_a_site_whose_halves_are_where_its_own_are(imported: Callable[[str], Any]) -> None:
+    """By hand, four items: a site with pairs sends the server's own vectors, one with films those of other items."""
+    program = imported("creamfl_teachers")
+    settled = replace(ladder(100)["reamfl-gca"].method, gca_temperature=1.0)  # type: ignore[call-arg]
+    one = replace(ladder(100)["reamfl-gca"], method=settled)
+    own, others = torch.eye(4), torch.eye(4).roll(1, 0)
+    made = {"pairs": (own, own), "films": (others, others)}
+    kinds = {"pairs": ("image", "text"), "films": ("image",)}
+    found = program.listened(made, kinds, (own, own), one)
+    apart = 1 - math.log(3) + math.log(math.e + 2)  # of the two scores of a film (Eq. 4)
+    assert found[program.COSINE] == pytest.approx((1 + 0 + 1) / 3)
+    assert found[program.WEIGHT] == pytest.approx((2 / (1 + math.exp(-apart)) + 1) / 2)
 
 
 def test_rows_that_share_no_seed_or_lack_a_figure_have_an_empty_cell(imported: Callable[[str], Any]) -> None:
