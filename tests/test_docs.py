@@ -20,6 +20,7 @@ from support.rooms import BELOW
 
 from fedvlp.core.method import Method, Schedule, ServerHooks, SiteHooks
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.site_metrics import Retrieval
@@ -227,7 +228,7 @@ def test_the_design_names_every_hook_in_its_group() -> None:
 # Tables of settings
 
 SELECTED: tuple[type[Any], ...] = (
-    Method, Training, SyntheticCohort, Retrieval, ZeroShot, LinearProbe, Segmentation, VQA, Partition,
+    Method, Training, SyntheticCohort, LatentCohort, Retrieval, ZeroShot, LinearProbe, Segmentation, VQA, Partition,
     SelectorConfig, MultimodalConfig, *OBJECTIVES.values(), *METHODS.values(),
 )  # fmt: skip
 CONFIGURED = {base.__name__: base for kind in SELECTED for base in kind.__mro__ if dataclasses.is_dataclass(base)}

@@ -9,6 +9,7 @@ from fedvlp import __version__
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.names import name_of
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.dual_encoder import describe
 from fedvlp.models.initial import SHIPPED, parse
@@ -149,8 +150,8 @@ def _source(source: Any) -> str:
     if isinstance(source, SiteSources):
         kinds = ", ".join(f"{site} by `{name_of(type(inner))}`" for site, inner in source.sites)
         return f"Read at each site: {kinds}."
-    if isinstance(source, SyntheticCohort):
-        return "Drawn by a program (`fedvlp.data.SyntheticCohort`): no patient's film or report is among them."
+    if isinstance(source, SyntheticCohort | LatentCohort):
+        return f"Drawn by a program (`{name_of(type(source))}`): no patient's film or report is among them."
     return f"Read by `{name_of(type(source))}`."
 
 
