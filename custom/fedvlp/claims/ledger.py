@@ -253,7 +253,7 @@ def _on_frozen_encoders(preset: Experiment) -> Experiment:
 
 
 def _on_drawn_vectors(preset: Experiment) -> Experiment:
-    """A step of the ladder with three passes over a site's records a round (the paper: five)."""
+    """A step of the ladder with three passes over a site's records a round (the paper: five), dealt alike to all."""
     return _settled(
         preset,
         {"image_tower": "pixels", "text_tower": "words", "image_size": 8, "max_tokens": 49},

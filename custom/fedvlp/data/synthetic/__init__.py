@@ -2,6 +2,7 @@
 
 ``cohort`` combines ``cases`` (the table of patients), ``anatomy`` and ``findings`` (body and disease), ``film``
 (detector, pixels) and ``reports`` (text). ``questions`` asks about the films. ``files`` writes a cohort to disk.
+``latent`` is another cohort, of vectors in place of films and words in place of sentences.
 """
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
