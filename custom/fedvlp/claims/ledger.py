@@ -219,7 +219,7 @@ def ladder(seed: int) -> Mapping[str, Experiment]:
 
 
 def drawn_ladder(seed: int) -> Mapping[str, Experiment]:
-    """The same on drawn vectors, of which no encoder knows anything before training: heads alone, as wide as there."""
+    """The same on drawn vectors, of which no encoder knows anything: word embeddings and heads, as wide as there."""
     return _ladder(seed, _on_drawn_vectors)
 
 

@@ -41,6 +41,7 @@ def differs(one: np.ndarray, other: torch.Tensor) -> float:
 TOWERS = {
     "tiny": ("tiny", "tiny"),
     "GRU, batch statistics": ("tiny", "gru"),
+    "pixels and words": ("pixels", "words"),
     "ResNet and BERT": ("resnet10t", "bert"),
     "ViT, mean of the tokens": ("vit_tiny_patch16_224", "tiny"),
 }

@@ -1,4 +1,4 @@
-"""Pairs drawn from hidden vectors, without films or sentences: a model of two small heads learns them in seconds."""
+"""Pairs drawn from hidden vectors, no films and no sentences: word embeddings and two heads learn them in seconds."""
 
 from __future__ import annotations
 
