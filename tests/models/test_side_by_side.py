@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from support.toy import same_bytes
 from fedvlp.core.types import VLOutput
 from fedvlp.models import side_by_side
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.side_by_side import apart, both, may_gain
+from fedvlp.models.side_by_side import apart, both, junction, may_gain
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -81,25 +82,44 @@ def test_two_forward_passes_before_one_backward_add_up_as_ever() -> None:
     same_bytes(*gradients)
 
 
-def test_one_tower_alone_and_a_frozen_one_are_left_as_they_are(threads: list[str]) -> None:
+@pytest.mark.parametrize("used", [(0, 1), (0,), (1,)], ids=str)
+def test_two_projections_of_one_encoding_add_up_as_ever(used: tuple[int, ...], threads: list[str]) -> None:
+    """As FedRGB's: by the model itself and by a copy that is frozen, either of which the loss may leave out."""
+    gradients = []
+    for two in (False, True):
+        made = model(two)
+        frozen = copy.deepcopy(made).requires_grad_(False)
+        encoded = made.encode(BATCH)
+        outputs = [made.project(encoded), frozen.project(encoded)]
+        torch.stack([(number + 1) * loss(outputs[number]) for number in used]).sum().backward()
+        gradients.append({n: p.grad for n, p in made.named_parameters() if p.grad is not None})
+    same_bytes(*gradients)
+    assert len(threads) == 2, "the towers were walked through once"
+
+
+def test_one_tower_alone_needs_no_second_thread(threads: list[str]) -> None:
     made = model(True)
     images = made({"image": BATCH["image"]})
     images.image.sum().backward()
-    made.image_encoder.requires_grad_(False)
-    made.image_alignment.requires_grad_(False)
-    made.image_head.requires_grad_(False)
+    for part in (made.image_encoder, made.image_alignment, made.image_head):
+        part.requires_grad_(False)
+    made(BATCH).text.sum().backward()
+    assert threads == ["MainThread", "MainThread"]
+
+
+def test_what_has_no_gradient_is_left_as_it_is() -> None:
+    made = model(True).requires_grad_(False)
     output = made(BATCH)
-    output.text.sum().backward()
-    assert threads == []
-    assert apart(output) is output
+    assert apart(output, junction()) is output
 
 
-def test_a_phase_ends_with_the_same_bytes(threads: list[str]) -> None:
-    """FedDRA's two phases at one site: the anchor, the probe and the optimiser included."""
-    experiment = presets.get("feddra")
+@pytest.mark.parametrize(("name", "second"), [("feddra", "align"), ("fedrgb", "aligner")])
+def test_a_phase_ends_with_the_same_bytes(name: str, second: str, threads: list[str]) -> None:
+    """Both phases of a method at one site: the anchor, the probe and the optimiser included."""
+    experiment = presets.get(name)
     settings = {
-        "data.size": 200, "data.sites": 2, "method.align_steps": 2, "method.local_steps": 2, "training.batch_size": 8,
-        "method.dro_batch": 8,
+        "data.size": 200, "data.sites": 2, f"method.{second}_steps": 2, "method.local_steps": 2,
+        "training.batch_size": 8, "training.threads": 1, "method.dro_batch": 8,
     }  # fmt: skip
     for key, value in settings.items():
         experiment = override(experiment, key, str(value))
@@ -109,7 +129,7 @@ def test_a_phase_ends_with_the_same_bytes(threads: list[str]) -> None:
         assembly.side_by_side = two
         site, server = assembly.site("site-1"), assembly.server(assembly.sites())
         experiment.method.start(server)
-        for phase in ("align", "joint"):
+        for phase in experiment.method.phases(0):
             server.phase = phase
             updates.append(site.handle(replace(experiment.method.broadcast(server, "site-1"), evaluate=1)))
     for expected, seen in zip(updates[:2], updates[2:], strict=True):

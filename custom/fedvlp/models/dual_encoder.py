@@ -26,7 +26,7 @@ from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
 from fedvlp.models.pretrained import BUILT_IN, alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
-from fedvlp.models.side_by_side import apart, both
+from fedvlp.models.side_by_side import Junction, apart, both, junction
 from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
@@ -153,6 +153,7 @@ class Encoded:
 
     ``image_attention`` [B, M], ``text_attention`` [B, T]: the summary token's, in the last block of each tower.
     ``views`` [B, V, M, W]: of V changed copies of each image, where the batch has them.
+    ``junction``: where the gradients of all its projections meet, if image and text go side by side.
     """
 
     image: Tensor | None = None
@@ -161,6 +162,7 @@ class Encoded:
     image_attention: Tensor | None = None
     text_attention: Tensor | None = None
     views: Tensor | None = None
+    junction: Junction | None = None
 
 
 class DualEncoder(Usable, nn.Module):
@@ -263,7 +265,7 @@ class DualEncoder(Usable, nn.Module):
         Tokens that the batch has already (training/frozen_features.py) are taken as they are.
         """
         image, text = self._both(lambda: self._image_tower(batch), lambda: self._text_tower(batch))
-        return Encoded(**image, **text)
+        return Encoded(**image, **text, junction=junction() if self._in_two and torch.is_grad_enabled() else None)
 
     def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:
         image, attention = batch.get(IMAGE_TOKENS), None
@@ -328,7 +330,9 @@ class DualEncoder(Usable, nn.Module):
             lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
         )
         output = replace(aligned, image=image, text=text)
-        return apart(output) if self._in_two and torch.is_grad_enabled() else output
+        if isinstance(encoded, Deferred) or not (self.side_by_side and torch.is_grad_enabled()):
+            return output
+        return apart(output, encoded.junction or junction())
 
     def set_attention(self, kind: str) -> None:
         """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""

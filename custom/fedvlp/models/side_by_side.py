@@ -2,8 +2,10 @@
 
 The towers meet in the loss alone, so neither sees a difference: each computes what it computed alone, on one thread.
 Forward that is two calls at a time. Backward, autograd would walk through both in one thread; so the outputs are cut
-off from the towers, and the gradients that reach the cut are carried on in two threads. It pays where towers take about
-the same time and a core is idle.
+off from the towers, and the gradients that reach the cut are carried on in two threads. An encoding may be projected
+more than once (FedRGB does, by its own aligners and by a frozen copy): its junction keeps what has come until all of it
+is there, so that the towers are walked through once, in autograd's order. It pays where towers take about the same time
+and a core is idle.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -22,6 +24,10 @@ from fedvlp.core.types import VLOutput
 
 First = TypeVar("First")
 Second = TypeVar("Second")
+Pair = tuple[Tensor, Tensor]
+"""A tensor and its gradient."""
+Arrival = tuple[list[Pair], list[Pair]]
+"""What has come to one cut: of the image's side, and of the text's."""
 IMAGE, TEXT = ("image", "image_tokens", "views"), ("text", "text_tokens")
 """What of an output comes from either tower and may have a gradient."""
 
@@ -58,40 +64,72 @@ def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[Firs
     return mine, running.result()
 
 
-def apart(output: VLOutput) -> VLOutput:
-    """The output, whose gradients will go through its two towers side by side. One tower alone is left as it is."""
+@dataclass(frozen=True)
+class Junction:
+    """Where the gradients of all projections of one encoding meet before they go on through its towers."""
+
+    gate: Tensor  # every projection's cut hangs on it, so autograd comes to it after the last one
+    waiting: list[Arrival]
+
+
+def junction() -> Junction:
+    """A new one, for one encoding."""
+    waiting: list[Arrival] = []
+    return Junction(_Onward.apply(torch.ones((), requires_grad=True), waiting), waiting)
+
+
+def apart(output: VLOutput, meeting: Junction) -> VLOutput:
+    """The output, whose gradients will go on from its encoding's junction, through its two towers side by side."""
     sides = [
         [(name, tensor) for name in names if (tensor := getattr(output, name)) is not None and tensor.requires_grad]
         for names in (IMAGE, TEXT)
     ]
-    if not all(sides):
+    if not any(sides):
         return output
     tensors = [[tensor for _, tensor in side] for side in sides]
-    cut = _Cut.apply(torch.ones((), requires_grad=True), tensors)
+    cut = _Cut.apply(meeting.gate, meeting.waiting, tensors)
     return replace(output, **dict(zip((name for side in sides for name, _ in side), cut, strict=True)))
 
 
 class _Cut(torch.autograd.Function):
-    """Hands tensors on without their graph; what gradients come, it sends into the graphs of both sides itself."""
+    """Hands tensors on without their graph; what gradients come wait at the junction."""
 
     @staticmethod
-    def forward(ctx: Any, start: Tensor, sides: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
-        ctx.sides = sides
+    def forward(ctx: Any, gate: Tensor, waiting: list[Arrival], sides: Sequence[Sequence[Tensor]]) -> Any:
+        ctx.waiting, ctx.sides = waiting, sides
         ctx.set_materialize_grads(False)
         return tuple(tensor.detach() for side in sides for tensor in side)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
-        """Adds to the gradients of all parameters above the cut."""
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None]:
         image, text = ctx.sides
-        both(
-            lambda: _carry_on(image, gradients[: len(image)]),
-            lambda: _carry_on(text, gradients[len(image) :]),
-        )
+        ctx.waiting.append((_came(image, gradients[: len(image)]), _came(text, gradients[len(image) :])))
+        return torch.ones(()), None, None
+
+
+class _Onward(torch.autograd.Function):
+    """The junction's gate: sends what waits there into the graphs of both towers itself."""
+
+    @staticmethod
+    def forward(ctx: Any, start: Tensor, waiting: list[Arrival]) -> Tensor:
+        ctx.waiting = waiting
+        return start.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None]:
+        """Adds to the gradients of all parameters above the cuts."""
+        image, text = ([pair for arrival in ctx.waiting for pair in arrival[side]] for side in (0, 1))
+        ctx.waiting.clear()
+        if image and text:
+            both(lambda: _carry_on(image), lambda: _carry_on(text))
+        else:
+            _carry_on(image or text)
         return None, None
 
 
-def _carry_on(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    reached = [(tensor, gradient) for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
-    if reached:
-        torch.autograd.backward([tensor for tensor, _ in reached], [gradient for _, gradient in reached])
+def _came(tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Pair]:
+    return [(tensor, gradient) for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None]
+
+
+def _carry_on(pairs: Sequence[Pair]) -> None:
+    torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
