@@ -261,7 +261,9 @@ def test_shortened_updates_come_in_the_order_of_the_sites() -> None:
     updates = (
         Update(site, 0, "train", 1, single([float(size)])) for site, size in zip("abcd", (1, 9, 2, 3), strict=True)
     )
-    found = [(update.site, update.state["w"].item()) for update in bounded(updates, single([0.0]), times=1.0)]
+    found = [
+        (update.site, update.state["w"].item()) for update in bounded(updates, lambda site: single([0.0]), times=1.0)
+    ]
     assert found == [("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 2.0)]
 
 
@@ -273,7 +275,8 @@ def test_changes_beside_the_model_have_a_median_of_their_own() -> None:
         for site, moved, change in (("a", 1e3, 3.0), ("b", 1.0, 4.0), ("c", 1.0, 300.0))
     )
     found = [
-        (u.state["w"].item(), u.state["change/w"].tolist(), u.scalars) for u in bounded(updates, single([0.0]), times=2)
+        (u.state["w"].item(), u.state["change/w"].tolist(), u.scalars)
+        for u in bounded(updates, lambda site: single([0.0]), times=2)
     ]
     assert found == [(2, [0, 3], {}), (1, [0, 4], {}), (1, [0, 8], {"kept": pytest.approx(8 / 300)})]
 
@@ -315,7 +318,9 @@ def test_shares_and_lengths_are_bounded_together() -> None:
     """a is as long as the median, 2, and counts as the 3 + 4 of the others."""
     updates = [Update(site, 0, "train", samples, single([size])) for site, samples, size in
                (("a", 93, 9.0), ("b", 3, 1.0), ("c", 4, 2.0))]  # fmt: skip
-    found = [(u.num_samples, u.state["w"].item()) for u in bounded(updates, single([0.0]), times=1.0, share=0.5)]
+    found = [
+        (u.num_samples, u.state["w"].item()) for u in bounded(updates, lambda site: single([0.0]), times=1.0, share=0.5)
+    ]
     assert found == [(7, 2.0), (3, 1.0), (4, 2.0)]
-    alone = [(u.num_samples, u.state["w"].item()) for u in bounded(updates, single([0.0]), share=0.5)]
+    alone = [(u.num_samples, u.state["w"].item()) for u in bounded(updates, lambda site: single([0.0]), share=0.5)]
     assert alone == [(7, 9.0), (3, 1.0), (4, 2.0)]

@@ -144,7 +144,9 @@ def test_a_view_is_shortened_as_a_dict_is_and_stays_a_view() -> None:
     }
     plain = [Update(site, 0, "train", 1, state) for site, state in states.items()]
     views = [Update(site, 0, "train", 1, Counting(state)) for site, state in states.items()]  # type: ignore[arg-type]
-    for expected, seen in zip(bounded(plain, reference, times=1), bounded(views, reference, times=1), strict=True):
+    for expected, seen in zip(
+        bounded(plain, lambda site: reference, times=1), bounded(views, lambda site: reference, times=1), strict=True
+    ):
         assert isinstance(expected.state, dict)
         assert not isinstance(seen.state, dict)
         assert {n: t.tolist() for n, t in seen.state.items()} == {n: t.tolist() for n, t in expected.state.items()}
@@ -165,7 +167,8 @@ def test_what_a_site_in_this_process_sent_waits_as_a_copy(tmp_path_factory: pyte
                     yield Update(site, 0, "train", 1, {"w": live})
 
             seen = [
-                update.state["w"].item() for update in bounded(updates(), {"w": torch.zeros(1)}, times=5, spool=spool)
+                update.state["w"].item()
+                for update in bounded(updates(), lambda site: {"w": torch.zeros(1)}, times=5, spool=spool)
             ]
         assert seen == [1.0, 2.0]
     assert not list(spool.iterdir())

@@ -395,7 +395,10 @@ def test_row_11_running_statistics_have_a_median_of_their_own() -> None:
         Update(site, 0, "train", 1, {name: torch.tensor([v]) for name, v in zip(reference, values, strict=True)})
         for site, values in sent.items()
     ]
-    found = {u.site: [round(t.item(), 3) for t in u.state.values()] for u in bounded(updates, reference, times=2.0)}
+    found = {
+        u.site: [round(t.item(), 3) for t in u.state.values()]
+        for u in bounded(updates, lambda site: reference, times=2.0)
+    }
     assert found["a"] == [2.0, 20.0, 1.0]
     assert found["b"] == found["c"] == [1.0, 10.0, 1.0]
     assert found["d"] == [1.0, 20.0, 0.978]

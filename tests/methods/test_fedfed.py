@@ -177,6 +177,19 @@ def test_sharing_without_a_distiller_is_refused() -> None:
         server.run()
 
 
+def test_a_site_that_failed_in_the_first_round_is_sent_the_pool_again() -> None:
+    """Until it has replied once: it may never have had it."""
+
+    def away(site: str, message: Broadcast, reply: Any) -> Any:
+        return ConnectionError("away") if (site, message.round, message.phase) == ("b", 0, "train") else reply
+
+    one = world(METHOD, rounds=Rounds(rounds=3, quorum=1, evaluate_every=0))
+    spy = Recorder(one, away)
+    one.run(spy)
+    carrying = [(site, m.round) for site, m in spy.sent if m.aux]
+    assert carrying == [("a", 0), ("b", 0), ("b", 1)]
+
+
 def test_pairs_of_another_shape_are_dropped_and_named() -> None:
     def larger(site: str, message: Broadcast, reply: Any) -> Any:
         if message.phase == "give" and site == "b" and isinstance(reply, Update):

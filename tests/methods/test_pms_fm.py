@@ -186,6 +186,39 @@ def test_lambda_one_trains_every_site_alone() -> None:
         same_bytes(method.personal(together, site), method.personal(alone, site))
 
 
+class Apart(PMSFM):
+    """The model of site c begins far from the global one, as after many rounds."""
+
+    def start(self, server: Server) -> None:
+        super().start(server)
+        server.memory |= {n: t + 10 for n, t in server.memory.items() if n.startswith("personal/c/")}
+
+
+def test_a_personalised_models_change_is_measured_from_that_model() -> None:
+    """So bounding changes leaves it alone, however far it is from the global model."""
+    method = Apart(local_steps=2, softpull=1.0)
+    free, bound = (
+        world(method, rounds=Rounds(rounds=1, evaluate_every=0, clip_to_median=times)).run() for times in (0, 2)
+    )
+    for site in SITES:
+        same_bytes(method.personal(bound, site), method.personal(free, site))
+    lengths = [record["server"] for record in bound.history if record["phase"] == "personal"][0].values()
+    assert max(lengths) < 2 * min(lengths)
+
+
+def test_the_cosine_schedule_ends_at_zero() -> None:
+    """cosine_rounds 1: full rate in round 0, none after; the selector's rate is its own."""
+    method = replace(METHOD, softpull=1.0, cosine_rounds=1)
+    once, twice = (world(method, rounds=Rounds(rounds=number, evaluate_every=0)).run() for number in (1, 2))
+    same_bytes(without_selector(twice.state), without_selector(once.state))
+    assert differs(twice.state, once.state)
+    constant = world(replace(METHOD, softpull=1.0), rounds=Rounds(rounds=1, evaluate_every=0)).run()
+    same_bytes(constant.state, once.state)
+    for site in SITES:
+        personal = [without_selector(method.personal(server, site)) for server in (once, twice)]
+        same_bytes(*personal)
+
+
 def test_a_pull_in_a_run_is_soft_pull_of_the_uploads() -> None:
     one = world(rounds=Rounds(rounds=1, evaluate_every=0))
     spy = Recorder(one)

@@ -16,7 +16,7 @@ from fedvlp.core.types import Broadcast
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA, FedNova
+from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA, FedNova, FedRGB
 from fedvlp.methods.ensemble import PublicEnsemble
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
@@ -122,6 +122,15 @@ def test_the_methods_on_representations_are_compared_on_equal_terms() -> None:
     assert first.partition == Partition(image_only=2, text_only=1, public=0.25)
     iot = PRESETS["fediot"]
     assert replace(iot, name=first.name, method=first.method, site_models=first.site_models) == first
+
+
+def test_presets_of_papers_have_their_schedule_and_weights() -> None:
+    """PMS-FM's cosine ends with its run; nothing shortens what FedRGB's rho of 1 lengthens."""
+    pms, fedrgb = PRESETS["pms-fm-paper"], PRESETS["fedrgb-paper"]
+    assert isinstance(pms.method, PMSFM)
+    assert isinstance(fedrgb.method, FedRGB)
+    assert pms.method.cosine_rounds == pms.rounds.rounds == 100
+    assert (fedrgb.method.rho, fedrgb.rounds) == (1.0, Rounds(rounds=25, clip_to_median=0))
 
 
 def test_the_demo_of_representations_is_the_papers_setting() -> None:

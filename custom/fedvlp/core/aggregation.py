@@ -36,7 +36,7 @@ PARK_BYTES = 64_000_000
 
 def bounded(
     updates: Iterable[Update],
-    reference: Mapping[str, Tensor],
+    reference: Callable[[str], Mapping[str, Tensor]],
     *,
     times: float = 0.0,
     share: float = 1.0,
@@ -45,8 +45,9 @@ def bounded(
 ) -> Iterator[Update]:
     """The updates, none of which can do more than its part: in how far it moves the model, and in what it weighs.
 
-    A change longer than ``times`` the median over sites is shortened to that, its direction kept; 0 shortens none. This
-    is norm bounding (Sun et al., 2019, https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
+    A change is measured from the model that the site was sent, its ``reference``. Longer than ``times`` the median over
+    sites it is shortened to that, its direction kept; 0 shortens none. This is norm bounding (Sun et al., 2019,
+    https://arxiv.org/abs/1911.07963), the bound taken from the round itself.
     Weights, running statistics and changes beside the model (``CHANGE``) have a median each: the lower one, of changes
     that are not zero. As long as at most half of the sites that trained send nonsense, each moves a mean by its share
     of ``times`` an honest site's change. ``norms`` says how long a change is, where that was measured before.
@@ -57,7 +58,7 @@ def bounded(
     """
     waiting = []
     for update in updates:
-        lengths = (norms(update) if norms else change_norms(update.state, reference)) if times else {}
+        lengths = (norms(update) if norms else change_norms(update.state, reference(update.site))) if times else {}
         waiting.append((lengths, update.num_samples, _set_aside(update, spool)))
         del update
     limits = {kind: times * _median(lengths.get(kind, 0.0) for lengths, *_ in waiting) for kind in KINDS}
@@ -73,7 +74,9 @@ def bounded(
             limit = limits[kind]
             logger.warning("%s: its change of %s, %.3g long, is shortened to %.3g", update.site, kind, norm, limit)
         if long:
-            update = _shortened(update, reference, {kind: limits[kind] / norm for kind, norm in long.items()})
+            update = _shortened(
+                update, reference(update.site), {kind: limits[kind] / norm for kind, norm in long.items()}
+            )
         yield update
         del update
 

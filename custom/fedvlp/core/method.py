@@ -88,7 +88,11 @@ class ServerHooks(Schedule):
 
     def broadcast(self, server: Server, site: str) -> Broadcast:
         """What ``site`` is sent."""
-        return Broadcast(server.round, server.phase, server.state)
+        return Broadcast(server.round, server.phase, self.sent(server, site))
+
+    def sent(self, server: Server, site: str) -> State:
+        """The model that ``site`` is sent in this phase: what its change is measured from."""
+        return server.state
 
     def expects(self, server: Server, site: str) -> Expected:
         """The tensors that the update of ``site`` must carry."""

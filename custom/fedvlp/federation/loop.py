@@ -229,7 +229,7 @@ class Federation:
         if server.phase != EVALUATE and (times or share < 1):
             updates = bounded(
                 updates,
-                server.state,
+                lambda site: self.method.sent(server, site),
                 times=times,
                 share=share,
                 spool=self.spool,
@@ -301,7 +301,7 @@ class Federation:
             server.modalities[site] = tuple(name for name in MODALITIES if name in update.modalities)
         phases = method.phases(server.round)
         probed = server.phase in (EVALUATE, phases[0])
-        change = Change(server.state)
+        change = Change(server.state if server.phase == EVALUATE else method.sent(server, site))
         problem = check(
             update,
             site=site,

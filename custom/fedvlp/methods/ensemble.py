@@ -6,7 +6,6 @@ own, larger one (Yu et al., 2023, https://arxiv.org/abs/2302.08888, Alg. 1).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +22,7 @@ from fedvlp.core.server_state import Server, Trainer
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, Expected, State, Update, VLOutput
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import Ensemble, only, representations
+from fedvlp.methods.math.schedule import cosine
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
@@ -127,8 +127,7 @@ class PublicEnsemble(Method):
 
     def train_server(self, server: Server, phase: str, aux: State | None = None) -> None:
         """The server's steps on the public set, with the learning rate of this round."""
-        done = min(1.0, server.round / self.server_rounds) if self.server_rounds else 0.0
-        trainer(server).train(self, server, phase, aux, (1 + math.cos(math.pi * done)) / 2)
+        trainer(server).train(self, server, phase, aux, cosine(server.round, self.server_rounds))
 
     # Site half
     def receive(self, client: Client, message: Broadcast) -> None:

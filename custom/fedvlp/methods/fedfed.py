@@ -95,7 +95,8 @@ class FedFed(Method):
 
     # Server half
     def broadcast(self, server: Server, site: str) -> Broadcast:
-        pool = server.memory if (server.round, server.phase) == (0, "train") else {}
+        due = server.phase == "train" and (server.round == 0 or server.missed.get(site, 0) > 0)
+        pool = server.memory if due else {}  # again to a site that may never have had it
         return replace(super().broadcast(server, site), aux=dict(pool))
 
     def expects(self, server: Server, site: str) -> Expected:

@@ -142,7 +142,7 @@ SELECTOR = SelectorConfig(sites=4, classes=FINDINGS, templates=TEMPLATES)
 IMAGE_SELECTOR = SelectorConfig(sites=4, embeddings=("image",))  # FedSM's
 
 PMS_FM_PAPER = replace(  # spec 7.4, with MedCLIP's towers; a site's own local/fedvlp.json names its data set
-    _heterogeneous("pms-fm-paper", PMSFM(local_steps=50, selector_lr=1e-5), SELECTOR),
+    _heterogeneous("pms-fm-paper", PMSFM(local_steps=50, selector_lr=1e-5, cosine_rounds=100), SELECTOR),
     model=ModelConfig(
         image_tower="swin_tiny_patch4_window7_224", text_tower="emilyalsentzer/Bio_ClinicalBERT", embedding_dim=512,
         max_tokens=77, image_size=224, head_hidden=None, alignment=False, text_pooling="mean", pretrained=True,
@@ -281,7 +281,10 @@ PRESETS: dict[str, Experiment] = {
         _real("local-real", Local(local_steps=12)),
         _real("central-real", Centralized(local_steps=12), batch_size=4 * 32),  # as many records a step as four sites
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),
-        _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
+        replace(
+            _paper("fedrgb-paper", FedRGB(local_steps=50, aligner_steps=50, beta=2.0, gamma=1.0, rho=1.0, **TENTH)),
+            rounds=Rounds(rounds=25, clip_to_median=0),  # weights as unlike as a rho of 1 allows make changes as unlike
+        ),
         _paper("fedavg-paper", FedAvg(local_steps=50, weighting="uniform")),
     )
 }
