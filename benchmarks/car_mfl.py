@@ -7,9 +7,9 @@ text-only and paired sites; ``--sizes`` are shares of the patients that the publ
 among how many nearest public records CAR-MFL chooses by findings, with every mix, where the ledger has 10; from 1 it
 cannot choose, from 1000 it takes the best of all. Macro AUC of the trained model on all held-out pairs of the cohort,
 in percent, and of the same model without the images and without the reports: means over seeds; beside it the difference
-to mFedAvgP and its 95 % interval. ``lower`` is the public set alone, ``upper`` sites that lack nothing, ``linear``
-CAR-MFL that weighs the retrieved halves by records. Then, of the runs that are kept in ``--runs``, the share of the
-findings on lent films and reports that their records do not have.
+to mFedAvgP and its 95 % interval. ``lower`` is the public set alone, ``mfedavg-p-paired`` sites that lack nothing,
+``linear`` CAR-MFL that weighs the retrieved halves by records. Then, of the runs that are kept in ``--runs``, the share
+of the findings on lent films and reports that their records do not have.
 Two to fifteen minutes of one core a run.
 """
 
@@ -26,7 +26,7 @@ from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
 from fedvlp.claims import cells
-from fedvlp.claims.ledger import CAR_MFL, MACRO, missing, without
+from fedvlp.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, missing, without
 from fedvlp.claims.scenario import Table
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.types import MODALITIES
@@ -38,7 +38,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
 BASELINE = "mfedavg-p"
-METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", "upper"), "car-mfl-linear"
+METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", ALL_PAIRED), "car-mfl-linear"
 MIX, SHARE = "4:0:1", 0.15
 """The ledger's mix and share of patients in the public set."""
 

@@ -202,7 +202,7 @@ def test_a_personalised_models_change_is_measured_from_that_model() -> None:
     )
     for site in SITES:
         same_bytes(method.personal(bound, site), method.personal(free, site))
-    lengths = [record["server"] for record in bound.history if record["phase"] == "personal"][0].values()
+    lengths = next(record["server"] for record in bound.history if record["phase"] == "personal").values()
     assert max(lengths) < 2 * min(lengths)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedvlp.claims.ledger import seeded
+from fedvlp.claims.ledger import ALL_PAIRED, seeded
 from fedvlp.claims.reproduce import measures
 from fedvlp.claims.reproduce.studies.records import Cells, counted, dealt, mimic_texts, on_data, source, with_public
 from fedvlp.claims.reproduce.table import Size, Study
@@ -60,7 +60,7 @@ def missing_modalities(size: Size, seed: int, unlike: bool = True) -> Mapping[st
     nobody_lacks = replace(public.partition, image_only=0)
     return cells | {
         "lower": replace(public, method=replace(public.method, private=False)),
-        "upper": replace(public, partition=nobody_lacks),
+        ALL_PAIRED: replace(public, partition=nobody_lacks),
     }
 
 
