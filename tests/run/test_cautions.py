@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.presets import SMALL
 
@@ -132,3 +133,21 @@ def test_a_run_says_it_once_before_training_and_its_report_repeats_it(tmp_path: 
     assert set(order[1:]) == {"trained"}
     assert json.loads((folder.path / FILE).read_text()) == order[:1]
     assert order[0].partition(",")[0] in write(folder).read_text(encoding="utf-8")
+
+
+def test_records_without_a_report_beside_pairs_are_said() -> None:
+    """At their site, or where all are pooled; a site with films alone has no pairs, and takes part as it is."""
+    first = np.flatnonzero(np.asarray(COHORT.sites) == "site-1")
+    training = np.intersect1d(first, COHORT.rows("train"))
+    none = np.zeros(len(COHORT), dtype=bool)
+    some, all_of_it = none.copy(), none.copy()
+    some[training[:3]] = True
+    all_of_it[first] = True
+    quiet = batches_of(2)
+    (said,) = cautions(quiet, COHORT.without(reports=some, images=none))
+    assert "count as pairs of which one half is empty: site-1 (3 records)" in said
+    assert cautions(quiet, COHORT.without(reports=all_of_it, images=none)) == []
+    pooled = replace(quiet, method=Centralized(local_steps=1))
+    (said,) = cautions(pooled, COHORT.without(reports=all_of_it, images=none))
+    assert f"all sites together ({len(training)} records)" in said
+    assert cautions(pooled, COHORT) == []

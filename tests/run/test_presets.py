@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from support.toy import clone, differs, same_bytes
 
 from fedvlp.core.norm_statistics import site_only
 from fedvlp.core.types import Broadcast
-from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.cohort import PUBLIC, Cohort
+from fedvlp.data.partition import PUBLISHED, published_columns
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, PMSFM, Centralized, FedAvg, FedDRA, FedNova, FedRGB
@@ -220,6 +221,14 @@ def test_the_cohort_and_the_modules_are_built_once(monkeypatch: pytest.MonkeyPat
     assert len({client.name for client in clients}) == 3
 
 
+@dataclass(frozen=True)
+class Given:
+    cohort: Cohort
+
+    def build(self) -> Cohort:
+        return self.cohort
+
+
 class Unpartitioned:
     """The built-in cohort without its sites."""
 
@@ -236,8 +245,28 @@ def test_a_cohort_without_sites_is_dealt_to_the_sites_of_the_partition() -> None
     assert set(dealt(sites=2)) == {"site-1", "site-2"}
     assert dealt(sites=2) == dealt(sites=2) != dealt(sites=2, seed=1)
     assert set(dealt(sites=4)) == {"site-1", "site-2", "site-3", "site-4"}
-    sites = dict(zip(SMALL.data.build().studies, dealt(sites=3), strict=True))
-    assert len(sites) == len(set(SMALL.data.build().studies))
+    built = SMALL.data.build()
+    by_study, by_patient = dealt(sites=3), dealt(sites=3, unit="patient")
+    assert len(set(zip(built.studies, by_study, strict=True))) == len(set(built.studies))
+    assert len(set(zip(built.patients, by_study, strict=True))) > len(set(built.patients))
+    assert len(set(zip(built.patients, by_patient, strict=True))) == len(set(built.patients))
+    with pytest.raises(ValueError, match=r"partition\.unit is 'image'; choose study or patient"):
+        Partition(unit="image")
+
+
+def test_data_with_more_findings_is_dealt_by_the_published_five() -> None:
+    """Of fourteen, where the five stand in another order too; without one of the five, by all."""
+
+    def owners(cohort: Cohort) -> tuple[str, ...]:
+        return Assembly(replace(SMALL, data=Given(cohort), partition=Partition(sites=3, beta=0.1))).cohort.sites or ()
+
+    many = replace(SyntheticCohort(sites=1, size=200, image_size=36, labels="fourteen").build(), sites=None)
+    names = many.label_names
+    five = [names.index(name) for name in PUBLISHED]
+    turned = replace(many, labels=many.labels[:, ::-1].copy(), label_names=names[::-1])
+    alone = replace(many, labels=many.labels[:, five].copy(), label_names=PUBLISHED)
+    assert owners(many) == owners(turned) == owners(alone)
+    assert published_columns(alone.labels[:, 1:], PUBLISHED[1:]).shape[1] == 4
 
 
 @pytest.mark.parametrize("wrong", [{"sites": 0}, {"sites": -1}, {"sites": 2, "beta": 0.0}, {"sites": 7}])

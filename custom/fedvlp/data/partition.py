@@ -20,6 +20,19 @@ from fedvlp.data.cohort import digest
 
 FORMAT = 1
 
+PUBLISHED = ("Edema", "Pleural Effusion", "Consolidation", "Pneumothorax", "Pneumonia")
+"""The findings whose mention makes the 32 classes of the published split, in its order."""
+
+
+def published_columns(labels: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Of ``labels`` [N, L] the columns of the published split [N, 5]; all of them where one of the five is lacking.
+
+    Of 14 findings nearly every study would be a class of its own, and a skew over such classes deals all sites alike.
+    """
+    if not set(PUBLISHED) <= set(names):
+        return labels
+    return labels[:, [list(names).index(name) for name in PUBLISHED]]
+
 
 def class_codes(labels: np.ndarray, label_code: str = "mention") -> np.ndarray:
     """The class of each row of ``labels`` [N, L]: [N] int64, sum_j b_j 2^j.

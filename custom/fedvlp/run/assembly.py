@@ -19,7 +19,7 @@ from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
 from fedvlp.data.kept import kept_tokens
 from fedvlp.data.loader import SiteData
-from fedvlp.data.partition import dirichlet_partition
+from fedvlp.data.partition import dirichlet_partition, published_columns
 from fedvlp.data.report_imputation import retrieve_reports
 from fedvlp.data.screening import screen
 from fedvlp.evaluation.classification import Classification
@@ -86,9 +86,10 @@ class Assembly:
         split = self.experiment.partition
         if split.sites < 1:
             raise ValueError(f"partition.sites is {split.sites}; a run needs at least one site")
-        groups = np.asarray(cohort.studies)
+        groups = np.asarray(cohort.patients if split.unit == "patient" else cohort.studies)
+        labels = published_columns(cohort.labels, cohort.label_names)
         owner = dirichlet_partition(
-            cohort.labels, groups, split.sites, split.beta, self.experiment.rounds.seed, label_code=split.label_code
+            labels, groups, split.sites, split.beta, self.experiment.rounds.seed, label_code=split.label_code
         )
         return [f"site-{index + 1}" for index in owner]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.run import presets
@@ -19,6 +21,9 @@ from fedvlp.training.config import Training
 FILE = "cautions.json"
 """In a run's folder: a list of sentences."""
 
+ALL_SITES = "all sites together"
+"""Who trains where the records are pooled."""
+
 
 def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Sentences for people, none where there is nothing to know. ``cohort``: the records with their sites."""
@@ -30,6 +35,7 @@ def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
         *_epsilon(experiment, sizes),
         *_small_splits(experiment, sizes),
         *_unmeasured(experiment, sizes),
+        *_half_pairs(experiment, cohort),
     ]
 
 
@@ -79,7 +85,7 @@ def _private(experiment: Experiment, sizes: Mapping[str, int]) -> dict[str, int]
     """Training records by who trains on them, without the public set and sites that take no part."""
     elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
     private = {site: count for site, count in sizes.items() if site not in elsewhere}
-    return {"all sites together": sum(private.values())} if experiment.method.pooled else private
+    return {ALL_SITES: sum(private.values())} if experiment.method.pooled else private
 
 
 def _small_splits(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
@@ -99,6 +105,25 @@ def _unmeasured(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
     return [
         f"{experiment.name} weighs sites by their loss over batches of {needed} training records, and {_listed(few)} "
         "cannot fill one: hard or not, it keeps its weight. Lower method.dro_batch, or give more records"
+    ]
+
+
+def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:
+    """Who trains on pairs, and counts records with a film or a report alone among them."""
+    elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
+    parts = {site: cohort.rows("train", site) for site in train_sizes(cohort) if site not in elsewhere}
+    if experiment.method.pooled and parts:
+        parts = {ALL_SITES: np.concatenate(list(parts.values()))}
+    halves = {}
+    for name, rows in parts.items():
+        image, report = cohort.has_image()[rows], cohort.has_report()[rows]
+        if image.any() and report.any() and not (image & report).all():
+            halves[name] = int((image != report).sum())
+    if not halves:
+        return []
+    return [
+        f"records with a film or a report alone stand beside pairs, and count as pairs of which one half is empty: "
+        f"{_listed(halves)}. Leave them out, or make them a site of their own"
     ]
 
 

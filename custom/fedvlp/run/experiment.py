@@ -49,6 +49,7 @@ class Partition:
     sites: int = 5  # at least 1; for data whose records have no site
     beta: float = 1.0  # Dirichlet concentration, above 0; smaller is more skewed
     label_code: str = "mention"  # class of a record: findings that are mentioned (papers) or "positive"
+    unit: str = "study"  # what is dealt as a whole: a study, or all that a "patient" has
     image_only: int = 0  # number of sites that lose their reports; order of the sites: paired, image-only, text-only
     text_only: int = 0  # number of sites that lose their images
     public: float = 0.0  # share of the patients of every split, 0 to below 1, who form the public set, at no site
@@ -58,6 +59,7 @@ class Partition:
     def __post_init__(self) -> None:
         for name in ("image_only", "text_only"):
             require(getattr(self, name) >= 0, f"partition.{name} is {getattr(self, name)}; it must not be negative")
+        require(self.unit in ("study", "patient"), f"partition.unit is {self.unit!r}; choose study or patient")
         require(0 <= self.public < 1, f"partition.public is {self.public}; it must be in [0, 1)")
 
     @property

@@ -169,7 +169,8 @@ CAR_MFL_PAPER = Experiment(  # spec 8.4; 144 steps are three epochs of 2,300 stu
         labels=FINDINGS,
     ),
     BCEConfig(uncertain="zeros", blank="zeros"), SyntheticCohort(sites=10, size=8000, image_size=256),
-    Partition(image_only=8, public=0.11), Training(batch_size=48, lr=1e-4, weight_decay=0.0, threads=8, **AUTO),
+    Partition(image_only=8, public=0.11, unit="patient"),
+    Training(batch_size=48, lr=1e-4, weight_decay=0.0, threads=8, **AUTO),
     Rounds(rounds=30),
 )  # fmt: skip
 

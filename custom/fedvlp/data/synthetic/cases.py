@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedvlp.data.cohort import SPLITS
-from fedvlp.data.partition import dirichlet_partition
+from fedvlp.data.partition import PUBLISHED, dirichlet_partition
 
 if TYPE_CHECKING:
     from fedvlp.data.synthetic.cohort import SyntheticCohort
 
-FINDINGS = ("Edema", "Pleural Effusion", "Consolidation", "Pneumothorax", "Pneumonia")  # order of the published split
+FINDINGS = PUBLISHED
 EDEMA, EFFUSION, CONSOLIDATION, PNEUMOTHORAX, PNEUMONIA = range(5)
 SIDES = ("right", "left", "bilateral")  # of the patient; the right lung is on the left of the image
 ZONES = {  # by finding, index = Cases.zone
