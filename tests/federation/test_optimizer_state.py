@@ -21,6 +21,7 @@ from fedvlp.federation.exchange import WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import MOMENTS
 from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
+from fedvlp.methods.softpull import SoftPull
 from fedvlp.training.config import Training
 
 KEEP = replace(ADAMW, optimizer_state="keep", warmup_steps=2)
@@ -81,6 +82,20 @@ def test_each_parameter_has_the_moments_of_the_phases_that_train_it(tmp_path: Pa
     assert {name.rpartition("/")[0] for name in steps} == {name for name, _ in one.client("a").parameters()}
 
 
+def test_each_model_of_a_site_has_moments_of_its_own(tmp_path: Path) -> None:
+    """SoftPull's two phases train the global model and the site's own: after three rounds of 2 steps, 6 of each.
+
+    Where nothing is pulled and there is one site, both are the same model, and so are their moments.
+    """
+    one = world(SoftPull(local_steps=2, softpull=1.0), tmp_path, model=Toy, data={"a": pairs(3, 8)})
+    one.run()
+    kept = moments(one, "a")
+    own = {name.removeprefix("trainee/personal/"): t for name, t in kept.items() if name.startswith("trainee/")}
+    shared = {name: tensor for name, tensor in kept.items() if not name.startswith("trainee/")}
+    assert shared.keys() == own.keys()
+    assert {int(tensor) for name, tensor in (shared | own).items() if name.endswith("/step")} == {6}
+
+
 def rates(training: Training, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The share of the learning rate that each step of site a has, in two rounds of FedDRA."""
     seen: list[float] = []
@@ -126,7 +141,7 @@ def test_nothing_of_it_leaves_the_site_or_is_taken_for_the_methods_memory(name: 
     sent |= {tensor for _, message in recorder.sent for tensor in (*message.state, *message.aux)}
     assert not [tensor for tensor in sent if "exp_avg" in tensor]
     assert {key for _, update in recorder.replies for key in update.scalars} <= set(one.method.probes())
-    trained = {tensor.rpartition("/")[0] for tensor in moments(one, "a")}
+    trained = {tensor.removeprefix("trainee/personal/").rpartition("/")[0] for tensor in moments(one, "a")}
     assert trained
     assert trained <= parameters
     assert not [tensor for tensor in one.site("a").memory.newest() if "exp_avg" in tensor]

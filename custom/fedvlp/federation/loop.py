@@ -98,6 +98,11 @@ class Federation:
     ) -> None:
         require(list(server.sites) == sorted(set(server.sites)), "the sites of a run must be sorted and distinct")
         require(bool(server.sites), "a run needs at least one site")
+        require(
+            rounds.quorum <= len(server.sites),
+            f"rounds.quorum is {rounds.quorum}, but the run has {len(server.sites)} sites; ask for as many valid "
+            "updates at most",
+        )
         self.method = method
         self.server = server
         self.rounds = rounds
@@ -117,6 +122,7 @@ class Federation:
             server.make_room = self.snapshots.save
         self.report = report
         self._empty = 0
+        self.accepted = 0  # updates of this phase that may be used, so far
         self._norms: dict[str, Norms] = {}  # of the updates of this phase that passed the gate, by site
 
     def run(self, next_phase: int = 0) -> State:
@@ -212,12 +218,17 @@ class Federation:
         public_id = server.trainer.client.public_id if server.trainer else None
         messages = {}
         for site in self._asked():
-            absent = server.missed.get(site, 0) >= self.rounds.max_missed * len(self.method.phases(server.round))
-            if absent and server.round % self.rounds.probe_every:
+            if self._absent(site) and server.round % self.rounds.probe_every:
                 continue
             message = self.method.broadcast(server, site)
             messages[site] = replace(message, public_id=public_id, evaluate=wanted)
         return messages
+
+    def _absent(self, site: str) -> bool:
+        """Whether a site has been silent for as many phases as the last ``max_missed`` rounds had."""
+        now, most = self.server.round, self.rounds.max_missed
+        silent = self.server.missed.get(site, 0)
+        return now >= most and silent >= sum(len(self.method.phases(round)) for round in range(now - most, now))
 
     def _collect(
         self, messages: Mapping[str, Broadcast], replies: dict[str, Update], dropped: dict[str, str]
@@ -257,6 +268,7 @@ class Federation:
     ) -> Iterator[Update]:
         """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
         server = self.server
+        self.accepted = 0
         for site, reply in self.exchange(messages):
             problem = reply.text if isinstance(reply, Failure) else self._problem(site, reply)
             if problem or isinstance(reply, Failure):
@@ -265,6 +277,7 @@ class Federation:
             if any(name in server.state for name in reply.state):
                 server.metrics[metric_names.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
             replies[site] = replace(reply, state={}, aux={})
+            self.accepted += 1
             server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply
             del reply

@@ -25,6 +25,10 @@ MOMENTS = "optimizer"
 """Folder, in that of a site's memory, of the optimiser's tensors where they are kept (``training.optimizer_state``)."""
 
 
+TRAINEE = "trainee/"
+"""Beginning of the names, in that folder, of the tensors of another model than the first (``Method.trainee``)."""
+
+
 class PublicSetError(ValueError):
     """Server and site do not hold the same public set."""
 
@@ -38,6 +42,11 @@ def reason(error: Exception) -> str:
         return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
     ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
+
+
+def _is_of(prefix: str, name: str) -> bool:
+    """Whether kept moments are of the model with this prefix; the first has none."""
+    return name.startswith(prefix) if prefix else not name.startswith(TRAINEE)
 
 
 def failure(error: Exception) -> Failure:
@@ -115,7 +124,9 @@ class Site:
             if remembered and distributed.rank() == 0:
                 self.memory.after((message.round, index), to_host(remembered))
             if moments and distributed.rank() == 0:
-                self.moments.after((message.round, index), moments)
+                task, prefix = (message.round, index), self._prefix(message.phase)
+                others = {n: t for n, t in self.moments.before(task).items() if not _is_of(prefix, n)}
+                self.moments.after(task, others | {prefix + name: tensor for name, tensor in moments.items()})
             if unfinished:
                 unfinished.remove()
         metrics[metric_names.SECONDS] = time.perf_counter() - began
@@ -152,7 +163,13 @@ class Site:
         """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""
         if self.training.optimizer_state != "keep" or message.phase == EVALUATE:
             return None
-        return dict(self.moments.before(task))
+        prefix = self._prefix(message.phase)
+        return {n.removeprefix(prefix): t for n, t in self.moments.before(task).items() if _is_of(prefix, n)}
+
+    def _prefix(self, phase: str) -> str:
+        """What the names of kept moments begin with: those of each model are its own."""
+        model = self.method.trainee(phase)
+        return "" if model == "model" else f"{TRAINEE}{model}/"
 
     def _unfinished(self, message: Broadcast, moments: State) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""

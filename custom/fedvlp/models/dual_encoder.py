@@ -265,7 +265,17 @@ class DualEncoder(Usable, nn.Module):
         Tokens that the batch has already (training/frozen_features.py) are taken as they are.
         """
         image, text = self._both(lambda: self._image_tower(batch), lambda: self._text_tower(batch))
-        return Encoded(**image, **text, junction=junction() if self._in_two and torch.is_grad_enabled() else None)
+        return Encoded(**image, **text, junction=self._junction(batch))
+
+    def _junction(self, batch: Batch) -> Junction | None:
+        """Where gradients of this encoding will meet in training; None where they go through one graph, uncut.
+
+        That is where they go on into the batch (FedFed's films come from its distiller), and out of training, where
+        somebody may ask autograd for gradients in between.
+        """
+        beyond = any(batch[name].requires_grad for name in INPUTS if name in batch)
+        training = any(part.training for part in self.children()) and torch.is_grad_enabled()
+        return junction() if self._in_two and training and not beyond else None
 
     def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:
         image, attention = batch.get(IMAGE_TOKENS), None
@@ -330,9 +340,8 @@ class DualEncoder(Usable, nn.Module):
             lambda: None if aligned.text is None else _unit(self.text_head(aligned.text)),
         )
         output = replace(aligned, image=image, text=text)
-        if isinstance(encoded, Deferred) or not (self.side_by_side and torch.is_grad_enabled()):
-            return output
-        return apart(output, encoded.junction or junction())
+        meeting = None if isinstance(encoded, Deferred) else encoded.junction
+        return output if meeting is None or not torch.is_grad_enabled() else apart(output, meeting)
 
     def set_attention(self, kind: str) -> None:
         """Chooses "sdpa" (PyTorch's fused kernels) or "explicit" (matrix products) in all blocks."""
