@@ -111,6 +111,10 @@ def test_the_other_modality_of_the_partner_is_lent_and_nothing_else_changes() ->
         assert torch.equal(LINEAR.complete(client, batch, message)[lent], full[lent]), "this round's partners"
         one = LINEAR.complete(client, {key: t[:1] for key, t in batch.items()}, message)
         assert len(one[lent]) == 1, "bug M2: a last batch of one record"
+        kept = {f"{own}_tokens" if key == own else key: tensor for key, tensor in batch.items()}
+        full = LINEAR.complete(client, kept, message)
+        assert lent in full
+        assert own not in full, "what is there as tokens alone (training.cache_features) is not lacking"
 
 
 def test_a_paired_site_retrieves_nothing() -> None:

@@ -78,6 +78,19 @@ def test_the_loss_is_the_mean_over_records() -> None:
     assert losses["classification"].item() == pytest.approx(softplus(2))
 
 
+def test_computed_in_float32_under_autocast() -> None:
+    """In bfloat16 a score of up to 15 would be off by up to 2^-8 of it."""
+    task = CreamFLTaskConfig(classes=6, dim=8).build(None, 0)
+    generator = torch.Generator().manual_seed(0)
+    image, text = torch.nn.functional.normalize(torch.randn(2, 6, 8, generator=generator), dim=2)
+    batch = {"labels": (torch.rand(6, 6, generator=generator) < 0.5).float()}
+    for output in (VLOutput(image, text), VLOutput(image, None), VLOutput(None, text)):
+        plain = task(output, batch)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            lowered = task(output, batch)
+        assert {name: loss.item() for name, loss in lowered.items()} == {n: loss.item() for n, loss in plain.items()}
+
+
 def test_several_positive_labels_share_the_target() -> None:
     """Both positive: logits (2 - 4, 0 - 4), the mean of both cross entropies."""
     losses = task().classify(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), "image")

@@ -11,7 +11,7 @@ import torch
 
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.methods import FedDRA
+from fedvlp.methods import FedDRA, FedFed
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import MedCLIPConfig, MGCAConfig, NTXentConfig
 from fedvlp.run.assembly import Assembly
@@ -143,4 +143,6 @@ def test_what_changes_from_step_to_step_is_refused() -> None:
 def test_the_refusal_comes_with_the_settings() -> None:
     with pytest.raises(ValueError, match="cache_features: the towers are trained"):
         replace(experiment(cache_features=True), model=replace(FROZEN, adapter_rank=2))
+    with pytest.raises(ValueError, match="FedFed reads the films themselves"):
+        replace(experiment(cache_features=True), method=FedFed())
     assert get("feddra-real").training.cache_features

@@ -91,7 +91,8 @@ class CARMFL(MFedAvg):
         return {"distinct_partners": float(distinct(client.memory[PARTNERS]).double().mean())}
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
-        missing = [modality for modality in MODALITIES if modality not in batch]
+        present = {key.partition("_")[0] for key in batch}  # an image may be there as its tokens alone
+        missing = [modality for modality in MODALITIES if modality not in present]
         if not missing or client.public is None:
             return batch
         rows = client.memory[PARTNERS][-1][batch["row"]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class FedFed(Method):
     q is ``Experiment.extra``, a VAE (``DistillerConfig``); without one FedFed is FedAvg.
     Differs: the paper trains stage B afresh, on two noise levels; here the distilled model is kept, with one.
     """
+
+    reads_films: ClassVar[bool] = True
 
     distil_phases: int = 15  # of round 0, each aggregated; 0 = none
     distil_steps: int = 20  # of each

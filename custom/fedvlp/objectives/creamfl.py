@@ -24,12 +24,14 @@ def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) 
     """2 sum_ij softplus(-2 m_ij s_ij) over all pairs of image x [B, d] and text y [B, d], a scalar in nats.
 
     s_ij = -scale sqrt(|x_i - y_j|^2 + 1e-6) + shift; m_ij is 1 for i = j, else -1. The factor 2 stands for the two
-    directions, which are equal.
+    directions, which are equal. Computed in at least float32, also under autocast.
     """
-    squares = image.square().sum(1)[:, None] + text.square().sum(1) - 2 * image @ text.T  # [B, B]
-    score = shift - scale * (squares.clamp_min(0) + 1e-6).sqrt()
-    match = 2 * torch.eye(len(image), dtype=score.dtype, device=score.device) - 1
-    return 2 * F.softplus(-2 * match * score).sum()
+    with torch.autocast(image.device.type, enabled=False):
+        image, text = (side.to(torch.promote_types(side.dtype, torch.float32)) for side in (image, text))
+        squares = image.square().sum(1)[:, None] + text.square().sum(1) - 2 * image @ text.T  # [B, B]
+        score = shift - scale * (squares.clamp_min(0) + 1e-6).sqrt()
+        match = 2 * torch.eye(len(image), dtype=score.dtype, device=score.device) - 1
+        return 2 * F.softplus(-2 * match * score).sum()
 
 
 class CreamFLTask(nn.Module):
@@ -76,7 +78,9 @@ class CreamFLTask(nn.Module):
         features: Tensor | None = getattr(output, modality)
         if features is None or "labels" not in batch:
             return {}
-        return self.classify(features, batch["labels"], modality)
+        with torch.autocast(features.device.type, enabled=False):
+            wide = features.to(torch.promote_types(features.dtype, torch.float32))
+            return self.classify(wide, batch["labels"], modality)
 
     def classify(self, features: Tensor, labels: Tensor, modality: str) -> dict[str, Tensor]:
         """Margin cross entropy of ``features`` [B, d] against ``labels`` [B, L], and the separation of the classes.

@@ -93,6 +93,11 @@ class Experiment:
         # FLARE's component builder does not build what is in a list
         object.__setattr__(self, "site_models", from_config(list(self.site_models)))
         if self.training.cache_features:
+            require(
+                not self.method.reads_films,
+                f"training.cache_features: {type(self.method).__name__} reads the films themselves at every step; set "
+                "cache_features to false",
+            )
             for model in (self.model, *(model for _, model in self.site_models)):
                 frozen_features.refuse_towers(model)
         if self.training.dp_noise:

@@ -269,3 +269,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - low) / 1024)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert float(done.stdout) < 200
+
+
+@pytest.mark.parametrize("tile", [4, 64])
+def test_contrasts_are_computed_in_float32_under_autocast(tile: int) -> None:
+    """At a temperature of 0.01 bfloat16 would be off by up to 0.4."""
+    own, others = units(5, 16).float(), units(20, 16, 1).float()
+    rows, sample = torch.arange(5), torch.arange(12)
+    for contrast, drawn in ((inter_contrast, ()), (sampled_contrast, (sample,))):
+        plain = contrast(own, others, rows, *drawn, 0.01, tile)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(contrast(own, others, rows, *drawn, 0.01, tile), plain)

@@ -47,18 +47,26 @@ def representations(client: Client, modalities: Iterable[str], batch_size: int =
 def inter_contrast(own: Tensor, others: Tensor, rows: Tensor, temperature: float, tile: int = TILE) -> Tensor:
     """[B] -log softmax_j(own . others_j / temperature)[rows]: ``own`` [B, d] against all of ``others`` [P, d] (LCR).
 
-    Beyond one tile the scores are computed again in the backward pass instead of being kept.
+    Beyond one tile the scores are computed again in the backward pass instead of being kept. Computed in at least
+    float32, also under autocast.
     """
-    pieces = others.split(tile)
-    if len(pieces) == 1:
-        total = _log_sum_exp(own, others, temperature)
-    else:
-        tiles = [
-            checkpoint(_log_sum_exp, own, piece, temperature, use_reentrant=False, preserve_rng_state=False)
-            for piece in pieces
-        ]
-        total = torch.stack(tiles).logsumexp(dim=0)
-    return total - (own * others[rows]).sum(dim=1) / temperature
+    with torch.autocast(own.device.type, enabled=False):
+        own, others = _wide(own), _wide(others)
+        pieces = others.split(tile)
+        if len(pieces) == 1:
+            total = _log_sum_exp(own, others, temperature)
+        else:
+            tiles = [
+                checkpoint(_log_sum_exp, own, piece, temperature, use_reentrant=False, preserve_rng_state=False)
+                for piece in pieces
+            ]
+            total = torch.stack(tiles).logsumexp(dim=0)
+        return total - (own * others[rows]).sum(dim=1) / temperature
+
+
+def _wide(values: Tensor) -> Tensor:
+    """The same in float32, if they have fewer bits."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def sampled_contrast(
@@ -70,10 +78,12 @@ def sampled_contrast(
     of ``sample`` [n], distinct items, that are not k: the positive is exact, and where the sample is drawn uniformly
     D is too, so the estimate is unbiased. Its logarithm is not: by Jensen's inequality it is too small, for large n
     by (1 - m / (P - 1)) v^2 / 2m, v the deviation of exp(a_j) over j in units of its mean. All items as the sample
-    give the whole sum.
+    give the whole sum. Computed in at least float32, also under autocast.
     """
-    negatives = _log_negatives(own, others, rows, sample, temperature, tile)
-    return F.softplus(negatives - (own * others[rows]).sum(dim=1) / temperature)
+    with torch.autocast(own.device.type, enabled=False):
+        own, others = _wide(own), _wide(others)
+        negatives = _log_negatives(own, others, rows, sample, temperature, tile)
+        return F.softplus(negatives - (own * others[rows]).sum(dim=1) / temperature)
 
 
 def _log_negatives(own: Tensor, others: Tensor, rows: Tensor, sample: Tensor, temperature: float, tile: int) -> Tensor:
