@@ -274,7 +274,7 @@ class DualEncoder(Usable, nn.Module):
         somebody may ask autograd for gradients in between.
         """
         beyond = any(batch[name].requires_grad for name in INPUTS if name in batch)
-        training = any(part.training for part in self.children()) and torch.is_grad_enabled()
+        training = any(module.training for module in self.children()) and torch.is_grad_enabled()
         return junction() if self._in_two and training and not beyond else None
 
     def _image_tower(self, batch: Batch) -> dict[str, Tensor | None]:

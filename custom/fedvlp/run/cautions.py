@@ -111,11 +111,11 @@ def _unmeasured(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
 def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:
     """Who trains on pairs, and counts records with a film or a report alone among them."""
     elsewhere = {PUBLIC, *experiment.partition.left_out_sites}
-    parts = {site: cohort.rows("train", site) for site in train_sizes(cohort) if site not in elsewhere}
-    if experiment.method.pooled and parts:
-        parts = {ALL_SITES: np.concatenate(list(parts.values()))}
+    by_site = {site: cohort.rows("train", site) for site in train_sizes(cohort) if site not in elsewhere}
+    if experiment.method.pooled and by_site:
+        by_site = {ALL_SITES: np.concatenate(list(by_site.values()))}
     halves = {}
-    for name, rows in parts.items():
+    for name, rows in by_site.items():
         image, report = cohort.has_image()[rows], cohort.has_report()[rows]
         if image.any() and report.any() and not (image & report).all():
             halves[name] = int((image != report).sum())
