@@ -78,6 +78,14 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
     assert server["components"][-1]["id"] == "results", "copies what the others have written"
 
 
+@pytest.mark.parametrize("name", ["car-mfl", "creamfl"])
+def test_the_sites_own_data_has_no_public_set(name: str) -> None:
+    """The server could not build it: such a job was stopped at its start, at hospitals."""
+    experiment = replace(presets.get(name), data=NamedData("pretrain"))
+    with pytest.raises(SiteConfigError, match=f"{name} needs a public set"):
+        job_files(experiment, custom=False, sites=("northgate", "riverside"))
+
+
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
     with pytest.raises(SiteConfigError, match="with --at"):
         job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")))

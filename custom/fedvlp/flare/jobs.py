@@ -17,6 +17,7 @@ import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
 from fedvlp.core.validate import require, require_name
+from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.flare.overlap_messages import TASK
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
@@ -66,10 +67,16 @@ def job_files(
     updates cannot be averaged as ciphertexts.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
-    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here, and
+    Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here,
+    SiteConfigError for data that does not say which sites have it or lacks the public set that the method needs, and
     ValueError where ``site_models`` names a site that does not get the job.
     """
     experiment = experiment.pinned()
+    if isinstance(experiment.data, NamedData) and experiment.method.uses_public:
+        raise SiteConfigError(
+            f"{experiment.name} needs a public set that the server and all sites hold, and data that sites keep for "
+            "themselves has none; give --data that all of them have, with records of a site named public"
+        )
     if encrypted:
         from fedvlp.flare.encryption import refuse_unencryptable
 
