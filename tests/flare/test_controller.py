@@ -248,17 +248,6 @@ def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> N
     assert_engines_bytes(flare, tmp_path, ("a", 0))
 
 
-def test_a_reply_that_is_refused_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> None:
-    """a's numbers at 1.2 s are not finite, b replies at 1.2 s, c only at 30.2 s: it is waited for."""
-    flare = make({("a", 0): Fate(change=with_nan), ("c", 0): Fate(train=30.0)})
-    flare.submit(grace=5.0)
-    (refused,) = dropped(flare)[0].items()
-    assert refused[0] == "a"
-    assert "NaN or infinite" in refused[1]
-    assert dropped(flare)[1:] == [{}, {}]
-    assert_engines_bytes(flare, tmp_path, ("a", 0))
-
-
 def test_by_default_all_sites_but_one_are_the_quorum(make: Make) -> None:
     flare = make({("c", 0): Fate(train=100.0)}, toy_experiment(quorum=0))
     flare.submit(grace=10.0)

@@ -120,6 +120,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "model.adapters": "lora", "model.adapter_layers": "attention",
     "data.hard_site": "site-1", "data.shared_habits": "false",
     "data.labels": "fourteen", "data.label_code": "mention", "partition.label_code": "positive",
+    "partition.unit": "patient",
     "data.captions": '["Edema"]', "training.optimizer": "sgd",
     "training.beta1": "0.8", "training.beta2": "0.9", "training.momentum": "0.5", "data.image_size": "80",
     "model.image_size": "128", "partition.public": "0.2", "partition.retrieve": "true", "model.text_pooling": "mean",

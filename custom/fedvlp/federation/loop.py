@@ -122,7 +122,6 @@ class Federation:
             server.make_room = self.snapshots.save
         self.report = report
         self._empty = 0
-        self.accepted = 0  # updates of this phase that may be used, so far
         self._norms: dict[str, Norms] = {}  # of the updates of this phase that passed the gate, by site
 
     def run(self, next_phase: int = 0) -> State:
@@ -268,7 +267,6 @@ class Federation:
     ) -> Iterator[Update]:
         """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
         server = self.server
-        self.accepted = 0
         for site, reply in self.exchange(messages):
             problem = reply.text if isinstance(reply, Failure) else self._problem(site, reply)
             if problem or isinstance(reply, Failure):
@@ -277,7 +275,6 @@ class Federation:
             if any(name in server.state for name in reply.state):
                 server.metrics[metric_names.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
             replies[site] = replace(reply, state={}, aux={})
-            self.accepted += 1
             server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply
             del reply

@@ -24,7 +24,7 @@ from fedvlp.core.aggregation import PARK_BYTES, in_site_order
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.metric_names import loss_term
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, size_of
 from fedvlp.deploy.site_config import with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
@@ -231,7 +231,7 @@ class FederatedController(Controller):
             self.send(task, self._fl_ctx, targets=[site])
         waiting = set(tasks)
         assert self._federation is not None
-        needed = min(self._federation.needed(), len(messages))
+        good, needed = 0, min(self._federation.needed(), len(messages))
         deadline = float("inf")
         try:
             while waiting and time.monotonic() < deadline:
@@ -245,10 +245,10 @@ class FederatedController(Controller):
                 if site not in waiting:
                     continue
                 waiting.remove(site)
-                yield site, reply
-                # by now the federation has judged it: one that it dropped does not count
-                if self._federation.accepted >= needed and deadline == float("inf"):
+                good += isinstance(reply, Update)
+                if good >= needed and deadline == float("inf"):
                     deadline = time.monotonic() + self.grace
+                yield site, reply
         finally:
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
