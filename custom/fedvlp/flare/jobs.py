@@ -72,11 +72,7 @@ def job_files(
     ValueError where ``site_models`` names a site that does not get the job.
     """
     experiment = experiment.pinned()
-    if isinstance(experiment.data, NamedData) and experiment.method.uses_public:
-        raise SiteConfigError(
-            f"{experiment.name} needs a public set that the server and all sites hold, and data that sites keep for "
-            "themselves has none; give --data that all of them have, with records of a site named public"
-        )
+    _refuse_data_without_a_public_set(experiment)
     if encrypted:
         from fedvlp.flare.encryption import refuse_unencryptable
 
@@ -212,6 +208,15 @@ def _mlflow(experiment: Experiment, uri: str) -> dict[str, Any]:
         "path": "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver",
         "args": {"tracking_uri": uri, "kw_args": {"experiment_name": experiment.name}},
     }
+
+
+def _refuse_data_without_a_public_set(experiment: Experiment) -> None:
+    """Raises SiteConfigError where the method needs one and the sites keep the data for themselves."""
+    if isinstance(experiment.data, NamedData) and experiment.method.uses_public:
+        raise SiteConfigError(
+            f"{experiment.name} needs a public set that the server and all sites hold, and data that sites keep for "
+            "themselves has none; give --data that all of them have, with records of a site named public"
+        )
 
 
 def write_job(experiment: Experiment, folder: Path, *, bundled: bool = False, **packing: Any) -> Path:
