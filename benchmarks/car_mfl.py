@@ -1,4 +1,4 @@
-"""Macro AUC of mFedAvg, mFedAvgP and CAR-MFL by which sites lack what, and by public-set size, beside both bounds.
+"""Macro AUC of mFedAvg, mFedAvgP and CAR-MFL by which sites lack what, and by public-set size, beside its bounds.
 
     python benchmarks/car_mfl.py [--mixes 4:0:1 0:4:1 2:2:1] [--sizes 0.05 0.3] [--k 1 1000] [--seeds 0-4] [--quick]
 
@@ -8,8 +8,8 @@ among how many nearest public records CAR-MFL chooses by findings, with every mi
 cannot choose, from 1000 it takes the best of all. Macro AUC of the trained model on all held-out pairs of the cohort,
 in percent, and of the same model without the images and without the reports: means over seeds; beside it the difference
 to mFedAvgP and its 95 % interval. ``lower`` is the public set alone, ``mfedavg-p-paired`` sites that lack nothing,
-``linear`` CAR-MFL that weighs the retrieved halves by records. Then, of the runs that are kept in ``--runs``, the share
-of the findings on lent films and reports that their records do not have.
+``pooled`` all records at once, ``linear`` CAR-MFL that weighs the retrieved halves by records. Then, of the runs that
+are kept in ``--runs``, the share of the findings on lent films and reports that their records do not have.
 Two to fifteen minutes of one core a run.
 """
 
@@ -26,7 +26,7 @@ from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
 from fedvlp.claims import cells
-from fedvlp.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, missing, without
+from fedvlp.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, POOLED, missing, without
 from fedvlp.claims.scenario import Table
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.types import MODALITIES
@@ -38,7 +38,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
 BASELINE = "mfedavg-p"
-METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", ALL_PAIRED), "car-mfl-linear"
+METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", ALL_PAIRED, POOLED), "car-mfl-linear"
 MIX, SHARE = "4:0:1", 0.15
 """The ledger's mix and share of patients in the public set."""
 

@@ -78,7 +78,7 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     """No two rows are one experiment or share a file, and what the ledger has run is not run under another name."""
     rows = car_mfl.rows_of(["4:0:1", "0:4:1", "2:2:1"], [0.05, 0.3], [10, 1000])
     ledger = missing(3)
-    assert len(rows) == 3 * 4 + 2 + 2 * 3 + 3
+    assert len(rows) == 3 * 4 + 3 + 2 * 3 + 3
     experiments = {name: car_mfl.experiment(row, 3) for name, row in rows.items()}
     assert {name: experiments[name] for name in ledger} == ledger
     assert [replace(one, name=name).name for name, one in experiments.items()] == list(rows)
@@ -87,6 +87,9 @@ def test_the_mixes_begin_with_the_ledgers_own_cells(car_mfl: Any) -> None:
     assert (other.partition.image_only, other.partition.text_only, other.data.sites) == (2, 2, 5)
     more: Any = experiments["mfedavg-p-public-0-3"]
     assert (more.partition.public, more.partition.image_only) == (0.3, 4)
+    pooled, paired = experiments["pooled"], experiments["mfedavg-p-paired"]
+    assert (pooled.method.private, pooled.method.local_steps) == (False, paired.method.local_steps)
+    assert pooled.training.batch_size == (paired.data.sites + 1) * paired.training.batch_size  # the server is the sixth
     assert experiments["car-mfl-linear"].method.renorm == "linear"
     assert (experiments["car-mfl"].method.k, experiments["car-mfl-0-4-1-k-1000"].method.k) == (10, 1000)
 

@@ -334,14 +334,17 @@ DRAWN = _ensembles(
 
 # CAR-MFL
 
-ALL_PAIRED = "mfedavg-p-paired"
+ALL_PAIRED, POOLED = "mfedavg-p-paired", "pooled"
+POOLED_SHARE = 0.95
+"""Of the patients, in the public set of the pooled bound: the sites, which do not train there, keep a batch each."""
 
 
 def missing(seed: int) -> Mapping[str, Experiment]:
-    """Sites that lack a modality, on films that say more than their reports; between two bounds.
+    """Sites that lack a modality, on films that say more than their reports; between three bounds.
 
-    The lower one is the public set alone, the upper one mFedAvgP with every site paired (mFedAvgP-NM), which is what a
-    federation can have: the paper's own pools everything.
+    The lower one is the public set alone, trained centrally. The upper ones are mFedAvgP with every site paired
+    (mFedAvgP-NM), which is what a federation can have, and everything pooled: the lower bound with nearly all patients
+    in the public set, and as many records a step as all sites and the server have together.
     """
     table = {}
     for name in ("mfedavg", "mfedavg-p", "car-mfl"):
@@ -353,9 +356,12 @@ def missing(seed: int) -> Mapping[str, Experiment]:
         table[name] = replace(preset, model=model, data=data, rounds=rounds)
     public = table["mfedavg-p"]
     nobody_lacks = replace(public.partition, image_only=0, text_only=0)
+    lower = replace(public, method=replace(public.method, private=False))  # type: ignore[call-arg]
+    pooled = replace(public.training, batch_size=public.training.batch_size * (public.partition.sites + 1))
     return table | {
-        "lower": replace(public, method=replace(public.method, private=False)),  # type: ignore[call-arg]
+        "lower": lower,
         ALL_PAIRED: replace(public, partition=nobody_lacks),
+        POOLED: replace(lower, partition=replace(nobody_lacks, public=POOLED_SHARE), training=pooled),
     }
 
 
