@@ -251,6 +251,16 @@ def test_a_disk_that_has_no_room_for_an_update_is_said(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("value", [5, "x", None, torch.eye(3).to_sparse(), torch.zeros(3, device="meta")])
+def test_what_no_file_holds_waits_in_memory_for_the_gate(
+    value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One hostile value in a large early reply costs its site the phase, and not the run."""
+    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
+    early = replace(GOOD, site="b", state={**GOOD.state, "x": value})
+    assert list(in_site_order([("b", early), ("a", GOOD)], list("ab"), tmp_path)) == [("a", GOOD), ("b", early)]
+
+
 def test_a_failure_waits_for_its_turn_like_an_update(tmp_path: Path) -> None:
     failure = Failure(FailureKind.FAILED, "boom")
     assert list(in_site_order([("b", failure), ("a", GOOD)], list("ab"), tmp_path)) == [("a", GOOD), ("b", failure)]

@@ -43,15 +43,16 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def test_the_norms_by_hand(path: str) -> None:
-    """Weights (3, 4) from (0, 0) and (12) from (0): 13. Statistics 7 from 5: 2. Beside the model (6, 8): 10."""
+    """Weights (3, 4) from (0, 0) and (12) from (0): 13. Statistics 7 from 5: 2. Beside the model (6, 8), (24): 26."""
     reference = {"w": torch.zeros(2), "v": torch.zeros(1), "bn.running_mean": torch.tensor([5.0]), "n": torch.tensor(3)}
     state = {
         "w": torch.tensor([3.0, 4.0]), "v": torch.tensor([12.0]), "bn.running_mean": torch.tensor([7.0]),
-        "n": torch.tensor(9), "change/w": torch.tensor([6.0, 8.0]), "gradient/w": torch.tensor([1e3, 1e3]),
+        "n": torch.tensor(9), "change/w": torch.tensor([6.0, 8.0]), "gradient/x": torch.tensor([24.0]),
+        "other/w": torch.tensor([1e3, 1e3]),
     }  # fmt: skip
-    assert change_norms(state, reference) == {WEIGHTS: 13.0, STATISTICS: 2.0, BESIDE: 10.0}
+    assert change_norms(state, reference) == {WEIGHTS: 13.0, STATISTICS: 2.0, BESIDE: 26.0}
     assert update_norm(state, reference) == 13.0
-    assert change_norms({"gradient/w": torch.ones(2)}, reference) == {}
+    assert change_norms({"other/w": torch.ones(2)}, reference) == {}
 
 
 def test_a_large_norm_is_float64s(monkeypatch: pytest.MonkeyPatch) -> None:

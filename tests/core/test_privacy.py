@@ -10,7 +10,15 @@ from support.toy import clone, same_bytes
 from torch import Tensor
 
 from fedvlp.core import privacy
-from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, gaussian, refuse_named
+from fedvlp.core.privacy import (
+    PrivacyError,
+    allowed_metrics,
+    clip_and_noise,
+    gaussian,
+    is_mistake,
+    is_named,
+    refuse_named,
+)
 
 RECEIVED = {"w": torch.zeros(3), "b": torch.ones(1)}
 
@@ -22,6 +30,23 @@ def silent(count: int) -> Tensor:
 @pytest.fixture
 def noiseless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(privacy, "gaussian", silent)
+
+
+@pytest.mark.parametrize(
+    ("travels", "mistake"),
+    [
+        (["text_encoder.words.weight", "text_head.w"], False), (["text_encoder.norm.w", "text_head.w"], True),
+        (["text_head.w", "text_alignment.w"], False), (["text_adapter.layer.up", "text_head.w"], False),
+        (["text_encoder.norm.w", "text_adapter.words.up"], False), (["text_encoder.norm.w", "text_adapter.q.up"], True),
+    ],
+)  # fmt: skip
+def test_a_pattern_of_a_frozen_tower_is_no_mistake(travels: list[str], mistake: bool) -> None:
+    """The shipped list has the text tower's words; with adapters they do not travel, or as adapters of that layer."""
+    assert is_mistake("text_encoder*word*", travels) is mistake
+    assert is_mistake("txt_encoder*word*", travels), "a misspelt one"
+    assert is_named("text_adapter.words.up", "text_encoder*word*")
+    assert is_named("change/text_adapter.words.up", "text_encoder*word*")
+    assert not is_named("text_adapter.q.up", "text_encoder*word*")
 
 
 @pytest.mark.usefixtures("noiseless")

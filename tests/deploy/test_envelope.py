@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from fedvlp.cli import app
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.data.sources.table import TableSource
-from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences
+from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences, effective
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
 from fedvlp.evaluation.audit.outgoing import UnmeasuredError
 from fedvlp.flare import messages
@@ -63,12 +64,14 @@ def asked(preset: str = "fedavg", **settings: Any) -> Experiment:
     return chosen
 
 
-def answered(kit: Path, experiment: Experiment, phase: str = "train", evaluate: int = 0) -> tuple[Update, Behind]:
+def answered(
+    kit: Path, experiment: Experiment, phase: str = "train", evaluate: int = 0, lr_scale: float = 1.0
+) -> tuple[Update, Behind]:
     """The site's answer to round 0, from the untrained model, and what was counted."""
     handler = TaskHandler(experiment, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
     run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
     state = Assembly(at_site(experiment, SITE, kit / "local")).server((SITE,)).state
-    message = Broadcast(0, phase, state, evaluate=evaluate)
+    message = Broadcast(0, phase, state, evaluate=evaluate, lr_scale=lr_scale)
     update = handler.answer(message, run, lambda: False)
     assert handler.behind is not None
     return update, handler.behind
@@ -88,26 +91,57 @@ def answered(kit: Path, experiment: Experiment, phase: str = "train", evaluate: 
 def test_no_update_of_a_few_records_leaves_the_site(settings: dict[str, Any], kit: Path) -> None:
     experiment = asked(**settings)
     records = settings["method__local_steps"] * settings["training__batch_size"]
-    with pytest.raises(
-        EnvelopeError, match=f"rests on {records} distinct records; this site sends none of fewer than 64"
-    ):
+    with pytest.raises(EnvelopeError, match="distinct records; this site sends none of fewer than 64") as refused:
         answered(kit, experiment)
+    said = int(re.findall(r"in effect on (\d+) distinct", str(refused.value))[0])
+    assert records / 2 < said <= records
+
+
+@pytest.mark.parametrize(
+    ("settings", "scale"),
+    [
+        ({"training__optimizer": "sgd", "training__lr": 1000.0, "training__batch_size": 2}, 1.0),
+        ({"training__batch_size": 32}, 1000.0),
+    ],
+)
+def test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many(
+    settings: dict[str, Any], scale: float, kit: Path
+) -> None:
+    """80 and 280 records are drawn, but after the first step nothing is left to learn: the change is that batch's.
+
+    The job asks for the rate, or the server for so many times the rate of an experiment that the site knows.
+    """
+    experiment = asked(method__local_steps=40, training__weight_decay=0, training__warmup_steps=0, **settings, **LIGHT)
+    with pytest.raises(EnvelopeError, match=r"in effect on \d+ distinct records") as refused:
+        answered(kit, experiment, lr_scale=scale)
+    batch = experiment.training.batch_size
+    assert batch <= int(re.findall(r"in effect on (\d+) distinct", str(refused.value))[0]) < 1.5 * batch
+
+
+def test_records_weigh_what_their_steps_do_by_hand() -> None:
+    """Two batches of two, twice, with lengths 6 and 2: (2 * 6 + 2 * 2)^2 / (2 * 6^2 + 2 * 2^2)."""
+    rows = [torch.tensor([0, 1]), torch.tensor([2, 3])] * 2
+    assert effective(rows, [torch.tensor(5.0)] * 4) == pytest.approx(4.0)
+    assert effective(rows, [torch.tensor(length) for length in (6.0, 2.0, 6.0, 2.0)]) == pytest.approx(256 / 80)
+    assert effective(rows, [torch.tensor(length) for length in (1.0, 0.0, 0.0, 0.0)]) == pytest.approx(2.0)
+    assert effective(rows, [torch.tensor(0.0)] * 4) == 4
+    assert effective(rows, [torch.tensor(1.0)] * 5) == 4, "a public set's steps are among them"
 
 
 def test_the_records_are_counted_once_each(kit: Path) -> None:
-    """Three steps of 140 at a site of 280 training records."""
+    """Three steps of 140 at a site of 280 training records, half of which are drawn twice."""
     update, behind = answered(kit, asked(method__local_steps=3, training__batch_size=140, **LIGHT))
     assert behind.update == 280
     assert update.state
     limits(kit, least_records=281)
-    with pytest.raises(EnvelopeError, match="rests on 280 distinct records"):
+    with pytest.raises(EnvelopeError, match="in effect on 280 distinct records"):
         answered(kit, asked(method__local_steps=2, training__batch_size=140, **LIGHT))
 
 
 def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) -> None:
     """FedDRA's probe over every record, its training on two."""
     experiment = asked("feddra", method__align_steps=1, training__batch_size=2, method__dro_fraction=1)
-    with pytest.raises(EnvelopeError, match="rests on 2 distinct records"):
+    with pytest.raises(EnvelopeError, match="in effect on 2 distinct records"):
         answered(kit, experiment, "align")
 
 
@@ -630,8 +664,8 @@ def test_the_filter_lets_go_what_was_counted_and_is_enough(kit: Path) -> None:
 
 def test_the_filter_holds_back_what_is_too_little_or_was_never_counted(kit: Path) -> None:
     """An executor of another make counts nothing; a job cannot say a number."""
-    assert str(sent(kit, Behind(63, {"loss": 63}))).startswith("EnvelopeError: the update rests on 63 distinct records")
-    assert str(sent(kit, None)).startswith("EnvelopeError: the update rests on 0 distinct records")
+    assert str(sent(kit, Behind(63, {"loss": 63}))).startswith("EnvelopeError: the update rests in effect on 63 dist")
+    assert str(sent(kit, None)).startswith("EnvelopeError: the update rests in effect on 0 dist")
     measured = sent(kit, None, state=False)
     assert isinstance(measured, Update)
     assert measured.metrics.keys() == {"seconds"}
@@ -642,7 +676,7 @@ def test_the_filter_holds_back_what_is_too_little_or_was_never_counted(kit: Path
 def test_tensors_beside_the_model_rest_on_records_too() -> None:
     """CreamFL's mean representations, say, leave in an update without a model."""
     aux = Update(SITE, 0, "train", 300, {}, aux={"image": torch.zeros(3)})
-    with pytest.raises(EnvelopeError, match="rests on 63 distinct records"):
+    with pytest.raises(EnvelopeError, match="in effect on 63 distinct records"):
         Envelope().passed(aux, Behind(63))
     assert Envelope().passed(aux, Behind(64)).aux == aux.aux
 

@@ -119,14 +119,13 @@ def test_a_key_that_is_none_is_refused(kit: Path, text: str | None, mode: int, s
 
 
 def test_a_site_takes_part_in_so_many_jobs_and_no_more(tmp_path: Path) -> None:
+    """The same id again counts too: a new process would answer a question of its own, and the server gives the ids."""
     assert note_job(tmp_path, "a", "pretrain", 90, 2) == 1
-    assert note_job(tmp_path, "a", "pretrain", 90, 2) == 1, "the same job again"
-    assert note_job(tmp_path, "b", "pretrain", 90, 2) == 2
+    assert note_job(tmp_path, "a", "pretrain", 90, 2) == 2
     before = (tmp_path / BOOK).read_bytes()
     with pytest.raises(OverlapError, match="took part in 2 jobs that count patients and lets 2"):
-        note_job(tmp_path, "c", "pretrain", 90, 2)
+        note_job(tmp_path, "a", "pretrain", 90, 2)
     assert (tmp_path / BOOK).read_bytes() == before
-    assert note_job(tmp_path, "b", "pretrain", 90, 2) == 2
     with pytest.raises(OverlapError):
         note_job(tmp_path / "new", "a", "pretrain", 90, 0)
 

@@ -136,6 +136,35 @@ def test_a_configuration_that_is_none_is_refused(text: str, kind: str, tmp_path:
     assert JobCheck("client").validate(str(app_of(tmp_path, text))) == (f"the job cannot be read ({kind})", {})
 
 
+@pytest.mark.parametrize(
+    ("side", "path", "right", "wrong"),
+    [
+        (
+            "client", "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent",
+            {"events_to_convert": ["analytix_log_stats"]},
+            [
+                {"events_to_convert": ["analytix_log_stats", "_error_log_available"]},
+                {"events_to_convert": ["analytix_log_stats"], "fed_event_prefix": "x."}, {},
+            ],
+        ),
+        ("server", "fedvlp.flare.TensorBoardReceiver", {}, [{"events": ["fed._error_log_available"]}]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["path", "class_path"])
+def test_a_job_cannot_have_the_lines_of_a_sites_log_sent_as_events(
+    side: str, path: str, right: Any, wrong: list[Any], key: str, tmp_path: Path, lines: list[dict[str, str]]
+) -> None:
+    """FLARE fires an event for every error that is logged, with its text, which may name a file or a data set."""
+    whole = app_of(tmp_path, {"components": [{"id": "x", key: path, "args": right}]}, side, (path,))
+    assert JobCheck(side).validate(str(whole)) == ("", {})
+    for arguments in wrong:
+        for config in ({"id": "x", key: path, "args": arguments}, {"path": path, "args": {"x": [{key: path}]}}):
+            if config.get("args") == arguments or right:
+                app = app_of(tmp_path, {"components": [config]}, side, (path,))
+                why, _ = JobCheck(side).validate(str(app))
+                assert why == f"class {path!r} has other arguments than a job of fedvlp gives it"
+
+
 def test_without_a_list_nothing_is_allowed(tmp_path: Path) -> None:
     app = app_of(tmp_path)
     (tmp_path / "local" / "resources.json").write_text("{}")

@@ -89,6 +89,12 @@ def test_the_very_last_of_the_budget_may_be_spent_and_little_noise_is_read_back(
     assert [book.spend("chest", 0.5, limit, 1e-5)[0] for _ in range(2)] == [1, 2]
 
 
+def test_a_multiplier_without_a_decimal_point_is_read_back(tmp_path: Path) -> None:
+    """JSON has 8 and 8.0, and PRIVACY.md shows 8: one number, so one hash."""
+    for count, multiplier in enumerate((8, 8.0, 8), start=1):
+        assert ledger(tmp_path).spend("pretrain", multiplier, 10.0, 1e-5)[0] == count
+
+
 def test_without_the_accountant_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus.accountants.analysis.rdp", None)
     with pytest.raises(PrivacyError, match="pip install"):

@@ -203,6 +203,22 @@ def test_pairs_of_another_shape_are_dropped_and_named() -> None:
     assert "expected (6, 1, 16, 16)" in dropped["b"]
 
 
+@pytest.mark.parametrize(("name", "factor"), [("image", 1e30), ("text", 2.0)])
+def test_pairs_that_would_spoil_the_pool_are_dropped_and_named(name: str, factor: float) -> None:
+    """Every site trains on the pool, so one film of 1e30 would end the run for all; honest pairs pass."""
+
+    def spoilt(site: str, message: Broadcast, reply: Any) -> Any:
+        if message.phase == "give" and site == "b" and isinstance(reply, Update):
+            return replace(reply, state={**reply.state, name: reply.state[name] * factor})
+        return reply
+
+    one = world(METHOD)
+    server = one.run(Recorder(one, spoilt))
+    dropped = {record["phase"]: record["dropped"] for record in server.history if record["round"] == 0}
+    assert dropped.pop("give").keys() == {"b"}
+    assert not any(dropped.values())
+
+
 @pytest.mark.parametrize("wrong", [{"noise": -1.0}, {"shared": 0}, {"distil_phases": -1}])
 def test_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

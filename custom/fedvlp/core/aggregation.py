@@ -286,12 +286,12 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     """Puts a reply aside; calling the result brings it back, its tensors mapped from disk if they are there."""
     if spool is None or isinstance(reply, Failure) or not isinstance(reply.state, dict):
         return lambda: reply  # a view of the disk needs no parking
-    if payload(reply) < PARK_BYTES:
-        return lambda: reply
+    tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
+    if payload(reply) < PARK_BYTES or not all(map(_is_dense, tensors.values())):
+        return lambda: reply  # what no file holds, the gate will refuse
     spool.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
-    tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
     try:
         save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
     except (OSError, SafetensorError) as error:
@@ -308,6 +308,10 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
         return replace(bare, state=fields["state"], aux=fields["aux"])
 
     return back
+
+
+def _is_dense(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
 
 
 def payload(message: Broadcast | Update) -> int:

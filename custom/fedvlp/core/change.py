@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedvlp.core.types import CHANGE, is_statistic
+from fedvlp.core.types import CHANGE, GRADIENT, is_statistic
 
 EXACT_NUMEL = 16_000_000
 """Up to this many values a model is small: norms and means are computed in float64 (128 MB)."""
@@ -86,7 +86,7 @@ def kind_of(name: str, reference: Mapping[str, Tensor]) -> str | None:
     if name in reference:
         moves = reference[name].is_floating_point()
         return (STATISTICS if is_statistic(name) else WEIGHTS) if moves else None
-    return BESIDE if name.startswith(CHANGE) else None
+    return BESIDE if name.startswith((CHANGE, GRADIENT)) else None
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -33,6 +33,9 @@ PLAIN_NAME = re.compile(rf"[\w.:/-]{{1,{LONGEST_NAME}}}", re.ASCII)
 METRIC_NAME = re.compile(rf"(?=\w)[\w .:/@()+,%-]{{1,{LONGEST_NAME}}}")
 """The form of a figure's name: a letter or a digit, then what a table, a page or a spreadsheet takes for plain text."""
 
+ROUNDING = 0.01
+"""What the length of a unit vector may lose as float16 or bfloat16."""
+
 PUBLIC_IDS = 2**53
 """Every id of a public set is smaller, so that it is exact as a float too."""
 
@@ -145,6 +148,17 @@ def _check_values(
         return f"{name} has {int((~torch.isfinite(tensor)).sum())} value(s) that are NaN or infinite"
     if name.endswith(".running_var") and bool((tensor < 0).any()):
         return f"{name} has a negative variance"
+    return None
+
+
+def objection_to_rows(name: str, rows: Tensor) -> str | None:
+    """Why ``rows`` [N, d] are not the unit vectors as which every model here represents records, or None.
+
+    A longer one would count for more than others.
+    """
+    off = float((torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32) - 1).abs().max())
+    if not off <= ROUNDING:
+        return f"{name}: a row's length differs from 1 by {off:.3g}, expected unit vectors"
     return None
 
 

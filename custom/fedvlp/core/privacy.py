@@ -23,6 +23,9 @@ SENSITIVITY = 2.0
 BLOCK = 1 << 20
 """Values noised at a time."""
 
+TOWERS = ("image_encoder", "text_encoder")
+"""What the names of the towers' tensors begin with, which do not travel where they are frozen."""
+
 
 class PrivacyError(ValueError):
     """The update may not leave this site; the message says why and holds nothing of the data."""
@@ -90,19 +93,39 @@ def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor
         )
 
 
-def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterable[str]) -> None:
-    """Raises PrivacyError if a tensor's name matches one of ``patterns`` (``*``, ``?``, ``[ab]``).
+def is_named(name: str, pattern: str) -> bool:
+    """Whether a site means the tensor ``name`` by ``pattern`` (``*``, ``?``, ``[ab]``).
 
-    What a method sends of a tensor beside the tensor itself (``change/<name>``) has the tensor's name here. A pattern
-    that matches nothing of the received model or the update is an error too: a misspelt one forbids nothing.
+    What a method sends of a tensor beside it (``change/<name>``) has the tensor's name here, and an adapter's tensors
+    also have those of the tower that they change.
     """
-    names = {*received, *update, *map(subject, update)}
+    own = subject(name)
+    return any(fnmatchcase(one, pattern) for one in (name, own, own.replace("_adapter.", "_encoder.", 1)))
+
+
+def is_mistake(pattern: str, names: Iterable[str]) -> bool:
+    """Whether ``pattern`` is of none of the tensors ``names`` that travel, so that it protects nothing.
+
+    It is right where it names a tower that does not travel: one that is frozen, beside its adapters or without.
+    """
+    names = list(names)
+    if any(is_named(name, pattern) for name in names):
+        return False
+    tower = next((tower for tower in TOWERS if pattern.startswith(tower)), None)
+    return tower is None or any(name.startswith(tower) for name in names)
+
+
+def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterable[str]) -> None:
+    """Raises PrivacyError if a tensor's name matches one of ``patterns`` (:func:`is_named`).
+
+    A pattern that matches nothing of the received model or the update is an error too: a misspelt one forbids nothing.
+    """
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if is_mistake(pattern, {*received, *update}):
             raise PrivacyError(
                 f"the forbidden name {pattern!r} matches no tensor of this model; correct the site's list"
             )
-        forbidden = sorted(name for name in update if any(fnmatchcase(n, pattern) for n in (name, subject(name))))
+        forbidden = sorted(name for name in update if is_named(name, pattern))
         if forbidden:
             raise PrivacyError(
                 f"this site does not let {forbidden[0]} go ({len(forbidden)} tensors match {pattern!r}); "

@@ -91,8 +91,8 @@ REASONS = (
     Reason("UnmeasuredError", "no held-out record is like one that was trained on"),
     Reason(
         "EnvelopeError",
-        "the update rests on {number} distinct records; this site sends none of fewer than {number2}: more local "
-        "steps, larger batches, or more data",
+        "the update rests in effect on {number} distinct records; this site sends none of fewer than {number2}: more "
+        "local steps, larger batches, a smaller learning rate, or more data",
     ),
     Reason(
         "EnvelopeError",

@@ -205,6 +205,9 @@ CHANGE = "change/"
 It is measured from zero, and shortened where changes of the model are (core/aggregation.py).
 """
 
+GRADIENT = "gradient/"
+"""Prefix, in an update, of a gradient of what the server trains by itself. Measured and shortened like ``CHANGE``."""
+
 KEPT = "kept"
 """The scalar by which an aggregator is told to what share of their length such changes of an update were shortened."""
 

@@ -116,20 +116,19 @@ def read_key(local: Path) -> bytes:
 def note_job(kit: Path, job: str, data: str, patients: int, limit: int) -> int:
     """Writes down that the site takes part in this job, before anything leaves; returns in how many it has.
 
-    The same job counts once. Raises OverlapError beyond ``limit``, or where the book cannot be read.
+    A job that comes again under the same id, to a new process, counts again: it could ask anew. Raises OverlapError
+    beyond ``limit``, or where the book cannot be read.
     """
     file = kit / BOOK
     book = _book(file)
-    if not any(entry["job"] == job for entry in book):
-        if len(book) >= limit:
-            raise OverlapError(
-                f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
-            )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        book.append({"job": job, "data": data, "patients": patients, "time": now})
-        save_json(file, book)
-    return len(book)
+    if len(book) >= limit:
+        raise OverlapError(
+            f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    save_json(file, [*book, {"job": job, "data": data, "patients": patients, "time": now}])
+    return len(book) + 1
 
 
 def _book(file: Path) -> list[dict[str, object]]:

@@ -166,14 +166,14 @@ class ServerEnd:
         try:
             self.bytes[BYTES_UP] += payload(update)
             state = update.state if self.wire.plain else codec.decode(update.state, sent.base, self.wire)
+            if detach and isinstance(state, dict):  # not a view of the disk
+                state = {name: t.clone() for name, t in state.items()}
         except Exception as error:  # garbage may be wrong in any way, and costs its site this phase, not the run
             self._held.pop(site, None)
             why = str(error) if isinstance(error, CodecError) else f"its tensors raise {type(error).__name__}"
             return Failure(FailureKind.UNREADABLE, why)
         if self.wire.skip_unchanged:
             self._held[site] = sent.copy
-        if detach and isinstance(state, dict):  # not a view of the disk
-            state = {name: t.clone() for name, t in state.items()}
         return replace(update, state=state)
 
 

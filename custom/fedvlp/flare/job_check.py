@@ -33,6 +33,13 @@ REFUSED = "job_refused"
 COUNTS, ASKED = "fedvlp.flare.OverlapExecutor", "overlap_asked"
 """The class of a job that counts shared patients, and the action of the line that says that one has come."""
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent": {"events_to_convert": ["analytix_log_stats"]},
+    "fedvlp.flare.TensorBoardReceiver": {},
+}
+"""The arguments that a job must give these classes: FLARE also makes events of the lines of a site's log, which may
+name files, and these two would carry them to the lead, past every filter of the site."""
+
 CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 LONGEST = 200  # characters of a class path that is quoted
 
@@ -46,6 +53,16 @@ def named(config: Any) -> Iterator[Any]:
     elif isinstance(config, list):
         for value in config:
             yield from named(value)
+
+
+def otherwise_built(config: Any) -> Iterator[str]:
+    """The classes of ``ARGUMENTS`` to which a job gives other arguments, wherever they stand."""
+    if isinstance(config, dict):
+        for path in (config[key] for key in ("path", "class_path") if key in config):
+            if isinstance(path, str) and path in ARGUMENTS and config.get("args", {}) != ARGUMENTS[path]:
+                yield path
+    for value in config.values() if isinstance(config, dict) else config if isinstance(config, list) else ():
+        yield from otherwise_built(value)
 
 
 def without_path(config: dict[str, Any]) -> bool:
@@ -111,6 +128,8 @@ class JobCheck(AppValidator):
         for path in classes:
             if not isinstance(path, str) or path not in allowed:
                 raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes, {WHERE}")
+        for path in otherwise_built(content):
+            raise JobRefusedError(f"class {_quoted(path)} has other arguments than a job of fedvlp gives it")
         if without_path(content):
             raise JobRefusedError(
                 f"a component gives a name in the place of a path, which no list of classes has, {WHERE}"

@@ -61,6 +61,7 @@ class Ledger:
         with self._locked():
             mark = self._mark()
             entries = self._entries(mark)
+            noise_multiplier = float(noise_multiplier)  # 8 and 8.0 are one number, but not one text to hash
             releases: dict[float, int] = {}
             for entry in entries:
                 if entry["data"] == dataset:

@@ -12,7 +12,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from nvflare.apis.dxo import DataKind, from_shareable
@@ -25,7 +24,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from torch import Tensor
 
 from fedvlp.core.metric_names import SITE_EPSILON
-from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, refuse_named
+from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, is_mistake, is_named, refuse_named
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject
 from fedvlp.core.validate import require
@@ -219,11 +218,11 @@ class SendAsReceived(UpdateFilter):
             return update
         before = received(fl_ctx)
         for pattern in self.names if before else ():  # a method that sends no model has its sites send representations
-            if not any(fnmatchcase(name, pattern) for name in before):
+            if is_mistake(pattern, before):
                 raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
         state = dict(update.state)
         for name in state:
-            if any(fnmatchcase(n, pattern) for pattern in self.names for n in (name, subject(name))):
+            if any(is_named(name, pattern) for pattern in self.names):
                 if name not in before:
                     raise PrivacyError(f"{name} was not received, so it cannot be sent as it came")
                 state[name] = before[name]
@@ -251,11 +250,11 @@ class AuditOutgoing(UpdateFilter):
             return update
         before = received(fl_ctx)
         for pattern in self.names if before else ():
-            if not any(fnmatchcase(name, pattern) for name in before):
+            if is_mistake(pattern, before):
                 raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
         for name, tensor in {**update.state, **update.aux}.items():
             own = subject(name)
-            if not any(fnmatchcase(one, pattern) for pattern in self.names for one in (name, own)):
+            if not any(is_named(name, pattern) for pattern in self.names):
                 continue
             start = before.get(own)
             if start is None or tensor.ndim != 2 or start.shape != tensor.shape:

@@ -10,7 +10,7 @@ from fedvlp import __version__
 from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.types import Broadcast, State, Update
+from fedvlp.core.types import EVALUATE, Broadcast, State, Update
 from fedvlp.deploy.envelope import Behind, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.evaluation.audit.outgoing import strongest
@@ -59,6 +59,9 @@ class TaskHandler:
         """
         refuse_other(self.experiment, run)
         problem = check_broadcast(message, self.experiment.method.phases)
+        rounds = self.experiment.rounds.rounds
+        if not problem and message.round + (message.phase != EVALUATE) > rounds:
+            problem = f"it is for round {message.round}, and the run has {rounds}, from 0 on"
         if problem:
             raise RefusedError(f"the task is none of this experiment: {problem}")
         envelope = envelope_at(Path(self.paths.local).parent)

@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, Data
+from fedvlp.core.gate import objection_to_rows
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server, Trainer
@@ -26,7 +27,6 @@ from fedvlp.methods.math.schedule import cosine
 
 TASK, DISTIL = "task", "distil"  # what the server trains
 GLOBAL, MODEL, PREVIOUS, SAMPLE, PUBLIC = "global/", "model/", "previous/", "sample/", "public/"
-ROUNDING = 0.01  # what the length of a unit vector may lose as float16 or bfloat16
 SHOWN = 100  # public pairs whose representations are kept for the report
 ORDERS, NORMS = ("released", "paper"), ("mse", "squared", "l2")
 
@@ -111,12 +111,8 @@ class PublicEnsemble(Method):
         return Expected({name: server.memory[GLOBAL + name] for name in server.modalities[site]})
 
     def objection(self, server: Server, update: Update) -> str | None:
-        """No row may count more than others: all are unit vectors, as every model here represents records."""
-        for name, sent in update.state.items():
-            off = float((torch.linalg.vector_norm(sent, dim=1, dtype=torch.float32) - 1).abs().max())
-            if not off <= ROUNDING:
-                return f"{name}: a row's length differs from 1 by {off:.3g}, expected unit vectors"
-        return None
+        """No row may count more than others."""
+        return next((why for name, rows in update.state.items() if (why := objection_to_rows(name, rows))), None)
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return Distillation(self, server)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA, Client
+from fedvlp.core.gate import objection_to_rows
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
@@ -106,6 +107,15 @@ class FedFed(Method):
             return super().expects(server, site)
         image = torch.empty(self.shared, 1, self.image_size, self.image_size)
         return Expected({"image": image, "text": torch.empty(self.shared, self.embedding_dim)})
+
+    def objection(self, server: Server, update: Update) -> str | None:
+        """Every site trains on the pool: an image in it is of no other size than a residual with its noise."""
+        if server.phase != "give":
+            return None
+        most, largest = 2 * GREY_RANGE + 6 * self.noise, float(update.state["image"].abs().max())
+        if not largest <= most:
+            return f"image: a grey level of what is left of a film is {largest:.3g}, expected at most {most:.3g}"
+        return objection_to_rows("text", update.state["text"])
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
         return Pool(server) if phase == "give" else super().aggregator(server, phase)

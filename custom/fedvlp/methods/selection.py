@@ -16,11 +16,10 @@ from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import EXTRA, Client
 from fedvlp.core.optimizers import Adam
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Expected, State, Update
+from fedvlp.core.types import GRADIENT, Batch, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.methods.softpull import SoftPull
 
-GRADIENT = "gradient/"
 FUSION = EXTRA + "text."
 STEP, FIRST, SECOND = "selector/step", "selector/exp_avg/", "selector/exp_avg_sq/"  # Adam's memory
 BATCH = 64  # records at a time in the pass over all of them

@@ -41,6 +41,8 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
+        self.weigh: Callable[[list[Tensor]], None] | None = getattr(client.data, "weigh", None)
+        self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where data ask for it
         self.means = distributed.MeansInBackward(self.parameters)
         if hasattr(client.model, "set_attention"):
             client.model.set_attention(attention)
@@ -86,6 +88,8 @@ class Stepper:
                 corrected()
         if self.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
+        if self.weigh is not None:
+            self.lengths.append(_length(self.parameters))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
@@ -146,6 +150,8 @@ class Stepper:
     def end(self, history: list[dict[str, Tensor]]) -> None:
         """Frees the gradients; several processes end with the same weights, statistics and loss terms."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self.weigh is not None:
+            self.weigh(self.lengths)
         self.agree()
         if distributed.together():
             distributed.average(term for terms in history for term in terms.values())
@@ -164,6 +170,7 @@ class Stepper:
         """What else the next step depends on (JSON-able)."""
         return {
             "done": self.done,
+            "lengths": [float(length) for length in self.lengths],
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "groups": self.optimizer.state_dict()["param_groups"],
@@ -197,6 +204,7 @@ class Stepper:
         self.schedule.load_state_dict(numbers["schedule"])
         self.scaler.load_state_dict(numbers["scaler"])
         self.done = numbers["done"]
+        self.lengths = [torch.tensor(length) for length in numbers.get("lengths", [])]
 
     def _load(self, tensors: State, groups: Any) -> bool:
         """Whether there was something for every parameter."""
@@ -218,6 +226,13 @@ class Stepper:
 def numbered(key: str) -> bool:
     """Whether an optimiser's tensor is named ``<number>/<name>``, as those in checkpoints of servers once were."""
     return key.partition("/")[0].isdigit()
+
+
+def _length(parameters: list[torch.nn.Parameter]) -> Tensor:
+    """The length of the whole gradient, []; 0 where it is not finite, a step that float16 leaves out."""
+    lengths = [torch.linalg.vector_norm(one.grad.detach().float()) for one in parameters if one.grad is not None]
+    whole = torch.linalg.vector_norm(torch.stack(lengths)) if lengths else torch.zeros(())
+    return torch.nan_to_num(whole, nan=0.0, posinf=0.0)
 
 
 def _size(batch: Batch) -> int:
