@@ -31,7 +31,7 @@ from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
 from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED, AllowMetrics, SendAsReceived
-from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import FedAvg
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -448,6 +448,17 @@ def test_an_engineer_accepts_one_experiment(kit: Path, tmp_path: Path) -> None:
     answered(kit, wanted)  # of 64 records
     with pytest.raises(EnvelopeError, match="none that this site accepted"):
         answered(kit, asked(method__local_steps=3))
+
+
+@pytest.mark.parametrize(("round", "phase"), [(6, "train"), (1000, "train"), (7, "evaluate")])
+def test_an_experiment_has_no_more_rounds_than_it_says(round: int, phase: str, kit: Path) -> None:
+    """Whatever the server asks for: the engineer has read how many updates will leave."""
+    experiment = asked(**LIGHT)
+    handler = TaskHandler(experiment, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
+    run = {"folder": "fedavg/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    assert experiment.rounds.rounds == 6
+    with pytest.raises(RefusedError, match=f"it is for round {round}, and the run has 6, from 0 on"):
+        handler.answer(Broadcast(round, phase, {}), run, lambda: False)
 
 
 def test_a_folder_that_is_no_job_is_not_accepted(kit: Path, tmp_path: Path) -> None:

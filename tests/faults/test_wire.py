@@ -84,6 +84,26 @@ def test_row_4_a_stale_reply_changes_nothing_then_or_later_with_any_codec(wire: 
         same_bytes(seen.memory, without.memory)
 
 
+def test_a_value_that_is_no_tensor_costs_its_site_alone_where_another_is_asked_again() -> None:
+    """Replies then wait, as copies, for a site that lost what it held."""
+    one = Wired(small(METHODS["fedavg"]), rounds=Rounds(rounds=3, evaluate_every=0), wire=Wire(skip_unchanged=True))
+    inner, again = SequentialExchange(one.site), []
+
+    def exchange(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, reply in inner(messages):
+            if messages[site].round == 1 and site == "a" and not again:
+                again.append(site)
+                yield site, Failure(FailureKind.NOT_HELD, "restarted")
+            elif messages[site].round == 1 and site == "b" and isinstance(reply, Update):
+                yield site, replace(reply, state={**reply.state, "x": 5})
+            else:
+                yield site, reply
+
+    dropped = [record["dropped"] for record in one.run(exchange).history]
+    assert [list(sites) for sites in dropped] == [[], ["b"], []]
+    assert dropped[1]["b"] == "its tensors raise AttributeError"
+
+
 Make = Callable[..., MemoryFlare]
 
 

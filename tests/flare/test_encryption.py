@@ -110,6 +110,13 @@ def normed() -> Toy:
     return Toy(norm=True)
 
 
+@pytest.mark.parametrize("name", ["/etc/hostname", "../local/x", "a/b", ".."])
+def test_a_job_names_a_file_of_the_startup_folder_and_no_path(name: str) -> None:
+    """It would learn which files the server has, and have them read."""
+    with pytest.raises(ValueError, match=r"is that of a file in startup/, no path"):
+        Cipher.load(name, FLContext())
+
+
 def cipher(kit: Path, owner: str = "client") -> Cipher:
     return Cipher((kit / "startup" / f"{owner}_context.tenseal").read_bytes())
 

@@ -37,10 +37,10 @@ from fedvlp.core.client import EXTRA, named_state
 from fedvlp.core.robust_mean import Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import Snapshots
-from fedvlp.core.types import Broadcast, Reply, State, Update
+from fedvlp.core.types import GRADIENT, Broadcast, Reply, State, Update
 from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.methods import PMSFM, FedAvg, FedSM
-from fedvlp.methods.selection import FIRST, FUSION, GRADIENT, SECOND
+from fedvlp.methods.selection import FIRST, FUSION, SECOND
 from fedvlp.methods.softpull import soft_pull
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.selector import SelectorConfig
@@ -158,6 +158,24 @@ def test_the_selectors_step_leaves_the_tensors_of_before_alone() -> None:
     assert differs(server.state, kept, [name for name in server.state if name.startswith(EXTRA)])
     assert differs(server.memory, kept, list(server.memory))
     assert not any(tensor.requires_grad for tensor in (*server.state.values(), *server.memory.values()))
+
+
+@pytest.mark.parametrize("kind", [PMSFM, FedSM])
+def test_one_huge_gradient_does_not_stop_the_selector_for_good(kind: type[PMSFM]) -> None:
+    """It is shortened as changes of the model are; squared as it came it would fill Adam's second moment with inf."""
+
+    def hostile(site: str, message: Broadcast, reply: Any) -> Any:
+        if (site, message.phase, message.round) != ("b", "train", 0):
+            return reply
+        state = {n: torch.full_like(t, 1e38) if n.startswith(GRADIENT) else t for n, t in reply.state.items()}
+        return replace(reply, state=state)
+
+    honest, seen = world(kind(local_steps=1)), world(kind(local_steps=1))
+    servers = [honest.run(Recorder(honest)), seen.run(Recorder(seen, hostile))]
+    longest = [
+        max(float(t.abs().max()) for n, t in server.memory.items() if n.startswith(SECOND)) for server in servers
+    ]
+    assert longest[1] < 100 * longest[0]
 
 
 def shares_storage(left: State, right: State) -> bool:
