@@ -80,7 +80,8 @@ class Cipher:
 
         ``name`` may come from a job, so it is of a file in that folder, never a path.
         """
-        require(Path(name).name == name != "..", "the name of an encryption context is that of a file in startup/, no path")
+        plain = Path(name).name == name != ".."
+        require(plain, "the name of an encryption context is that of a file in startup/, no path")
         file = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / name
         if not file.is_file():
             raise PrivacyError(f"this kit has no startup/{name}: provision with HEBuilder")
