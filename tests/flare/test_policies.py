@@ -110,6 +110,19 @@ def test_the_shipped_policy_sends_the_words_as_they_came(tmp_path: Path) -> None
     assert len(kept) < len(update.state) / 2, "the others were trained"
 
 
+@pytest.mark.parametrize(("rank", "layers"), [(0, "all"), (4, "all"), (4, "every")])
+def test_the_shipped_policy_takes_frozen_towers_and_adapters(rank: int, layers: str, tmp_path: Path) -> None:
+    """As the presets of real towers have them. Words of an adapted embedding go as they came, like the embedding."""
+    settings = {"model__adapters": "lora", "model__adapter_rank": rank, "model__adapter_layers": layers}
+    chosen = committed("fedavg", model__head_norm="layer", **settings)
+    reply, received = answered(chosen, "privacy.json", tmp_path / "kit")
+    update = messages.receive_update(reply, "site-1")
+    words = [name for name in update.state if "words" in name]
+    assert bool(words) == (layers == "every")
+    assert all(torch.equal(update.state[name], received[name]) for name in words)
+    assert any(not torch.equal(tensor, received[name]) for name, tensor in update.state.items())
+
+
 @pytest.mark.parametrize("preset", COMMITTED)
 def test_a_preset_runs_with_noise_or_is_refused_as_the_table_says(preset: str, tmp_path: Path) -> None:
     noise, _ = said(preset)
