@@ -75,7 +75,7 @@ def jobs_export(
     use_plugins(plugins)
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
-    experiment = configured(preset, data, sites, settings)
+    experiment = configured(preset, data, sites, settings, travels=True)
     _refuse_sites_without_records(experiment, at or [])
     timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
     if processes > 1 and not child:
@@ -189,8 +189,8 @@ def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or 
     status = read_status(folder)
     if not status and RunFolder(folder).checkpoint.exists():
         raise ValueError(
-            f"{folder} holds no {STATUS_FILE}, which a FLARE job alone writes, and it is a run that was simulated: "
-            f"`fedvlp runs` lists how far its runs are, `fedvlp report {folder}` shows what it reached"
+            f"{folder} is a run and holds no {STATUS_FILE}: a FLARE job writes it when it ends, `fedvlp simulate` "
+            f"never. `fedvlp runs` lists how far runs are, `fedvlp report {folder}` shows what this one reached"
         )
     if not status:
         raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")

@@ -56,12 +56,14 @@ def sweep(
 
     from fedvlp.claims import sweep as of
     from fedvlp.cli.tables import plain_table
+    from fedvlp.run.paths import absolute
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console(markup=False, highlight=False)
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
-    every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
+    of_grid = of.variants(asked, of.grid_of(grid or []))
+    every, wanted = {name: absolute(one) for name, one in of_grid.items()}, seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
 
     goes_on_as_typed()
