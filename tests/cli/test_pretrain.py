@@ -156,15 +156,15 @@ def refused(arguments: list[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("file", "text"), [("notes.txt", "x"), ("config.json", '{"format": 2}'), ("config.json", "[]"), ("config.json", "{")]
+    ("file", "text"),
+    [("notes.txt", "x"), ("config.json", '{"format": 2}'), ("config.json", "[]"), ("config.json", "{")],
 )
-def test_a_folder_of_something_else_is_refused_before_anything_is_trained(
-    file: str, text: str, tmp_path: Path
-) -> None:
+def test_a_folder_of_something_else_is_refused_before_anything_is_trained(file: str, text: str, tmp_path: Path) -> None:
     """A trained model has a config.json and a model.safetensors too, which were replaced."""
     (tmp_path / file).write_text(text)
-    assert "is not empty and holds no weights to start from" in refused([str(tmp_path), *small()])
-    assert "is not empty and holds no weights to start from" in refused([str(tmp_path), "--resume", "runs/x"])
+    for arguments in (small(), ["--resume", "runs/x"]):
+        said = refused([str(tmp_path), *arguments])
+        assert "is not empty and its config.json is not that of weights to start from" in said
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [(file, text)]
 
 
@@ -200,7 +200,8 @@ def test_the_command_that_is_noted_has_every_setting_and_no_path(tmp_path: Path)
     table = tmp_path / "pairs.csv"
     experiment = override(override(PRESETS["tiny-pool"], "model.init", "random"), "rounds.seed", "3")
     run = RunFolder.create(tmp_path / "runs", replace(experiment, data=TableSource(str(table))))
-    settings = ["rounds.seed=3", f"data.root={tmp_path}", "data.sentence_table=here.csv", f"model.image_tower={tmp_path}"]
+    settings = ["rounds.seed=3", f"data.root={tmp_path}", "data.sentence_table=s.csv"]
+    settings += [f"model.image_tower={tmp_path}"]
     note_command(run, "tiny-pool", f"table:{table},cache={tmp_path}", settings)
     assert noted_command(RunFolder(run.path)) == (
         "fedvlp pretrain OUT --preset tiny-pool --data table:... --set rounds.seed=3 --set data.root=... "

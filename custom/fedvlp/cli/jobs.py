@@ -96,8 +96,8 @@ def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None
     there = Assembly(experiment).sites()
     if strangers := [site for site in at if site not in there]:
         raise ValueError(
-            f"--at {', '.join(strangers)}: the built-in cohort has no such site; it has {', '.join(there)}. Name those, "
-            "more of them with --sites, or give --data named:NAME, the sites' own"
+            f"--at {', '.join(strangers)}: the built-in cohort has no such site; it has {', '.join(there)}. Name "
+            "those, more of them with --sites, or give --data named:NAME, the sites' own"
         )
 
 

@@ -167,7 +167,7 @@ def refuse_other_folder(folder: Path) -> None:
         described = None
     if not (isinstance(described, dict) and "weights" in described):
         raise FileExistsError(
-            f"{folder} is not empty and holds no weights to start from ({CONFIG} with \"weights\"); choose another folder"
+            f"{folder} is not empty and its {CONFIG} is not that of weights to start from; choose another folder"
         )
 
 
