@@ -62,8 +62,7 @@ def sweep(
     accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console(markup=False, highlight=False)
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
-    of_grid = of.variants(asked, of.grid_of(grid or []))
-    every, wanted = {name: absolute(one) for name, one in of_grid.items()}, seeds_of(seeds)
+    every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
 
     goes_on_as_typed()
@@ -71,7 +70,8 @@ def sweep(
     def said(variant: str, seed: int, what: str) -> None:
         console.print(f"{variant}, seed {seed}: {what}")
 
-    table = of.swept(every, wanted, runs, jobs, said, accept)
+    from_anywhere = {variant: absolute(experiment) for variant, experiment in every.items()}  # --grid may name folders
+    table = of.swept(from_anywhere, wanted, runs, jobs, said, accept)
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
     heading, rows = of.as_rows(table)
