@@ -61,6 +61,16 @@ def test_the_config_of_a_run_is_its_experiment(tmp_path: Path) -> None:
         file.base("fedavg")
 
 
+def test_settings_of_the_data_may_stand_in_a_section(tmp_path: Path) -> None:
+    """As those of any other group; ``data`` is also what --data takes, and a section was taken for that."""
+    for text in ("[data]\nsize = 160", "data.size = 160"):
+        file = read(written(tmp_path, f'preset = "fedavg"\n{text}'))
+        assert (file.data, file.settings) == (None, ("data.size=160",))
+        assert configured(file.base(None), file.data, None, list(file.settings)) == configured(
+            "fedavg", None, None, ["data.size=160"]
+        )
+
+
 def test_without_a_preset_one_is_asked_for() -> None:
     with pytest.raises(ValueError, match="no preset; name one"):
         ConfigFile().base(None)

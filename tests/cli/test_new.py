@@ -61,9 +61,16 @@ def test_the_method_its_preset_and_its_test_run(tmp_path: Path) -> None:
         ("FedX", "lower-case"),
         ("../x", "no name"),
         ("fedprox", "has a preset 'fedprox' already"),
+        ("my_method", "the name of a method is 'my_method'; it takes 1 to 64 characters of a-z, 0-9 and '-'"),
+        ("random", "'random' is the name of another module"),
+        ("torch", "'torch' is the name of another module"),
+        ("fedvlp", "'fedvlp' is the name of another module"),
+        ("method", "the class would be called Method, which means something else in its file"),
+        ("none", "the class would be called None"),
     ],
 )
 def test_a_name_that_cannot_be(name: str, said: str, tmp_path: Path) -> None:
+    """What is written must run as a plugin, whose rules for names are the same."""
     with pytest.raises(ValueError, match=said):
         new(name, "--into", str(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 from support.larger import creamfl
+from support.presets import MODEL
 from support.published import COLLECTIONS
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.cli.overrides import configured
 from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.joined import JoinedSource
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.models.initial import save_initial
+from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.paths import absolute
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:
@@ -206,3 +212,39 @@ def test_settings_may_stand_in_any_order() -> None:
     assert overridden(shipped, [*both, "pretrained=false"]).pretrained is False, "the last of one that is set twice"
     with pytest.raises(ValueError, match="set init to random"):
         overridden(shipped, both[:1])
+
+
+# Paths
+
+
+def test_paths_are_absolute_unless_the_experiment_leaves_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's config.json named weights and tables from the folder where it was begun, and failed in any other.
+
+    A job keeps what was typed: at a site the name is that of a folder of the site's own.
+    """
+    save_initial(MODEL.build(0), tmp_path / "towers", {})
+    (tmp_path / "other.csv").write_text("image,report\nx.png,no effusion seen\n")
+    monkeypatch.chdir(tmp_path)
+    settings = ["model.init=towers", "data.path=other.csv", "data.root=."]
+    here = configured("fedavg", "table:other.csv", None, settings)
+    weights, _, digest = here.model.init.partition("@")
+    assert weights == str(tmp_path / "towers")
+    assert (here.data.path, here.data.root) == (str(tmp_path / "other.csv"), str(tmp_path))  # type: ignore[attr-defined]
+    away = configured("fedavg", "table:other.csv", None, settings, travels=True)
+    assert away.model.init == f"towers@{digest}"
+    assert (away.data.path, away.data.root) == ("other.csv", ".")  # type: ignore[attr-defined]
+    assert configured("fedavg", None, None, None).model == presets.get("fedavg").model, "shipped weights have no path"
+    assert CliRunner().invoke(app, ["jobs", "export", "fedavg", "job", "--set", "model.init=towers"]).exit_code == 0
+    written = [path.read_text() for path in (tmp_path / "job").rglob("*.json")]
+    assert not [text for text in written if str(tmp_path) in text]
+    assert f'"init": "towers@{digest}"' in "".join(written)
+
+
+def test_data_sets_within_a_data_set_have_absolute_paths_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    joined = JoinedSource(*(TableSource(path, root=None, cache="c") for path in ("a.csv", "b.csv", "c.csv", "/d.csv")))
+    made = absolute(replace(presets.get("fedavg"), data=joined)).data
+    assert made.public == TableSource(str(tmp_path / "a.csv"), cache=str(tmp_path / "c"))  # type: ignore[attr-defined]
+    assert made.texts.path == "/d.csv"  # type: ignore[attr-defined]

@@ -12,13 +12,25 @@ from pathlib import Path
 import pytest
 from support import programs
 from support.presets import MODEL
+from typer.testing import CliRunner
 
-from fedvlp.cli import main
-from fedvlp.models.initial import InitialWeightsError, parse, pinned, save_initial
+from fedvlp.cli import app, main, stopping
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.models.initial import InitialWeightsError, parse, pinned, refuse_other_folder, save_initial
 from fedvlp.run.config import override
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.presets import PRESETS
-from fedvlp.run.pretrain import Comparison, compare, pretrainable, write_towers
+from fedvlp.run.pretrain import (
+    COMMAND,
+    Comparison,
+    compare,
+    note_command,
+    noted_command,
+    pretrainable,
+    write_towers,
+)
 from fedvlp.run.simulate import simulate
 
 FEW = {
@@ -134,6 +146,69 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     (error,) = capsys.readouterr().err.splitlines()
     assert MISTAKES[arguments] in error
     assert list(tmp_path.iterdir()) == []
+
+
+def refused(arguments: list[str]) -> str:
+    """What is said of a command that is refused before anything is trained."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedvlp.run.simulate.simulate", lambda *_, **__: pytest.fail("it was trained"))
+        return str(CliRunner().invoke(app, ["pretrain", *arguments]).exception)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("notes.txt", "x"), ("config.json", '{"format": 2}'), ("config.json", "[]"), ("config.json", "{")],
+)
+def test_a_folder_of_something_else_is_refused_before_anything_is_trained(file: str, text: str, tmp_path: Path) -> None:
+    """A trained model has a config.json and a model.safetensors too, which were replaced."""
+    (tmp_path / file).write_text(text)
+    for arguments in (small(), ["--resume", "runs/x"]):
+        said = refused([str(tmp_path), *arguments])
+        assert "is not empty and its config.json is not that of weights to start from" in said
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [(file, text)]
+
+
+def test_towers_may_be_written_anew(tmp_path: Path) -> None:
+    refuse_other_folder(tmp_path / "new")
+    refuse_other_folder(tmp_path)
+    save_initial(MODEL.build(0), tmp_path / "towers", {})
+    refuse_other_folder(tmp_path / "towers")
+
+
+def test_stopped_it_says_the_command_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the answers that would be asked for again; it named no command before."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise stopping.Stopped
+
+    monkeypatch.setattr(stopping, "_again", [])
+    monkeypatch.setattr("fedvlp.run.simulate.simulate", stop)
+    runs = str(tmp_path / "runs")
+    with pytest.raises(stopping.Stopped):
+        CliRunner().invoke(app, ["pretrain", "my towers", "--runs", runs, "--check", "--accept-phi-risk", *small()])
+    run = f"{runs}/tiny-pool/001"
+    again = f"fedvlp pretrain 'my towers' --resume {run} --accept-phi-risk --check"
+    assert stopping.said() == f"stopped; go on with: {again}"
+    assert "--resume is a run of tiny-pool, not of feddra; leave --preset out" in refused(
+        ["towers", "--resume", run, "--preset", "feddra"]
+    )
+
+
+def test_the_command_that_is_noted_has_every_setting_and_no_path(tmp_path: Path) -> None:
+    """It stands in the towers' config.json, after a resumption too; the folder may be handed on."""
+    write(SyntheticCohort(sites=2, size=20, image_size=72), tmp_path)
+    table = tmp_path / "pairs.csv"
+    experiment = override(override(PRESETS["tiny-pool"], "model.init", "random"), "rounds.seed", "3")
+    run = RunFolder.create(tmp_path / "runs", replace(experiment, data=TableSource(str(table))))
+    settings = ["rounds.seed=3", f"data.root={tmp_path}", "data.sentence_table=s.csv"]
+    settings += [f"model.image_tower={tmp_path}"]
+    note_command(run, "tiny-pool", f"table:{table},cache={tmp_path}", settings)
+    assert noted_command(RunFolder(run.path)) == (
+        "fedvlp pretrain OUT --preset tiny-pool --data table:... --set rounds.seed=3 --set data.root=... "
+        "--set data.sentence_table=... --set model.image_tower=..."
+    )
+    (run.path / COMMAND).unlink()
+    assert noted_command(run) == "fedvlp pretrain OUT --preset tiny-pool"
 
 
 def test_only_a_finished_run_of_a_method_that_pools_has_towers(tmp_path: Path) -> None:

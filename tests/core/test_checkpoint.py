@@ -175,3 +175,12 @@ def test_a_model_file_is_no_server_checkpoint(tmp_path: Path, name: str) -> None
     save_tensors(tmp_path / "model.safetensors", {name: torch.ones(1)})
     with pytest.raises(CheckpointError, match="model"):
         Server.load(tmp_path / "model.safetensors")
+
+
+def test_an_error_in_writing_speaks_of_a_previous_file_where_there_is_one(tmp_path: Path) -> None:
+    """A picture that is written once has none, and no run to resume."""
+    error = PermissionError(13, "Permission denied")
+    assert "What was there is intact: free space" in str(checkpoint.unwritten(tmp_path / "map.png", error, 7))
+    assert str(checkpoint.unwritten(tmp_path / "map.png", error, 7)).endswith("or, where there is none, start again.")
+    (tmp_path / "map.png").touch()
+    assert "The previous file is intact" in str(checkpoint.unwritten(tmp_path / "map.png", error, 7))

@@ -61,6 +61,31 @@ def test_a_folder_that_is_not_a_job_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize("job", [False, True])
+def test_a_file_that_no_job_has_is_not_deleted(job: bool, tmp_path: Path) -> None:
+    """A meta.json alone makes no job, and beside the files of one a note is not the job's."""
+    if job:
+        write_job(presets.get("fedavg"), tmp_path)
+    else:
+        (tmp_path / "meta.json").write_text("{}")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "notes.txt").write_text("precious")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    said = "holds sub/notes.txt, which is no file of an exported job" if job else "holds no FLARE job"
+    with pytest.raises(FileExistsError, match=said):
+        write_job(presets.get("feddra"), tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_exported_job_is_replaced_whole(tmp_path: Path) -> None:
+    """Code that the job brought before would else be sent with the new one."""
+    write_job(presets.get("fedavg"), tmp_path, bundled=True)
+    (tmp_path / "app" / "custom" / "my_method.py").write_text("")
+    write_job(presets.get("feddra"), tmp_path)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == set(job_files(presets.get("feddra")))
+
+
 def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Path) -> None:
     """As `fedvlp jobs export --data named:pretrain --at ... --mlflow ...` writes it."""
     experiment = replace(presets.get("fedavg"), data=NamedData("pretrain"))

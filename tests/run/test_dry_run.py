@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 from support.presets import SMALL
+from typer.testing import CliRunner
 
+from fedvlp.cli import app
 from fedvlp.cli.tables import dry_run_lines
 from fedvlp.data.deid import PHIError
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.run import presets
@@ -46,6 +51,16 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     dry_run(small(FedAvg(local_steps=STEPS)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_decoded_images_are_kept_where_a_cache_is_named_and_the_help_says_so(tmp_path: Path) -> None:
+    write(SyntheticCohort(sites=2, size=80, image_size=72), tmp_path)
+    before = {path.name for path in tmp_path.iterdir()}
+    source = TableSource(str(tmp_path / "pairs.csv"), image_size=72, cache=str(tmp_path / "cache"))
+    dry_run(replace(small(FedAvg(local_steps=STEPS)), data=source))
+    assert {path.name for path in tmp_path.iterdir()} - before == {"cache"}
+    said = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "300"}).output
+    assert "leaves nothing but --cache" in said
 
 
 def test_steps_of_a_warm_up_that_is_made_up_are_counted() -> None:

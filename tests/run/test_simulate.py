@@ -402,3 +402,37 @@ def test_a_damaged_checkpoint_is_named_and_not_replaced(tmp_path: Path) -> None:
 
 def test_the_demo_of_the_simulator_is_the_same_experiment() -> None:
     assert from_config(to_config(TWO)) == TWO
+
+
+def test_a_finished_run_that_is_resumed_keeps_its_model_and_card(tmp_path: Path) -> None:
+    """The card asks people to write in it, and an audit writes a section: both were gone after a resumption."""
+    experiment = replace(TWO, method=FedAvg(local_steps=1), rounds=Rounds(rounds=1))
+    folder = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, folder)
+    card = folder.model.parent / "README.md"
+    card.write_text("Reviewed by the consortium.", encoding="utf-8")
+    simulate(folder.experiment(), folder)
+    assert card.read_text(encoding="utf-8") == "Reviewed by the consortium."
+
+
+@pytest.mark.parametrize("own", ["", "lab", "lab/runs", "lab/runs/fedavg"])
+def test_of_a_run_that_fails_goes_what_was_made_for_it(own: str, tmp_path: Path) -> None:
+    """Folders that were there before, empty or not, are somebody's own and stay."""
+    (tmp_path / own).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    folder = RunFolder.create(tmp_path / "lab" / "runs", replace(TWO, name="fedavg"))
+    with pytest.raises(ValueError, match="no such data"), folder.removed_unless_begun():
+        raise ValueError("no such data")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_whose_first_checkpoint_found_no_room_stays(tmp_path: Path) -> None:
+    """The error says to free space and to resume, so there must be a run to resume."""
+    experiment = replace(TWO, method=FedAvg(local_steps=1), rounds=Rounds(rounds=1))
+    folder = RunFolder.create(tmp_path, experiment)
+    folder.checkpoint.parent.write_text("no folder can be made here")
+    with pytest.raises(CheckpointError, match="then resume the run"), folder.removed_unless_begun():
+        simulate(experiment, folder)
+    folder.checkpoint.parent.unlink()
+    simulate(folder.experiment(), folder)
+    assert folder.model.exists()

@@ -63,7 +63,7 @@ def _of_toml(text: str) -> ConfigFile:
         import tomli as tomllib
     content = tomllib.loads(text)
     for name, kind in WORDS.items():
-        if name in content and not isinstance(content[name], kind):
+        if name in content and not isinstance(content[name], (kind, dict)):  # [data] is a section of settings
             raise ValueError(f"{name} is {content[name]!r}; expected a {kind.__name__}, as --{name} takes it")
     words = {name: content.pop(name) for name in WORDS if not isinstance(content.get(name), (dict, type(None)))}
     return ConfigFile(**words, settings=tuple(f"{key}={value}" for key, value in _settings(content)))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, source_of, use_plugins
+
+if TYPE_CHECKING:
+    from fedvlp.run.experiment import Experiment
 
 app = typer.Typer(no_args_is_help=True, help="FLARE job folders: build the committed ones, export one to submit.")
 
@@ -72,7 +75,8 @@ def jobs_export(
     use_plugins(plugins)
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
-    experiment = configured(preset, data, sites, settings)
+    experiment = configured(preset, data, sites, settings, travels=True)
+    _refuse_sites_without_records(experiment, at or [])
     timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
@@ -80,6 +84,21 @@ def jobs_export(
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
+
+
+def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None:
+    """Raises ValueError where the records are the built-in cohort's and ``--at`` names a site that has none of them."""
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.run.assembly import Assembly
+
+    if not at or not isinstance(experiment.data, SyntheticCohort):
+        return
+    there = Assembly(experiment).sites()
+    if strangers := [site for site in at if site not in there]:
+        raise ValueError(
+            f"--at {', '.join(strangers)}: the built-in cohort has no such site; it has {', '.join(there)}. Name "
+            "those, more of them with --sites, or give --data named:NAME, the sites' own"
+        )
 
 
 @app.command("export-overlap")
@@ -165,8 +184,14 @@ def jobs_rollback(
 def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
     """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
     from fedvlp.flare.job_status import STATUS_FILE, read_status
+    from fedvlp.run.folder import RunFolder
 
     status = read_status(folder)
+    if not status and RunFolder(folder).checkpoint.exists():
+        raise ValueError(
+            f"{folder} is a run and holds no {STATUS_FILE}: a FLARE job writes it when it ends, `fedvlp simulate` "
+            f"never. `fedvlp runs` lists how far runs are, `fedvlp report {folder}` shows what this one reached"
+        )
     if not status:
         raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
     print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))

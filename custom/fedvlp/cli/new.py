@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +25,22 @@ def new_method(
     into: Annotated[Path, typer.Option(help="Folder to write to.")] = Path(),
 ) -> None:
     """Writes a method with both halves and a preset, and its test. Both run as they are."""
+    from fedvlp.core.validate import require_name
+    from fedvlp.run.plugins import refuse_taken
     from fedvlp.run.presets import PRESETS
 
     module = name.replace("-", "_")
     if not module.isidentifier() or module != module.lower():
         raise ValueError(f"{name!r} is no name for a method; use lower-case letters, digits and dashes, as my-method")
+    require_name("the name of a method", name)
+    refuse_taken(module)
     if name in PRESETS:
         raise ValueError(f"fedvlp has a preset {name!r} already; choose another name")
     title = "".join(word.capitalize() for word in module.split("_"))
+    if re.search(rf"\b{title}\b", templates()) or keyword.iskeyword(title):
+        raise ValueError(
+            f"the class would be called {title}, which means something else in its file; choose another name"
+        )
     texts = {
         into / f"{prefix}{module}.py": written(f"{prefix}my_method.py.txt", name, module, title)
         for prefix in ("", "test_")
@@ -44,6 +54,12 @@ def new_method(
         print(f"wrote {file}")
     file, test = texts
     print(f"run it:  fedvlp simulate {name} --plugin {file}\ntest it: python -m pytest {test}")
+
+
+def templates() -> str:
+    """The text of all templates, without the class that is renamed."""
+    text = "\n".join(file.read_text(encoding="utf-8") for file in sorted(TEMPLATES.iterdir()))
+    return text.replace("MyMethod", "")
 
 
 def written(template: str, name: str, module: str, title: str) -> str:

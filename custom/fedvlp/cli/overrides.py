@@ -65,16 +65,19 @@ def configured(
     at: list[str] | None = None,
     cache: Path | None = None,
     like: Experiment | None = None,
+    travels: bool = False,
 ) -> Experiment:
     """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
     ``preset``: its name, or another run's experiment in its place.
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
+    ``travels``: it is for other machines, so that paths in ``settings`` stay as they are; else they become absolute.
     Raises ValueError for an unknown preset, data or setting.
     """
     from fedvlp.data.sources.table import TableSource
     from fedvlp.run import presets, terms
+    from fedvlp.run.paths import absolute
 
     if sites is not None and sites < 1:
         raise ValueError(f"--sites is {sites}; a run needs at least one site")
@@ -92,7 +95,7 @@ def configured(
             f"--sites {sites}: the table has a column {experiment.data.site_column!r}, which says whose each row is; "
             "leave --sites out, or deal the rows anew with --set data.site_column="
         )
-    return experiment.pinned()
+    return (experiment if travels else absolute(experiment)).pinned()
 
 
 def _chosen_data(

@@ -9,17 +9,23 @@ import typer
 
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, use_plugins
 from fedvlp.cli.runs import Runs
+from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.run.pretrain import Comparison
 
 app = typer.Typer()
 
+TINY_POOL = "tiny-pool"
+"""The preset of the encoders that ship with fedvlp."""
+
 
 @app.command()
 def pretrain(
     out: Annotated[Path, typer.Argument(help="Folder for the encoders: what model.init names.")],
-    preset: Annotated[str, typer.Option(help="A preset that trains on all records together.")] = "tiny-pool",
+    preset: Annotated[
+        str | None, typer.Option(help=f"A preset that trains on all records together; default: {TINY_POOL}.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
@@ -35,24 +41,36 @@ def pretrain(
     from contextlib import nullcontext
 
     from fedvlp.cli.tables import progress_line
+    from fedvlp.models.initial import refuse_other_folder
     from fedvlp.run.folder import RunFolder
-    from fedvlp.run.pretrain import compare, pretrainable, shipped, write_towers
+    from fedvlp.run.pretrain import compare, note_command, noted_command, pretrainable, shipped, write_towers
     from fedvlp.run.simulate import simulate
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
-    expected = shipped(preset) if check else ""
+    refuse_other_folder(out)
     if resume is None:
+        preset = preset or TINY_POOL
+        expected = shipped(preset) if check else ""
         experiment = configured(preset, data, None, settings)
         pretrainable(experiment)
         folder = RunFolder.create(runs, experiment)
+        note_command(folder, preset, data, settings or [])
     elif settings or data:
         raise ValueError("--resume goes on with the run's own configuration; leave --set and --data out")
     else:
         folder = RunFolder(resume)
         experiment = folder.experiment()
+        if preset not in (None, experiment.name):
+            raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave --preset out")
+        preset = experiment.name
+        expected = shipped(preset) if check else ""
         pretrainable(experiment)
     print(f"run {folder.path}")
+    again = ["--accept-phi-risk"] * accept_phi_risk + ["--check"] * check
+    again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
+    again += [word for plugin in plugins or () for word in ("--plugin", plugin)]
+    goes_on_with("fedvlp", "pretrain", str(out), "--resume", str(folder.path), *again)
     with folder.removed_unless_begun() if resume is None else nullcontext():
         simulate(
             experiment,
@@ -60,9 +78,7 @@ def pretrain(
             accept_phi_risk=accept,
             report=lambda record: print(progress_line(record), flush=True),
         )
-    source = (data or "").partition(":")[0]  # not the path: the folder may be handed on
-    given = [f" --data {source}:..."] * bool(source) + [f" --set {setting}" for setting in settings or []]
-    wrote, made = write_towers(folder, out, f"fedvlp pretrain OUT --preset {experiment.name}{''.join(given)}")
+    wrote, made = write_towers(folder, out, noted_command(folder))
     recall = made["held_out"]
     print(
         f"held-out records of the pool: R@1 {recall.get('r1')}, R@5 {recall.get('r5')}, {recall['queries']} queries, "

@@ -63,7 +63,8 @@ def simulate(
         typer.Option("--mlflow", help="URI of an MLflow server that gets the curves too, e.g. http://127.0.0.1:5000."),
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing behind.")
+        bool,
+        typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing but --cache."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:

@@ -52,6 +52,8 @@ def prepare(
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
+    if samples < 1:
+        raise ValueError(f"--samples is {samples}; give how many images the contact sheet shows, at least 1")
     if show_findings and not sys.stdout.isatty():
         raise ValueError("--show-findings shows words of patients on a terminal alone; do not redirect what it prints")
     console = Console()

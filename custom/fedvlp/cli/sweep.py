@@ -56,6 +56,7 @@ def sweep(
 
     from fedvlp.claims import sweep as of
     from fedvlp.cli.tables import plain_table
+    from fedvlp.run.paths import absolute
 
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
@@ -69,7 +70,8 @@ def sweep(
     def said(variant: str, seed: int, what: str) -> None:
         console.print(f"{variant}, seed {seed}: {what}")
 
-    table = of.swept(every, wanted, runs, jobs, said, accept)
+    from_anywhere = {variant: absolute(experiment) for variant, experiment in every.items()}  # --grid may name folders
+    table = of.swept(from_anywhere, wanted, runs, jobs, said, accept)
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
     heading, rows = of.as_rows(table)

@@ -76,6 +76,7 @@ def search(
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
+    from fedvlp.run.search import rows_of
     from fedvlp.run.search import search as nearest
 
     use_plugins(plugins)
@@ -92,7 +93,8 @@ def search(
         for rank, match in enumerate(matches, start=1)
     ]
     console = Console(markup=False, highlight=False)
-    title = f"nearest of {len(cohort):,} records to the {'film' if image else 'phrase'}"
+    searched = int(cohort.has_image()[rows_of(cohort, split)].sum())
+    title = f"nearest of {searched:,} records to the {'film' if image else 'phrase'}"
     console.print(plain_table(title, ("rank", "cosine", "record", "site", "split"), rows))
     for rank, match in enumerate(matches, start=1):
         if show_reports:
@@ -147,6 +149,8 @@ def explain(
     use_plugins(plugins)
     if out.suffix != ".png":
         raise ValueError(f"--out is {out.name!r}; the picture is a PNG, so give a name that ends in .png")
+    if out.resolve() == film.resolve():
+        raise ValueError("--out is the film itself, which the picture would replace; give another name")
     if not phrase.strip():
         raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
     result = attribution(_loaded(model, statistics, device), film, phrase, by, square)

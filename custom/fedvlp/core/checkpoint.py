@@ -51,13 +51,18 @@ def _discard(temporary: Path) -> None:
         temporary.unlink()
 
 
-def unwritten(path: Path, error: Exception, size: int, intact: str = "The previous file") -> CheckpointError:
-    """What to raise when ``error`` kept ``size`` bytes from being written as ``path``; ``intact`` is still whole."""
+def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> CheckpointError:
+    """What to raise when ``error`` kept ``size`` bytes from being written as ``path``; ``intact`` is still whole.
+
+    ``intact``: by default the file that ``path`` was before, if there was one.
+    """
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
     why = "the disk is full" if full else getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    intact = intact or ("The previous file" if path.exists() else "What was there")
     failure = CheckpointError(
         f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
-        f"{intact} is intact: free space (or make the folder writable) and resume."
+        f"{intact} is intact: free space (or make the folder writable), then resume the run, or, where there is none, "
+        "start again."
     )
     failure.full = full
     return failure

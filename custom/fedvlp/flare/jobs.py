@@ -7,6 +7,7 @@ writes ``"*"`` filters that never apply; a job folder is three small files, so f
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -36,6 +37,11 @@ OVERLAP_CONTROLLER = "fedvlp.flare.OverlapController"
 OVERLAP_EXECUTOR = "fedvlp.flare.OverlapExecutor"
 OVERLAP = "patient-overlap"
 """Usual name of a job that counts the patients whom sites share."""
+
+_IN_A_JOB = re.compile(
+    r"meta\.json|app/config/config_fed_(server|client)\.json|app/custom/(README\.md|\w+\.py|(fedvlp|__pycache__)/.+)"
+)
+"""The paths of an exported job's files: its configuration, and the code that it brings."""
 
 NOTE = """This folder marks the job as one that brings its own code (FLARE: BYOC), which lets the simulator and a POC
 load fedvlp's classes. Hospitals switch BYOC off, install fedvlp, list its classes by name in local/resources.json and
@@ -222,7 +228,7 @@ def _refuse_data_without_a_public_set(experiment: Experiment) -> None:
 def write_job(experiment: Experiment, folder: Path, *, bundled: bool = False, **packing: Any) -> Path:
     """Writes the job into ``folder`` (replaced); ``bundled`` puts the package itself into ``app/custom``.
 
-    ``packing``: as ``job_files`` takes it. Raises FileExistsError when ``folder`` holds something that is not a job.
+    ``packing``: as ``job_files`` takes it. Raises FileExistsError when ``folder`` holds anything that is not a job's.
     """
     _write(folder, job_files(experiment, **packing))
     if bundled:
@@ -272,8 +278,29 @@ def write_overlap_job(name: str, data: Any, sites: Sequence[str], folder: Path, 
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    if folder.exists() and any(folder.iterdir()) and not (folder / "meta.json").exists():
-        raise FileExistsError(f"{folder} is not empty and holds no FLARE job (no meta.json); choose another folder")
-    shutil.rmtree(folder, ignore_errors=True)
+    _clear(folder)
     for path, text in files.items():
         save_text(folder / path, text)
+
+
+def _clear(folder: Path) -> None:
+    """Empties the folder of an exported job. Raises FileExistsError where it holds a file that no such job has."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not all((folder / name).is_file() for name in ("meta.json", "app/config/config_fed_server.json")):
+        raise FileExistsError(
+            f"{folder} is not empty and holds no FLARE job (meta.json and app/config/config_fed_server.json); choose "
+            "another folder"
+        )
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if (path.is_symlink() or not path.is_dir()) and not _IN_A_JOB.fullmatch(name):
+            raise FileExistsError(
+                f"{folder} holds {name}, which is no file of an exported job and would be lost; move it, or choose "
+                "another folder"
+            )
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

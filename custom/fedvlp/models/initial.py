@@ -154,6 +154,23 @@ def save_initial(
     return digest, numbers
 
 
+def refuse_other_folder(folder: Path) -> None:
+    """Raises FileExistsError where ``save_initial`` would replace files that are not those of weights to start from.
+
+    A trained model has a model.safetensors and a config.json as well.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    try:
+        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        described = None
+    if not (isinstance(described, dict) and "weights" in described):
+        raise FileExistsError(
+            f"{folder} is not empty and its {CONFIG} is not that of weights to start from; choose another folder"
+        )
+
+
 def made(init: str) -> dict[str, Any]:
     """What config.json says of how weights were made; empty where it says nothing."""
     return dict(_described(parse(init)).get("made", {}))

@@ -59,8 +59,9 @@ class DryRun:
 
 
 def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun:
-    """Builds all of ``experiment``, takes a few steps at its largest site, and writes nothing.
+    """Builds all of ``experiment``, takes a few steps at its largest site, and writes nothing of a run.
 
+    What the data set's cache lacks is decoded into it: the run finds it there.
     Raises what the run itself would raise before its first round: PHIError, ValueError for settings that do not fit.
     """
     assembly = Assembly(experiment, accept_phi_risk=accept_phi_risk)

@@ -10,14 +10,22 @@ import platform
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tensors, save_text, unwritten
+from fedvlp.core.checkpoint import (
+    CheckpointError,
+    load_header,
+    save_bytes,
+    save_json,
+    save_tensors,
+    save_text,
+    unwritten,
+)
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
@@ -44,6 +52,7 @@ class RunFolder:
     """Where a run keeps everything; never inside FLARE's own workspace, which is emptied at every start."""
 
     path: Path
+    above: tuple[Path, ...] = field(default=(), repr=False, compare=False)  # folders made for this one, innermost first
 
     @staticmethod
     def open(root: Path, experiment: Experiment) -> RunFolder:
@@ -60,10 +69,11 @@ class RunFolder:
         runs = root / experiment.name
         if not runs.resolve().is_relative_to(root.resolve()):
             raise ValueError(f"the runs of {experiment.name} lie outside of the folder of runs; remove the link there")
+        above = tuple(parent for parent in (runs, *runs.parents) if not parent.exists())
         runs.mkdir(parents=True, exist_ok=True)
         number = max((int(entry.name) for entry in runs.glob("[0-9]*") if entry.name.isdigit()), default=0) + 1
         while True:
-            folder = RunFolder(runs / f"{number:03d}")
+            folder = RunFolder(runs / f"{number:03d}", above)
             try:
                 folder.path.mkdir()
                 break
@@ -80,16 +90,17 @@ class RunFolder:
     def removed_unless_begun(self) -> Iterator[None]:
         """Around a new run: its folder goes where an error comes before the first phase is complete.
 
-        A run that lost its quorum stays, since it can be resumed, and so does one that was stopped.
+        With it go the folders above it that were made for it. A run that lost its quorum or found no room on the disk
+        stays, since it can be resumed, and so does one that was stopped.
         """
         try:
             yield
-        except QuorumLostError:
+        except (QuorumLostError, CheckpointError):
             raise
         except Exception:
             if not self.checkpoint.exists():
                 shutil.rmtree(self.path, ignore_errors=True)
-                for parent in (self.path.parent, self.path.parent.parent):
+                for parent in self.above:
                     with suppress(OSError):  # it holds other runs
                         parent.rmdir()
             raise
@@ -233,11 +244,14 @@ class RunFolder:
     ) -> None:
         """Writes the trained model so that ``load_model`` reads it, with its model card, and the summary.
 
+        A model that is there stays as it is: people write in its card, and so does an audit.
         Adapters are added to the weights of their towers. Its config.json says how films are prepared for it, the
         prompts of its classes (those of ``labels``, the records', where they are known here) and of which records its
         running statistics are. Where sites keep theirs and the server has no public set, ``state`` is without: the
         model then has the initial ones, and ``load_model`` asks for others.
         """
+        if self.model.exists():
+            return
         model = experiment.model.build(experiment.rounds.seed)
         frozen = frozen_tensors(model)
         initial = {name: t for name, t in model.state_dict().items() if name not in state.keys() | frozen.keys()}

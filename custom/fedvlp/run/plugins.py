@@ -102,6 +102,12 @@ def _refuse_taken(name: str, path: Path, source: bytes) -> None:
         raise PluginError(f"--plugin {path}: there is another module {name!r} ({other}); rename the file")
 
 
+def refuse_taken(name: str) -> None:
+    """Raises PluginError where no new file could be the plugin ``name``, because another module has this name."""
+    if name in (*sys.stdlib_module_names, OURS, *sys.modules) or importlib.util.find_spec(name) is not None:
+        raise PluginError(f"{name!r} is the name of another module, which a plugin cannot have; choose another name")
+
+
 def _execute(name: str, path: Path, source: bytes) -> None:
     """Runs the bytes that were read, so that the digest is of what runs. Nothing is written beside the file."""
     module = ModuleType(name)

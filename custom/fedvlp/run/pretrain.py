@@ -6,8 +6,9 @@ It is a run like any other, of a method that trains on everybody's records toget
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp import __version__
+from fedvlp.core.checkpoint import save_text
 from fedvlp.core.client import OBJECTIVE
 from fedvlp.core.types import group
 from fedvlp.core.validate import require
@@ -26,6 +28,10 @@ from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, sa
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.paths import is_path
+
+COMMAND = "command.txt"
+"""What a run's folder has beside a run's usual files: the command that the towers are made with."""
 
 SPLIT = "test"
 """Records of the pool that nothing was chosen on: the figures that are written beside the weights are of these."""
@@ -44,6 +50,35 @@ def pretrainable(experiment: Experiment) -> None:
         f"the method of {experiment.name} trains at sites; pre-training takes one that trains on all records together: "
         "tiny-pool, or another preset of Centralized",
     )
+
+
+def note_command(folder: RunFolder, preset: str, data: str | None, settings: Sequence[str]) -> None:
+    """Keeps, in the folder of a new run, the command that makes the towers again, for ``write_towers``.
+
+    The towers may be handed on, so it names no file and no folder of this machine, but says which were given.
+    """
+    experiment = folder.experiment()
+    source = (data or "").partition(":")[0]
+    given = [f" --data {source}:..."] * bool(source) + [f" --set {_shown(one, experiment)}" for one in settings]
+    save_text(folder.path / COMMAND, f"fedvlp pretrain OUT --preset {preset}{''.join(given)}\n")
+
+
+def noted_command(folder: RunFolder) -> str:
+    """The command that the run was begun with; of a run that did not note it, as much as its configuration says."""
+    file = folder.path / COMMAND
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    return f"fedvlp pretrain OUT --preset {folder.experiment().name}"
+
+
+def _shown(setting: str, experiment: Experiment) -> str:
+    """A setting "key=value" as it may be handed on: without the value of one that is a path."""
+    key, _, value = setting.partition("=")
+    *groups, name = key.split(".")
+    owner: Any = reduce(getattr, groups, experiment)
+    path = Path(parse(value).name)
+    is_one = is_path(owner, name) or path.is_absolute() or (len(path.parts) > 1 and path.exists())
+    return f"{key}=..." if is_one else setting
 
 
 def write_towers(folder: RunFolder, out: Path, command: str) -> tuple[str, dict[str, Any]]:

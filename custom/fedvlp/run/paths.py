@@ -1,0 +1,49 @@
+"""The paths that an experiment names, made absolute: a run can then be gone on with and read from any folder.
+
+An experiment that leaves for other machines, in a job, keeps what was typed: it names weights and towers there by the
+names of their folders, and no path of this machine is theirs to know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedvlp.models.initial import SHIPPED, parse
+from fedvlp.run.experiment import Experiment
+
+OF_EVERY_SOURCE = ("root", "cache")
+"""Settings of a data set that are folders; those that are files are declared below the root (data/sources/table.py)."""
+
+
+def absolute(experiment: Experiment) -> Experiment:
+    """The same experiment, with the paths of its data and of the weights to start from as they are from here."""
+    models = tuple((site, _from_here(model)) for site, model in experiment.site_models)
+    return replace(experiment, data=_rooted(experiment.data), model=_from_here(experiment.model), site_models=models)
+
+
+def is_path(value: Any, setting: str) -> bool:
+    """Whether the ``setting`` of a data set (or of a model) is one that names a file or a folder."""
+    field = next((field for field in fields(value) if field.name == setting), None)
+    return field is not None and (setting in OF_EVERY_SOURCE or bool(field.metadata.get("below_root")))
+
+
+def _rooted(source: Any) -> Any:
+    """A data set with absolute paths, and so those that it is made of."""
+    changed: dict[str, Any] = {}
+    for field in fields(source):
+        value = getattr(source, field.name)
+        if is_dataclass(value):
+            changed[field.name] = _rooted(value)
+        elif is_path(source, field.name) and isinstance(value, str) and value:
+            changed[field.name] = str(Path(value).absolute())
+    return replace(source, **changed) if changed else source
+
+
+def _from_here(model: Any) -> Any:
+    """The model with the absolute path of the folder that it starts from, where that is a folder here."""
+    init = parse(model.init)
+    if init.name in SHIPPED or not init.name or not Path(init.name).exists():
+        return model
+    return replace(model, init=str(init._replace(name=str(Path(init.name).absolute()))))
