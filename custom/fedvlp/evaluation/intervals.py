@@ -4,6 +4,9 @@ Films of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi
 draws patients and takes all of a patient's records as often as it drew him. A figure of a resample is a function of how
 often each record is in it: ``Figure``. With other patients a figure would move that far; how far another seed of the
 training would move it, the bootstrap does not say.
+
+The worst site is a minimum, and that of a resample lies below it: whichever site was drawn worst is taken. Percentiles
+lie below it with it, so the interval of a worst site is the basic one, reflected at the figure (``of_worst``).
 """
 
 from __future__ import annotations
@@ -163,3 +166,16 @@ def of_draws(values: np.ndarray) -> Interval:
     """The value as measured, which is the first of ``values`` [1 + draws], and the percentiles of the others."""
     low, high = np.percentile(values[1:], [2.5, 97.5])
     return Interval(float(values[0]), float(low), float(high))
+
+
+def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Interval:
+    """The same of a worst site, or of the difference of two: the basic bootstrap interval in place of the percentiles.
+
+    It is twice the value minus the percentiles (Davison and Hinkley, 1997, doi:10.1017/CBO9780511802843, section 5.2),
+    widened to the value where it leaves it out, and cut to what the figure can be, ``least`` to ``most``. The draws lie
+    below a minimum much as the minimum lies below the truth; percentiles have that bias twice, the reflection takes it
+    back. Not all of it: of ten and more sites that are equally good the interval still tends to lie too low.
+    """
+    drawn = of_draws(values)
+    low, high = 2 * drawn.value - drawn.high, 2 * drawn.value - drawn.low  # nan first in max and min, so that it stays
+    return Interval(drawn.value, max(min(low, drawn.value), least), min(max(high, drawn.value), most))
