@@ -144,7 +144,7 @@ def test_a_patient_with_more_records_weighs_more_when_drawn() -> None:
 
 def test_average_and_worst_over_sites_by_hand() -> None:
     """Sites count alike whatever their size; the worst is the least one of each draw, not of one fixed site."""
-    patients = {"a": ["p", "q"], "b": ["r"] * 6}
+    patients = {"a": ["p", "q"], "b": ["r", "s"] * 3}
     figures = {"a": np.array([100.0, 0.0]), "b": np.full(6, 40.0)}
     drawn = Bootstrap(patients)
     average, worst = drawn.average(figures), drawn.worst(figures)
@@ -188,6 +188,23 @@ def test_the_interval_of_a_worst_site_holds_the_truth_and_its_own_value() -> Non
         assert worst.low <= worst.value <= worst.high
         covered += worst.low <= 50 <= worst.high
     assert covered >= 32
+
+
+def test_one_patient_at_a_site_has_no_interval() -> None:
+    """Five records of one patient: whoever is drawn, it is him, which says nothing of other patients.
+
+    Nor do a mean and a minimum over that site and another then.
+    """
+    drawn = Bootstrap({"a": ["p"] * 5, "b": ["q", "r"]})
+    figures = {"a": np.full(5, 50.0), "b": np.array([0.0, 100.0])}
+    alone, other = (of_draws(values) for values in drawn.by_site(figures))
+    for interval in (alone, of_draws(drawn.average(figures)), of_worst(drawn.worst(figures))):
+        assert interval.value == 50.0
+        assert math.isnan(interval.low)
+        assert math.isnan(interval.high)
+        assert interval.side == 0
+    assert (other.low, other.high) == (0.0, 100.0)
+    assert (str(alone), alone.unsigned()) == ("+50.0", "50.0")
 
 
 def test_differences_are_paired() -> None:

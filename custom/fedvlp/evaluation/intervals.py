@@ -46,9 +46,10 @@ class Interval:
         bounds = "" if math.isnan(self.low) else f" [{self.low:+.1f}, {self.high:+.1f}]"
         return f"{self.value:+.1f}{bounds}"
 
-    def unsigned(self) -> str:
-        """The same for a figure that is no difference."""
-        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
+    def unsigned(self, digits: int = 1) -> str:
+        """The same for a figure that is no difference, with so many decimals."""
+        bounds = "" if math.isnan(self.low) else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{self.value:.{digits}f}{bounds}"
 
 
 def over_seeds(differences: Sequence[float]) -> Interval:
@@ -133,14 +134,16 @@ class Bootstrap:
     """Draws the patients of every site again, with replacement; the same draws for every model that is compared.
 
     What it measures is how far the figures of these models would move with other patients. How far another seed of the
-    training would move them it does not say.
+    training would move them it does not say. Nor does it say anything of a site with records of one patient: its draws
+    are nan, and with them what is made of several sites.
     """
 
     def __init__(self, patients: Mapping[str, Sequence[str]], draws: int = DRAWS, seed: int = 0) -> None:
         """``patients``: site -> the patient [n] of each of its records that were measured."""
         self._records: dict[str, np.ndarray] = {}  # site -> [draws, n], how often each record was drawn
         for index, (site, of_records) in enumerate(patients.items()):
-            self._records[site] = torch.cat(list(resampled(of_records, draws, seed + index))).numpy()
+            drawn = torch.cat(list(resampled(of_records, draws, seed + index))).numpy()
+            self._records[site] = drawn if len(set(of_records)) > 1 else np.full_like(drawn, math.nan)
 
     def average(self, of_records: Mapping[str, np.ndarray]) -> np.ndarray:
         """Unweighted mean over sites of the mean figure of a site's records: as measured, then by draw [1 + draws].
