@@ -6,7 +6,8 @@ often each record is in it: ``Figure``. With other patients a figure would move 
 training would move it, the bootstrap does not say.
 
 The worst site is a minimum, and that of a resample lies below it: whichever site was drawn worst is taken. Percentiles
-lie below it with it, so the interval of a worst site is the basic one, reflected at the figure (``of_worst``).
+lie below it with it, so the interval of a worst site is that of the basic bootstrap too, reflected at the figure
+(``of_worst``).
 """
 
 from __future__ import annotations
@@ -172,13 +173,15 @@ def of_draws(values: np.ndarray) -> Interval:
 
 
 def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Interval:
-    """The same of a worst site, or of the difference of two: the basic bootstrap interval in place of the percentiles.
+    """The same of a worst site, or of the difference of two: the percentiles and the basic bootstrap interval together.
 
-    It is twice the value minus the percentiles (Davison and Hinkley, 1997, doi:10.1017/CBO9780511802843, section 5.2),
-    widened to the value where it leaves it out, and cut to what the figure can be, ``least`` to ``most``. The draws lie
-    below a minimum much as the minimum lies below the truth; percentiles have that bias twice, the reflection takes it
-    back. Not all of it: of ten and more sites that are equally good the interval still tends to lie too low.
+    The basic interval is twice the value minus the percentiles (Davison and Hinkley, 1997, section 5.2,
+    doi:10.1017/CBO9780511802843). The draws lie below a minimum much as the minimum lies below the truth; percentiles
+    have that bias twice, and the reflection takes it back, where sites are alike. Where one site is clearly the worst
+    there is no bias, the percentiles are right, and the reflection would bring one in. Which it is nobody knows, so the
+    interval holds both: as far to either side of the value as the farther percentile lies. It is cut to what the figure
+    can be, ``least`` to ``most``. Of ten and more sites that are equally good it still tends to lie too low.
     """
     drawn = of_draws(values)
-    low, high = 2 * drawn.value - drawn.high, 2 * drawn.value - drawn.low  # nan first in max and min, so that it stays
-    return Interval(drawn.value, max(min(low, drawn.value), least), min(max(high, drawn.value), most))
+    reach = max(drawn.value - drawn.low, drawn.high - drawn.value)
+    return Interval(drawn.value, max(drawn.value - reach, least), min(drawn.value + reach, most))  # nan first: it stays

@@ -22,7 +22,7 @@ Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 EXPLANATION = (
     "Recall is on held-out test records, in percent, mean of both directions; average and worst are over sites. In "
     "brackets and as bars: 95 % intervals over resamples of the test patients, the same resamples for every run: "
-    "percentiles, and for the worst site the basic interval, twice the figure minus the percentiles. They do not say "
+    "percentiles, and for the worst site these and twice the figure minus the percentiles. They do not say "
     "how far another seed of the training would move a figure."
 )
 

@@ -18,8 +18,8 @@ OVER = {
 }
 EXPLANATION = (
     "Each cell is the recall, or a difference of two, in percent, with its 95 % interval over resamples of the test "
-    "patients; candidates stay. The interval of the worst site is the basic one, twice the figure minus the "
-    "percentiles. How far another seed of the training would move a figure the intervals do not say, and "
+    "patients; candidates stay. The interval of the worst site holds the percentiles and twice the figure minus "
+    "the percentiles. How far another seed of the training would move a figure the intervals do not say, and "
     "each of them is of one site by itself: of many sites, one may lie apart by chance. A source oracle knows only "
     "which site a film and a report come from, and guesses among that site's records."
 )
