@@ -123,6 +123,15 @@ def test_the_side_of_an_interval(low: float, high: float, side: int) -> None:
 def test_an_interval_as_text() -> None:
     assert str(Interval(1.25, -0.5, 3.0)) == "+1.2 [-0.5, +3.0]"
     assert Interval(12.25, 9.5, 13.0).unsigned() == "12.2 [9.5, 13.0]"
+    assert Interval(0.123, 0.045, 1.0).unsigned(2) == "0.12 [0.04, 1.00]"
+
+
+def test_a_bound_beside_0_shows_its_sign() -> None:
+    """-1.1 [-2.1, -0.0] would not say whether the interval leaves 0 out, which decides the verdict."""
+    assert str(Interval(-1.1, -2.1, -0.04)) == "-1.1 [-2.1, -0.04]"
+    assert str(Interval(1.1, 0.0003, 2.1)) == "+1.1 [+0.0003, +2.1]"
+    assert str(Interval(-1.1, -2.1, -0.0)) == "-1.1 [-2.1, +0.0]"
+    assert str(Interval(1.1, 0.0, 2.1)) == "+1.1 [+0.0, +2.1]"
 
 
 def test_patients_are_drawn_and_not_their_records() -> None:

@@ -44,13 +44,21 @@ class Interval:
         return int(self.low > 0) - int(self.high < 0)
 
     def __str__(self) -> str:
-        bounds = "" if math.isnan(self.low) else f" [{self.low:+.1f}, {self.high:+.1f}]"
+        bounds = "" if math.isnan(self.low) else f" [{_bound(self.low)}, {_bound(self.high)}]"
         return f"{self.value:+.1f}{bounds}"
 
     def unsigned(self, digits: int = 1) -> str:
         """The same for a figure that is no difference, with so many decimals."""
         bounds = "" if math.isnan(self.low) else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
         return f"{self.value:.{digits}f}{bounds}"
+
+
+def _bound(value: float) -> str:
+    """A bound of a difference with one decimal; with the first digit that is not 0, where that would hide its sign."""
+    text = f"{value:+.1f}"
+    if value and not float(text):
+        return f"{value:+.1g}"
+    return text if value else "+0.0"  # without the sign of -0.0, which is none
 
 
 def over_seeds(differences: Sequence[float]) -> Interval:
