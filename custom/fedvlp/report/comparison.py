@@ -177,5 +177,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
             out.append((f"{prefix}{name}", html.kind(value)))
             out += _flat(value.get("args", {}), f"{prefix}{name}.")
         else:
-            out.append((f"{prefix}{name}", html.shown(value)))
+            out.append((f"{prefix}{name}", html.shown(value, name)))
     return out
