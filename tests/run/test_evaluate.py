@@ -78,6 +78,16 @@ def test_a_model_folder_is_probed_on_a_table_and_compared(tmp_path: Path) -> Non
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == before
 
 
+def test_a_model_of_another_input_size_is_not_compared(tmp_path: Path) -> None:
+    """Records are decoded for the first model: a smaller one would see the centre of each image, without a word."""
+    model().save(tmp_path / "one")
+    for size in (SIZE // 2, 2 * SIZE):
+        replace(MODEL, image_size=size).build(1).save(tmp_path / str(size))
+        choices = Choices(against=(tmp_path / str(size),), data=SyntheticCohort(sites=2, size=40, image_size=32))
+        with pytest.raises(ValueError, match=f"sees images of {size} pixels, and .*one those of {SIZE}; expected the"):
+            EVALUATIONS["linear-probe"](RunFolder(tmp_path / "one"), choices)
+
+
 def test_masks_of_a_table_are_segmented(tmp_path: Path) -> None:
     model().save(tmp_path / "one")
     done = evaluate(

@@ -285,9 +285,18 @@ def _downstream_target(folder: RunFolder, choices: Choices, name: str, cohort: C
 def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     """Linear probes of the frozen image tower on shares of the training records (spec 10.2). Returns the files written.
 
-    Each model of ``choices.against`` is probed alike and compared by DeLong's test.
+    Each model of ``choices.against`` is probed alike and compared by DeLong's test. Raises ValueError for one of
+    another input size: the records are decoded once, for the first model, and the other would see a part of each image.
     """
     models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
+    size = models[0].config.image_size
+    for path, model in zip(choices.against, models[1:], strict=True):
+        if model.config.image_size != size:
+            raise ValueError(
+                f"--against {path}: that model sees images of {model.config.image_size} pixels, and {folder.path} "
+                f"those of {size}; expected the same, since both are probed on the same decoded images. Compare models "
+                "of one input size, or evaluate each by itself"
+            )
     cohort = _records(folder, choices)
     one, *others = (
         probes.linear_probe(choices.probe, model.to(_device(folder)), cohort, choices.steps) for model in models
