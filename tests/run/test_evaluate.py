@@ -139,9 +139,10 @@ def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
 
 def small_run(folder: Path, config: ModelConfig = MODEL, **settings: Any) -> RunFolder:
     """Two sites, one round of one step."""
+    settings = {"data": SyntheticCohort(sites=2, size=80, image_size=32), **settings}
     experiment = Experiment(
-        "small", FedAvg(local_steps=1), config, data=SyntheticCohort(sites=2, size=80, image_size=32),
-        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0), **settings,
+        "small", FedAvg(local_steps=1), config, training=Training(batch_size=8),
+        rounds=Rounds(rounds=1, evaluate_every=0), **settings,
     )  # fmt: skip
     run = RunFolder.create(folder, experiment)
     simulate(experiment, run)
@@ -170,6 +171,31 @@ def test_zero_shot_of_other_records_than_the_sites(tmp_path: Path) -> None:
     done = evaluate(run.path, *words)
     assert done.exit_code == 0, done.output
     assert len(list((tmp_path / "out").glob("zero-shot-????????.csv"))) == 1
+
+
+@dataclass(frozen=True)
+class WithoutFilms:
+    """The built-in cohort, in which every third record has no film, and no test record of the first site has one."""
+
+    data: SyntheticCohort
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        lost = np.arange(len(cohort)) % 3 == 0
+        lost[cohort.rows("test", "site-1")] = True
+        return cohort.without(np.zeros(len(cohort), dtype=bool), lost)
+
+
+def test_zero_shot_is_of_films_and_of_no_record_without_one(tmp_path: Path) -> None:
+    """A record without a film was served as a black one, and judged."""
+    data = WithoutFilms(SyntheticCohort(sites=2, size=80, image_size=32))
+    run = small_run(tmp_path, replace(MODEL, image_size=32), data=data)
+    cohort = data.build()
+    films = int(cohort.has_image()[cohort.rows("test", "site-2")].sum())
+    table = EVALUATIONS["zero-shot"](run, Choices(classes=("Edema", "Pneumonia")))[0]
+    rows = {row["site"]: row["records"] for row in csv.DictReader(table.open())}
+    assert rows == {"site-2": str(films), "mean": ""}
+    assert 0 < films < len(cohort.rows("test", "site-2"))
 
 
 @dataclass(frozen=True)

@@ -222,9 +222,16 @@ def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ..
 
 
 def _imaged_sites(assembly: Assembly) -> dict[str, Any]:
-    """The records of the sites with images, those that were left out of training among them."""
-    data = {site: assembly.data(site) for site in assembly.evaluated_sites()}
-    return {site: records for site, records in data.items() if "image" in records.modalities}
+    """The test images of the sites that have some, those that were left out of training among them.
+
+    Raises ValueError where no site has one.
+    """
+    cohort = assembly.cohort
+    rows = {site: cohort.rows("test", site) for site in assembly.evaluated_sites()}
+    rows = {site: of_site[cohort.has_image()[of_site]] for site, of_site in rows.items()}
+    if not any(map(len, rows.values())):
+        raise ValueError("zero-shot: no test record of this run's sites has an image; give others with --data")
+    return {site: assembly.serve(cohort, {"test": of_site}, site) for site, of_site in rows.items() if len(of_site)}
 
 
 def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
