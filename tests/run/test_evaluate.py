@@ -211,6 +211,37 @@ class WithViews:
         return replace(cohort, subgroups=views[:, None], subgroup_names=("view",))
 
 
+@dataclass(frozen=True)
+class Unlabelled:
+    """``WithViews``, with blank labels at its first site, as of a data set that has none, or without that site."""
+
+    data: SyntheticCohort
+    first_site: bool
+
+    def build(self) -> Cohort:
+        cohort = WithViews(self.data).build()
+        first = np.asarray(cohort.sites) == "site-1"
+        if not self.first_site:
+            return cohort.take(np.flatnonzero(~first))
+        return replace(cohort, labels=np.where(first[:, None], np.float32(np.nan), cohort.labels))
+
+
+def test_a_data_set_without_a_label_supplies_no_negatives(tmp_path: Path) -> None:
+    """The areas in all records and in subgroups are those of the site that has the labels, with or without the other."""
+    data = SyntheticCohort(sites=2, size=80, image_size=32)
+    run = small_run(tmp_path / "run", replace(MODEL, image_size=32), data=data)
+    areas = []
+    for first_site in (True, False):
+        source, out = Unlabelled(data, first_site), tmp_path / str(first_site)
+        (whole, *_, table) = EVALUATIONS["zero-shot"](
+            run, Choices(data=source, classes=("Edema", "Pneumonia"), out=out)
+        )
+        rows = [next(csv.DictReader(whole.open())), *csv.DictReader(table.open())]
+        areas.append([float(row["macro_auc"]) for row in rows])
+    assert areas[0] == pytest.approx(areas[1])
+    assert len(areas[0]) == 3
+
+
 def test_zero_shot_and_probe_write_a_table_of_subgroups(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run", replace(MODEL, image_size=32))
     data = WithViews(run.experiment().data)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
@@ -245,13 +247,27 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
     rows = rows[cohort.has_image()[rows]]
     if not len(rows):
         raise ValueError("zero-shot: no test record of these has an image; choose other records")
-    return assembly.serve(cohort, {"test": rows})
+    return assembly.serve(_unknown_where_never_said(cohort), {"test": rows})
+
+
+def _unknown_where_never_said(cohort: Cohort) -> Cohort:
+    """The cohort with labels that no record of a site has, as those of other data sets, uncertain there: in no AUC.
+
+    A blank label is one that a report does not mention, which counts as absent. Where nobody was asked for it, it would
+    make every film of that site a negative one, and the area would tell the sites apart.
+    """
+    labels, sites = cohort.labels.copy(), np.asarray(cohort.sites or [""] * len(cohort))
+    for site in np.unique(sites):
+        rows = np.flatnonzero(sites == site)
+        labels[np.ix_(rows, np.isnan(labels[rows]).all(axis=0))] = -1
+    return replace(cohort, labels=labels)
 
 
 def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
     """ "sex: F" -> the test films of that subgroup, whatever their site."""
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
+    cohort = _unknown_where_never_said(cohort)
     data = {}
     for name in cohort.subgroup_names:
         values = cohort.subgroup(name)[rows]
