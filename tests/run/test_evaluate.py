@@ -227,7 +227,7 @@ class Unlabelled:
 
 
 def test_a_data_set_without_a_label_supplies_no_negatives(tmp_path: Path) -> None:
-    """The areas in all records and in subgroups are those of the site that has the labels, with or without the other."""
+    """Areas in all records and in subgroups are those of the site that has the labels, with or without the other."""
     data = SyntheticCohort(sites=2, size=80, image_size=32)
     run = small_run(tmp_path / "run", replace(MODEL, image_size=32), data=data)
     areas = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ from fedvlp.training.config import Training
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -56,7 +59,7 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
     return [
         distortion.Trial(site, state, assembly.client(site, data), _remembered(assembly, site))
-        for site, data in paired_sites(assembly).items()
+        for site, data in paired_sites(assembly, 0).items()
     ]
 
 
@@ -79,10 +82,11 @@ def loader(assembly: Assembly) -> distortion.Load:
     return load if assembly.site_only() else distortion.load
 
 
-def paired_sites(assembly: Assembly) -> dict[str, Any]:
+def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
     """The data of the sites with pairs, training and held out: only these can be trained on and measured by retrieval.
 
-    Raises ValueError where there is none.
+    Sites with fewer than ``least`` test pairs are left out, and the log names them: a pair alone finds itself.
+    Raises ValueError where no site is left.
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     paired = {
@@ -92,7 +96,15 @@ def paired_sites(assembly: Assembly) -> dict[str, Any]:
     }
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
-    return paired
+    few = [site for site, records in paired.items() if records.sizes["test"] < least]
+    if few:
+        log.warning("left out, with fewer than %d test pairs: %s", least, ", ".join(few))
+    if len(few) == len(paired):
+        raise ValueError(
+            f"no site of this run has {least} test pairs, so nothing can be retrieved; give more records, or a larger "
+            "share of them to the test split"
+        )
+    return {site: records for site, records in paired.items() if site not in few}
 
 
 def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
