@@ -82,10 +82,7 @@ def membership(found: Audit) -> list[str]:
 def canaries(found: Audit) -> list[str]:
     """Cells of a line: mean exposure of canaries that were not planted, among the records, and alone."""
     of = {row.canaries: row for row in found.canaries}
-    return [
-        f"{of[name].mean.value:.2f} [{of[name].mean.low:.2f}, {of[name].mean.high:.2f}]" if name in of else NOT_RUN
-        for name in (UNSEEN, PLANTED, MEMORISED)
-    ]
+    return [of[name].mean.unsigned(2) if name in of else NOT_RUN for name in (UNSEEN, PLANTED, MEMORISED)]
 
 
 def over_runs(found: Sequence[Audit]) -> list[list[str]]:

@@ -97,7 +97,7 @@ def shown(interval: Interval | None, scale: float = 1.0) -> str:
     """Value and interval with one decimal."""
     if interval is None:
         return "n/a"
-    return f"{scale * interval.value:.1f} [{scale * interval.low:.1f}, {scale * interval.high:.1f}]"
+    return Interval(scale * interval.value, scale * interval.low, scale * interval.high).unsigned()
 
 
 def probe_rows(models: dict[str, Any], root: Path, scratch: Path, seeds: tuple[int, ...], quick: bool) -> list[Any]:

@@ -39,6 +39,21 @@ def test_updates_that_differ_by_nothing_are_not() -> None:
         assert found.chance.value == pytest.approx(50, abs=1)
 
 
+@pytest.mark.parametrize(("sites", "most"), [(2, 0), (3, 0), (5, 2), (6, 3)])
+def test_noise_lies_above_chance_as_seldom_as_it_is_said(sites: int, most: int) -> None:
+    """In 2.5 % of trials at most, and with fewer than five sites never: of 40 trials of noise in ``most`` or fewer.
+
+    A band between the areas of two orders left out the larger of two in half of all trials, and of six in a quarter.
+    """
+    generator = torch.Generator().manual_seed(0)
+    owner = [site for site in range(sites) for _ in range(4)]
+    above = 0
+    for _ in range(40):
+        found = told(torch.randn(4 * sites, sites, generator=generator), owner, resamples=2)
+        above += found.area.value > found.chance.high
+    assert above <= most
+
+
 def test_the_figures_by_hand() -> None:
     """Two sites, a batch of each, less its mean: 0.1, -0.1 and 0.2, -0.2.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support.report_pages import Page, robust, run_of
 
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.comparison import write
+from fedvlp.report.figures import look, ranges
 from fedvlp.report.html import ABSENT
 from fedvlp.run.compare import Comparison, Row
 
@@ -49,6 +51,17 @@ def test_every_figure_has_its_interval_and_chance(page: Page) -> None:
     assert drawn[2] == ["fedavg", "20", "18", "22", "10", "8", "12"]
     by_site = page.tables["R@1 by site, test (%); dashed line: chance 3.125"]
     assert by_site[1] == ["site-1", "20", "18", "22", "24", "22", "26"]
+
+
+def test_an_interval_that_leaves_its_value_out_or_has_no_bounds_is_drawn() -> None:
+    """Percentiles may lie beside the value: a bar to that side has length 0, where matplotlib refuses a negative one.
+
+    A value without bounds has no bar, and dashes in the table.
+    """
+    groups = {"fedavg": {"a": Interval(50, 40, 48), "b": Interval(50, 52, 60), "c": Interval(50, math.nan, math.nan)}}
+    drawn = ranges("R@1", groups, {"fedavg": look(0)})
+    assert "<td>52</td><td>60</td>" in drawn
+    assert f"<td>50</td><td>{ABSENT}</td><td>{ABSENT}</td>" in drawn
 
 
 def test_curves_costs_and_what_differs(page: Page) -> None:

@@ -66,6 +66,20 @@ def test_a_site_is_left_behind_where_its_whole_interval_is_below_the_average(tmp
     assert "site-1 is left behind" in page.text[: page.text.index("in progress")], "the sentence comes first"
 
 
+def test_bounds_that_are_not_there_decide_nothing(tmp_path: Path) -> None:
+    """At a site with one patient nobody knows how far others would move a figure: no bracket, and no verdict."""
+    folder = run_of(tmp_path, robust())
+    nan = math.nan
+    note(folder, Interval(4, nan, nan), dict.fromkeys(SITES, Interval(-2, nan, nan)), Interval(6, nan, nan))
+    lines = said(folder)
+    assert lines[0].startswith("R@1 is not told apart from the initial model's: from 4.0 [3.0, 5.0]")
+    assert "by +4.0 (test" in lines[0]
+    assert lines[1].startswith("site-1 is the lowest")
+    assert "Without intervals nobody can say" in lines[1]
+    assert not [line for line in lines if "knowing the site" in line]
+    assert "nan" not in page_of(folder).text
+
+
 def test_the_source_oracle_is_what_a_model_must_exceed(tmp_path: Path) -> None:
     for name, together, expected in (
         ("above", Interval(6, 2.5, 9), "is above what knowing the site alone would give: 6.0 [2.5, 9.0] against 2.0."),

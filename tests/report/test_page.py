@@ -16,10 +16,11 @@ from support.report_pages import NAN, SITES, Page, page_of, recalls, record, rob
 
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
-from fedvlp.report.html import ABSENT, number
+from fedvlp.report.html import ABSENT, number, shown
 from fedvlp.report.loss import MOST
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.site_sources import SiteSources
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +224,31 @@ def test_paths_of_the_machine_stay_out(tmp_path: Path) -> None:
     page = page_of(RunFolder.create(tmp_path, experiment))
     assert "chest.csv" in page.text
     assert "/srv/records" not in page.source
+
+
+def test_paths_in_lists_and_relative_ones_stay_out(tmp_path: Path) -> None:
+    """``--site north=table:PATH`` is in a list; files and folders of data and weights are paths, however they begin."""
+    north = TableSource(path="/srv/records/north.csv", root="/srv/films", cache="~/decoded/cache")
+    south = TableSource(path="exports/south.csv", root="~/south", sentence_table="exports/labels/sentences.csv")
+    preset = presets.get("fedavg")
+    model = replace(
+        preset.model, init=f"weights/mine@{64 * 'a'}", image_tower="weights/of/tower", text_tower="hub/name"
+    )
+    experiment = replace(preset, data=SiteSources((("north", north), ("south", south))), model=model)
+    page = page_of(RunFolder.create(tmp_path, experiment))
+    for name in ("north.csv", "south.csv", "sentences.csv", "mine", "hub/name"):
+        assert name in page.text
+    for folder in ("srv", "exports", "decoded", "~", "weights", "of/tower"):
+        assert folder not in page.source.replace("Site weights", "")
+
+
+def test_settings_as_text() -> None:
+    source = {"path": "fedvlp.TableSource", "args": {"path": "a/b.csv", "image_size": 72}}
+    assert shown([["north", source], "/srv/x.csv", 1, None]) == (
+        "[[north, TableSource(path=b.csv, image_size=72)], x.csv, 1, null]"
+    )
+    assert [shown(value) for value in ("a/b", "a", "", ".", True)] == ["a/b", "a", "", ".", "true"]
+    assert shown(["c/d"], "root") == "[d]"
 
 
 def test_number() -> None:

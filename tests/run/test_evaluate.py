@@ -78,6 +78,16 @@ def test_a_model_folder_is_probed_on_a_table_and_compared(tmp_path: Path) -> Non
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == before
 
 
+def test_a_model_of_another_input_size_is_not_compared(tmp_path: Path) -> None:
+    """Records are decoded for the first model: a smaller one would see the centre of each image, without a word."""
+    model().save(tmp_path / "one")
+    for size in (SIZE // 2, 2 * SIZE):
+        replace(MODEL, image_size=size).build(1).save(tmp_path / str(size))
+        choices = Choices(against=(tmp_path / str(size),), data=SyntheticCohort(sites=2, size=40, image_size=32))
+        with pytest.raises(ValueError, match=f"sees images of {size} pixels, and .*one those of {SIZE}; expected the"):
+            EVALUATIONS["linear-probe"](RunFolder(tmp_path / "one"), choices)
+
+
 def test_masks_of_a_table_are_segmented(tmp_path: Path) -> None:
     model().save(tmp_path / "one")
     done = evaluate(
@@ -129,9 +139,10 @@ def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
 
 def small_run(folder: Path, config: ModelConfig = MODEL, **settings: Any) -> RunFolder:
     """Two sites, one round of one step."""
+    settings = {"data": SyntheticCohort(sites=2, size=80, image_size=32), **settings}
     experiment = Experiment(
-        "small", FedAvg(local_steps=1), config, data=SyntheticCohort(sites=2, size=80, image_size=32),
-        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0), **settings,
+        "small", FedAvg(local_steps=1), config, training=Training(batch_size=8),
+        rounds=Rounds(rounds=1, evaluate_every=0), **settings,
     )  # fmt: skip
     run = RunFolder.create(folder, experiment)
     simulate(experiment, run)
@@ -163,6 +174,31 @@ def test_zero_shot_of_other_records_than_the_sites(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
+class WithoutFilms:
+    """The built-in cohort, in which every third record has no film, and no test record of the first site has one."""
+
+    data: SyntheticCohort
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        lost = np.arange(len(cohort)) % 3 == 0
+        lost[cohort.rows("test", "site-1")] = True
+        return cohort.without(np.zeros(len(cohort), dtype=bool), lost)
+
+
+def test_zero_shot_is_of_films_and_of_no_record_without_one(tmp_path: Path) -> None:
+    """A record without a film was served as a black one, and judged."""
+    data = WithoutFilms(SyntheticCohort(sites=2, size=80, image_size=32))
+    run = small_run(tmp_path, replace(MODEL, image_size=32), data=data)
+    cohort = data.build()
+    films = int(cohort.has_image()[cohort.rows("test", "site-2")].sum())
+    table = EVALUATIONS["zero-shot"](run, Choices(classes=("Edema", "Pneumonia")))[0]
+    rows = {row["site"]: row["records"] for row in csv.DictReader(table.open())}
+    assert rows == {"site-2": str(films), "mean": ""}
+    assert 0 < films < len(cohort.rows("test", "site-2"))
+
+
+@dataclass(frozen=True)
 class WithViews:
     """The built-in cohort, in which every third film is "AP", every other "PA", and the view of the last is unknown."""
 
@@ -173,6 +209,37 @@ class WithViews:
         views = np.where(np.arange(len(cohort)) % 3 == 0, "AP", "PA")
         views[-1] = ""
         return replace(cohort, subgroups=views[:, None], subgroup_names=("view",))
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """``WithViews``, with blank labels at its first site, as of a data set that has none, or without that site."""
+
+    data: SyntheticCohort
+    first_site: bool
+
+    def build(self) -> Cohort:
+        cohort = WithViews(self.data).build()
+        first = np.asarray(cohort.sites) == "site-1"
+        if not self.first_site:
+            return cohort.take(np.flatnonzero(~first))
+        return replace(cohort, labels=np.where(first[:, None], np.float32(np.nan), cohort.labels))
+
+
+def test_a_data_set_without_a_label_supplies_no_negatives(tmp_path: Path) -> None:
+    """Areas in all records and in subgroups are those of the site that has the labels, with or without the other."""
+    data = SyntheticCohort(sites=2, size=80, image_size=32)
+    run = small_run(tmp_path / "run", replace(MODEL, image_size=32), data=data)
+    areas = []
+    for first_site in (True, False):
+        source, out = Unlabelled(data, first_site), tmp_path / str(first_site)
+        (whole, *_, table) = EVALUATIONS["zero-shot"](
+            run, Choices(data=source, classes=("Edema", "Pneumonia"), out=out)
+        )
+        rows = [next(csv.DictReader(whole.open())), *csv.DictReader(table.open())]
+        areas.append([float(row["macro_auc"]) for row in rows])
+    assert areas[0] == pytest.approx(areas[1])
+    assert len(areas[0]) == 3
 
 
 def test_zero_shot_and_probe_write_a_table_of_subgroups(tmp_path: Path) -> None:

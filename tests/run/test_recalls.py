@@ -5,21 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.presets import SMALL
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
+from fedvlp.report.page import write
 from fedvlp.run import recalls
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import by_site
+from fedvlp.run.metrics import by_site, overall
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 from fedvlp.run.simulate import simulate
 
@@ -115,3 +118,42 @@ def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
         recalls.measure_built_in(alone)
     assert "the models of local stayed at its sites" in caplog.text
     assert recalls.read(alone) == []
+
+
+@dataclass(frozen=True)
+class FewTests:
+    """The built-in cohort, whose second site has ``left`` test records."""
+
+    data: SyntheticCohort
+    left: int
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        return cohort.take(np.setdiff1d(np.arange(len(cohort)), cohort.rows("test", "site-2")[self.left :]))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_site_with_fewer_than_two_test_pairs_is_left_out_and_named(
+    tmp_path: Path, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without one there was nothing to join; a pair alone found itself: 100.0 [100.0, 100.0].
+
+    The other site's averages on test stay, and the run's notes say of how many sites they are.
+    """
+    data = FewTests(SyntheticCohort(sites=2, size=80, image_size=36), left)
+    experiment = replace(BASE, method=FedAvg(local_steps=1), data=data)
+    folder = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, folder)
+    measured = recalls.read(folder) if recalls.measure(folder) else []
+    assert {row.site for row in measured if row.over == SITE} == {"site-1"}
+    assert "left out, with fewer than 2 test pairs: site-2" in caplog.text
+    own = one(measured, TRAINED, SITE, "site-1", names.WHOLE_SET, 1)
+    worst = one(measured, TRAINED, names.WORST, "", names.WHOLE_SET, 1)
+    assert worst.recall.value == own.recall.value
+    page = write(folder).read_text(encoding="utf-8")
+    assert "Left out, with fewer than 2 test pairs: site-2." in page
+    assert f"average and worst site on test are without site-2 ({left} records)" in page
+    recall = names.recall("test", 1, names.WHOLE_SET)
+    figures = by_site(folder.history()[-1])
+    assert recall not in figures["site-2"]
+    assert overall(folder.history()[-1])[names.over_sites(recall, names.AVERAGE)] == figures["site-1"][recall]

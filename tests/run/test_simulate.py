@@ -145,6 +145,16 @@ def test_overall_by_hand() -> None:
     assert overall({"sites": {}}) == {}
 
 
+def test_a_site_without_test_pairs_does_not_take_the_others_averages_away() -> None:
+    """b has no recall on test, and c none in batch: test over a and c, 40; in batch nothing; val over all three, 20."""
+    a, c = ({"val/all/mean/r1": v, "test/all/mean/r1": 2 * v, "similarity": 1.0} for v in (10.0, 30.0))
+    b = {"val/all/mean/r1": 20.0, "val/mean/r1": 5.0}
+    figures = overall({"sites": {"a": {**a, "test/mean/r1": 7.0}, "b": b, "c": c}})
+    averages = {name: value for name, value in figures.items() if name.endswith("average")}
+    assert averages == {"test/all/mean/r1/average": 40.0, "val/all/mean/r1/average": 20.0}
+    assert list(figures) == sorted(figures, key=lambda name: name.partition("/")[0])
+
+
 def test_scalars_by_hand() -> None:
     values = scalars(RECORD)
     assert values["a"] == RECORD["sites"]["a"]  # type: ignore[index]

@@ -4,6 +4,10 @@ Films of one patient are alike, so a resample of the bootstrap (Efron, 1979, doi
 draws patients and takes all of a patient's records as often as it drew him. A figure of a resample is a function of how
 often each record is in it: ``Figure``. With other patients a figure would move that far; how far another seed of the
 training would move it, the bootstrap does not say.
+
+The worst site is a minimum, and that of a resample lies below it: whichever site was drawn worst is taken. Percentiles
+lie below it with it, so the interval of a worst site is that of the basic bootstrap too, reflected at the figure
+(``of_worst``).
 """
 
 from __future__ import annotations
@@ -40,12 +44,21 @@ class Interval:
         return int(self.low > 0) - int(self.high < 0)
 
     def __str__(self) -> str:
-        bounds = "" if math.isnan(self.low) else f" [{self.low:+.1f}, {self.high:+.1f}]"
+        bounds = "" if math.isnan(self.low) else f" [{_bound(self.low)}, {_bound(self.high)}]"
         return f"{self.value:+.1f}{bounds}"
 
-    def unsigned(self) -> str:
-        """The same for a figure that is no difference."""
-        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
+    def unsigned(self, digits: int = 1) -> str:
+        """The same for a figure that is no difference, with so many decimals."""
+        bounds = "" if math.isnan(self.low) else f" [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{self.value:.{digits}f}{bounds}"
+
+
+def _bound(value: float) -> str:
+    """A bound of a difference with one decimal; with the first digit that is not 0, where that would hide its sign."""
+    text = f"{value:+.1f}"
+    if value and not float(text):
+        return f"{value:+.1g}"
+    return text if value else "+0.0"  # without the sign of -0.0, which is none
 
 
 def over_seeds(differences: Sequence[float]) -> Interval:
@@ -130,14 +143,16 @@ class Bootstrap:
     """Draws the patients of every site again, with replacement; the same draws for every model that is compared.
 
     What it measures is how far the figures of these models would move with other patients. How far another seed of the
-    training would move them it does not say.
+    training would move them it does not say. Nor does it say anything of a site with records of one patient: its draws
+    are nan, and with them what is made of several sites.
     """
 
     def __init__(self, patients: Mapping[str, Sequence[str]], draws: int = DRAWS, seed: int = 0) -> None:
         """``patients``: site -> the patient [n] of each of its records that were measured."""
         self._records: dict[str, np.ndarray] = {}  # site -> [draws, n], how often each record was drawn
         for index, (site, of_records) in enumerate(patients.items()):
-            self._records[site] = torch.cat(list(resampled(of_records, draws, seed + index))).numpy()
+            drawn = torch.cat(list(resampled(of_records, draws, seed + index))).numpy()
+            self._records[site] = drawn if len(set(of_records)) > 1 else np.full_like(drawn, math.nan)
 
     def average(self, of_records: Mapping[str, np.ndarray]) -> np.ndarray:
         """Unweighted mean over sites of the mean figure of a site's records: as measured, then by draw [1 + draws].
@@ -163,3 +178,18 @@ def of_draws(values: np.ndarray) -> Interval:
     """The value as measured, which is the first of ``values`` [1 + draws], and the percentiles of the others."""
     low, high = np.percentile(values[1:], [2.5, 97.5])
     return Interval(float(values[0]), float(low), float(high))
+
+
+def of_worst(values: np.ndarray, least: float = 0.0, most: float = 100.0) -> Interval:
+    """The same of a worst site, or of the difference of two: the percentiles and the basic bootstrap interval together.
+
+    The basic interval is twice the value minus the percentiles (Davison and Hinkley, 1997, section 5.2,
+    doi:10.1017/CBO9780511802843). The draws lie below a minimum much as the minimum lies below the truth; percentiles
+    have that bias twice, and the reflection takes it back, where sites are alike. Where one site is clearly the worst
+    there is no bias, the percentiles are right, and the reflection would bring one in. Which it is nobody knows, so the
+    interval holds both: as far to either side of the value as the farther percentile lies. It is cut to what the figure
+    can be, ``least`` to ``most``. Of ten and more sites that are equally good it still tends to lie too low.
+    """
+    drawn = of_draws(values)
+    reach = max(drawn.value - drawn.low, drawn.high - drawn.value)
+    return Interval(drawn.value, max(drawn.value - reach, least), min(drawn.value + reach, most))  # nan first: it stays

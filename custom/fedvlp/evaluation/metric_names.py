@@ -49,6 +49,11 @@ def on_split(split: str, scope: str, name: str) -> str:
     return f"{split}/{scope}{name}"
 
 
+def split_of(name: str) -> str:
+    """The split of a name that ``on_split`` made."""
+    return name.partition("/")[0]
+
+
 def is_recall(name: str) -> bool:
     """Whether a figure is a recall: in percent, higher is better."""
     return _RECALL.search(name) is not None

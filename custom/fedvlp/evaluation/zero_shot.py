@@ -235,7 +235,7 @@ def test_labels(records: Any, batch_size: int) -> Tensor:
 
 
 def _judge(protocol: ZeroShot, model: str, site: str, scores: Tensor, labels: Tensor) -> Result:
-    """Figures of one model from scores [seeds, N, C] and labels [N, C]; uncertain labels count in no AUC."""
+    """Figures of one model from scores [seeds, N, C] and labels [N, C]; uncertain ones count in no AUC, blank as 0."""
     single = (labels == 1).sum(dim=1) == 1
     truth = (labels == 1).int().argmax(dim=1)
     targets = torch.where(labels == -1, torch.nan, (labels == 1).float())

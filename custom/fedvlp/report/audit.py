@@ -28,8 +28,9 @@ READ_OFF = {
     ),
     TITLES["sites"]: (
         "Whose update is it? Told by how far it goes against the gradient of held-out records of each site. The area "
-        "is of a site's own batches against the others'; by chance: the same with updates and sites in every other "
-        "order, and where 95 % of these are."
+        "is of a site's own batches against the others'; by chance: the same with updates and sites in every order, "
+        "their own among them (200 where there are more): the mean, and where at least 95 % of these are. Fewer than "
+        "five sites have so few orders that no area can lie above."
     ),
     TITLES["inversion"]: (
         "Films drawn from the gradient of one step on two records whose reports are known, compared with their film "

@@ -21,8 +21,9 @@ Content = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 EXPLANATION = (
     "Recall is on held-out test records, in percent, mean of both directions; average and worst are over sites. In "
-    "brackets and as bars: 95 % intervals over resamples of the test patients, the same resamples for every run. They "
-    "do not say how far another seed of the training would move a figure."
+    "brackets and as bars: 95 % intervals over resamples of the test patients, the same resamples for every run: "
+    "percentiles, and for the worst site these and twice the figure minus the percentiles. They do not say "
+    "how far another seed of the training would move a figure."
 )
 
 
@@ -176,5 +177,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
             out.append((f"{prefix}{name}", html.kind(value)))
             out += _flat(value.get("args", {}), f"{prefix}{name}.")
         else:
-            out.append((f"{prefix}{name}", html.shown(value)))
+            out.append((f"{prefix}{name}", html.shown(value, name)))
     return out

@@ -175,7 +175,8 @@ def ranges(
         style = looks[name]
         offset = 0.7 * ((index + 0.5) / len(groups) - 0.5)
         for row, interval in of_group.items():
-            bounds = [[interval.value - interval.low], [interval.high - interval.value]]
+            below, above = interval.value - interval.low, interval.high - interval.value
+            bounds = [[max(below, 0.0)], [max(above, 0.0)]]  # percentiles may leave the value out; nan draws no bar
             drawn = axes.errorbar(
                 interval.value, rows.index(row) + offset, xerr=bounds, fmt=style["marker"], ms=4.5,
                 color=style["color"], capsize=2, lw=1.1,

@@ -29,11 +29,13 @@ def section(run: Run) -> str:
     out += "".join(f'<p class="caution">{text(sentence)}.</p>' for sentence in cautions)
     if not run.config:
         return out + "<p>The folder has no config.json, so what was run is not known.</p>"
-    image, words, size = (run.setting(f"model.{key}") for key in ("image_tower", "text_tower", "embedding_dim"))
+    image, words, size = (
+        html.shown(run.setting(f"model.{key}")) for key in ("image_tower", "text_tower", "embedding_dim")
+    )
     method = run.setting("method") or {}
     facts = {
         "method": html.kind(method),
-        "hyper-parameters": ", ".join(f"{k} = {html.shown(v)}" for k, v in method.get("args", {}).items()) or ABSENT,
+        "hyper-parameters": ", ".join(f"{k} = {html.shown(v, k)}" for k, v in method.get("args", {}).items()) or ABSENT,
         "objective": html.kind(run.setting("objective")),
         "model": f"image tower {image}, text tower {words}, {size} dimensions",
         "normalisation": _normalisation(run),

@@ -6,6 +6,8 @@ import html
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import cache
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -77,13 +79,30 @@ def kind(config: Any) -> str:
     return str(path).rpartition(".")[2].removesuffix("Config")
 
 
-def shown(value: Any) -> str:
-    """A setting as text; of an absolute path only the last component."""
+def shown(value: Any, name: str = "") -> str:
+    """A setting as text; of a path only the last component. ``name``: the setting's own, by which it may be one."""
     if isinstance(value, dict):
-        return f"{kind(value)}({', '.join(f'{k}={shown(v)}' for k, v in value.get('args', {}).items())})"
-    if isinstance(value, str) and (PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()):
-        return PureWindowsPath(value).name
-    return value if isinstance(value, str) else json.dumps(value)
+        return f"{kind(value)}({', '.join(f'{k}={shown(v, k)}' for k, v in value.get('args', {}).items())})"
+    if isinstance(value, list):
+        return f"[{', '.join(shown(item, name) for item in value)}]"
+    if isinstance(value, str):
+        return (PureWindowsPath(value).name or value) if name in _files() or _is_path(value) else value
+    return json.dumps(value)
+
+
+def _is_path(value: str) -> bool:
+    """Whether a text can only be a path. A relative one of two components cannot be told from a hub's name, ``a/b``."""
+    absolute = PurePosixPath(value).is_absolute() or PureWindowsPath(value).is_absolute()
+    return absolute or value.startswith(("~", ".")) or len(PureWindowsPath(value).parts) > 2
+
+
+@cache
+def _files() -> frozenset[str]:
+    """Names of the settings that are files or folders, whatever they look like: of data sets, and initial weights."""
+    from fedvlp.data.sources import SOURCES
+
+    of_sources = {one.name for source in SOURCES.values() for one in fields(source) if "below_root" in one.metadata}
+    return frozenset(of_sources | {"root", "cache", "init"})
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], kind: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -103,7 +104,7 @@ def _left_behind(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> tuple[l
     if ranked[0][0] == ranked[-1][0]:
         return [], [f"All sites have the same R@1, {average:.1f}."]
     distances = {row.site: row.recall for row in recalls if (row.figure, row.over) == (FROM_AVERAGE, SITE)}
-    if not distances:
+    if all(math.isnan(distance.low) for distance in distances.values()):  # none was measured, or of one patient alone
         lowest = f"{ranked[0][1]} is the lowest: R@1 {ranked[0][0]:.1f} against {average:.1f} on average."
         return [], [
             f"{lowest} Without intervals nobody can say whether that is more than the chance of its test patients."
@@ -163,6 +164,8 @@ def _beside_oracle(recalls: Sequence[Recall]) -> list[str]:
     for row in recalls:
         if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
             shown = f"{row.recall.unsigned()} against {row.oracle:.1f}"
+            if math.isnan(row.recall.low):
+                return []
             if row.recall.low > row.oracle:
                 return [f"Among the records of all sites R@1 is above what knowing the site alone would give: {shown}."]
             return [f"Among the records of all sites R@1 shows no more than knowing the site would: {shown}."]

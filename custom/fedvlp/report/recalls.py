@@ -9,6 +9,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.report.html import ABSENT, table, text
 from fedvlp.report.run import SCOPES, Run
 from fedvlp.run.compare import INITIAL
+from fedvlp.run.experiment import POOLED
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 
 OVER = {
@@ -18,7 +19,8 @@ OVER = {
 }
 EXPLANATION = (
     "Each cell is the recall, or a difference of two, in percent, with its 95 % interval over resamples of the test "
-    "patients; candidates stay. How far another seed of the training would move a figure the intervals do not say, and "
+    "patients; candidates stay. The interval of the worst site holds the percentiles and twice the figure minus "
+    "the percentiles. How far another seed of the training would move a figure the intervals do not say, and "
     "each of them is of one site by itself: of many sites, one may lie apart by chance. A source oracle knows only "
     "which site a film and a report come from, and guesses among that site's records."
 )
@@ -40,7 +42,15 @@ def tables(run: Run) -> str:
     sites = [
         _of_site(run.recalls, row) for row in _trained(run.recalls) if (row.over, row.k, row.scope) == (SITE, 1, scope)
     ]
-    return f"{out}<h3>R@1 by site, test, {SCOPES[scope]}, with intervals</h3>{table(head, sites)}"
+    return f"{out}<h3>R@1 by site, test, {SCOPES[scope]}, with intervals</h3>{table(head, sites)}{_left_out(run)}"
+
+
+def _left_out(run: Run) -> str:
+    """Which sites that took part were not measured, as HTML."""
+    elsewhere = {POOLED, *(run.setting("partition.left_out") or "").split(",")}
+    measured = {row.site for row in run.recalls}
+    few = [site for site in run.sites if site not in measured | elsewhere]
+    return f"<p>Left out, with fewer than 2 test pairs: {text(', '.join(few))}.</p>" if few else ""
 
 
 def _trained(recalls: Sequence[Recall]) -> list[Recall]:

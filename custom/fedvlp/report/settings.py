@@ -11,7 +11,7 @@ def section(run: Run) -> str:
     """All settings by group, and the versions, as HTML."""
     groups = [(key, value) for key, value in run.config.get("args", {}).items() if isinstance(value, dict)]
     cards = {
-        f"{key}: {html.kind(of)}": {name: html.shown(value) for name, value in of.get("args", {}).items()}
+        f"{key}: {html.kind(of)}": {name: html.shown(value, name) for name, value in of.get("args", {}).items()}
         for key, of in groups
     }
     cards["versions"] = {"python": run.environment.get("python", ABSENT), **run.environment.get("packages", {})}

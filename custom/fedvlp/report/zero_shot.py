@@ -48,8 +48,7 @@ def _cell(areas: Sequence[Area], site: str, finding: str) -> str:
         return ABSENT
     trained = of[TRAINED]
     before = f"{of[INITIAL].area.value:.2f}" if INITIAL in of else ABSENT
-    interval = f"{trained.area.value:.2f} [{trained.area.low:.2f}, {trained.area.high:.2f}]"
-    return f"{before} {ARROW} {interval}, {trained.positive} of {trained.films}"
+    return f"{before} {ARROW} {trained.area.unsigned(2)}, {trained.positive} of {trained.films}"
 
 
 def _mean(areas: Sequence[Area], site: str) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import presets
 from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.experiment import Experiment
@@ -35,6 +36,7 @@ def cautions(experiment: Experiment, cohort: Cohort) -> list[str]:
         *_epsilon(experiment, sizes),
         *_small_splits(experiment, sizes),
         *_unmeasured(experiment, sizes),
+        *_unretrieved(experiment, cohort),
         *_half_pairs(experiment, cohort),
     ]
 
@@ -106,6 +108,26 @@ def _unmeasured(experiment: Experiment, sizes: Mapping[str, int]) -> list[str]:
         f"{experiment.name} weighs sites by their loss over batches of {needed} training records, and {_listed(few)} "
         "cannot fill one: hard or not, it keeps its weight. Lower method.dro_batch, or give more records"
     ]
+
+
+def _unretrieved(experiment: Experiment, cohort: Cohort) -> list[str]:
+    """Which sites with pairs to train on have too few held-out ones to be in the recall over sites, by split."""
+    if isinstance(experiment.model, MultimodalConfig) or not experiment.rounds.evaluate_every:
+        return []
+    image, report = cohort.has_image(), cohort.has_report()
+    said = []
+    for split in ("val", "test"):
+        few = {}
+        for site in sorted(set(cohort.sites or ()) - {PUBLIC}):
+            train, held_out = cohort.rows("train", site), cohort.rows(split, site)
+            if len(held_out) < 2 and (image & report)[train].any():
+                few[site] = len(held_out)
+        if few:
+            said.append(
+                f"recall needs two pairs at least, so average and worst site on {split} are without {_listed(few)}. "
+                "Give them more records"
+            )
+    return said
 
 
 def _half_pairs(experiment: Experiment, cohort: Cohort) -> list[str]:

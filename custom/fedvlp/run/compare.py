@@ -11,7 +11,7 @@ import torch
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
-from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
+from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.retrieval import in_batch_ranks, ranks
 from fedvlp.evaluation.site_metrics import Retrieval, embed
 from fedvlp.models.multimodal import MultimodalConfig
@@ -96,9 +96,9 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
         in_batch,
         queries,
         seeds.pop() if len(seeds) == 1 else None,
-        tuple(Row(name, of_draws(average[name]), of_draws(worst[name])) for name in hits),
+        tuple(Row(name, of_draws(average[name]), of_worst(worst[name])) for name in hits),
         tuple(
-            Row(run.name, of_draws(average[last] - average[run.name]), of_draws(worst[last] - worst[run.name]))
+            Row(run.name, of_draws(average[last] - average[run.name]), of_worst(worst[last] - worst[run.name], -100.0))
             for run in runs[:-1]
         ),
         {run.name: run.steps() for run in runs},

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
@@ -28,6 +31,8 @@ from fedvlp.training.config import Training
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distort
         return [distortion.Trial(f"{site}'s model on all", start, union) for site, start in starts.items()]
     return [
         distortion.Trial(site, state, assembly.client(site, data), _remembered(assembly, site))
-        for site, data in paired_sites(assembly).items()
+        for site, data in paired_sites(assembly, 0).items()
     ]
 
 
@@ -77,10 +82,11 @@ def loader(assembly: Assembly) -> distortion.Load:
     return load if assembly.site_only() else distortion.load
 
 
-def paired_sites(assembly: Assembly) -> dict[str, Any]:
+def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
     """The data of the sites with pairs, training and held out: only these can be trained on and measured by retrieval.
 
-    Raises ValueError where there is none.
+    Sites with fewer than ``least`` test pairs are left out, and the log names them: a pair alone finds itself.
+    Raises ValueError where no site is left.
     """
     data = {site: assembly.data(site) for site in assembly.data_sites()}
     paired = {
@@ -90,7 +96,15 @@ def paired_sites(assembly: Assembly) -> dict[str, Any]:
     }
     if not paired:
         raise ValueError("no site of this run holds images with reports, so nothing can be retrieved")
-    return paired
+    few = [site for site, records in paired.items() if records.sizes["test"] < least]
+    if few:
+        log.warning("left out, with fewer than %d test pairs: %s", least, ", ".join(few))
+    if len(few) == len(paired):
+        raise ValueError(
+            f"no site of this run has {least} test pairs, so nothing can be retrieved; give more records, or a larger "
+            "share of them to the test split"
+        )
+    return {site: records for site, records in paired.items() if site not in few}
 
 
 def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
@@ -222,9 +236,16 @@ def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ..
 
 
 def _imaged_sites(assembly: Assembly) -> dict[str, Any]:
-    """The records of the sites with images, those that were left out of training among them."""
-    data = {site: assembly.data(site) for site in assembly.evaluated_sites()}
-    return {site: records for site, records in data.items() if "image" in records.modalities}
+    """The test images of the sites that have some, those that were left out of training among them.
+
+    Raises ValueError where no site has one.
+    """
+    cohort = assembly.cohort
+    rows = {site: cohort.rows("test", site) for site in assembly.evaluated_sites()}
+    rows = {site: of_site[cohort.has_image()[of_site]] for site, of_site in rows.items()}
+    if not any(map(len, rows.values())):
+        raise ValueError("zero-shot: no test record of this run's sites has an image; give others with --data")
+    return {site: assembly.serve(cohort, {"test": of_site}, site) for site, of_site in rows.items() if len(of_site)}
 
 
 def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
@@ -238,13 +259,27 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
     rows = rows[cohort.has_image()[rows]]
     if not len(rows):
         raise ValueError("zero-shot: no test record of these has an image; choose other records")
-    return assembly.serve(cohort, {"test": rows})
+    return assembly.serve(_unknown_where_never_said(cohort), {"test": rows})
+
+
+def _unknown_where_never_said(cohort: Cohort) -> Cohort:
+    """The cohort with labels that no record of a site has, as those of other data sets, uncertain there: in no AUC.
+
+    A blank label is one that a report does not mention, which counts as absent. Where nobody was asked for it, it would
+    make every film of that site a negative one, and the area would tell the sites apart.
+    """
+    labels, sites = cohort.labels.copy(), np.asarray(cohort.sites or [""] * len(cohort))
+    for site in np.unique(sites):
+        rows = np.flatnonzero(sites == site)
+        labels[np.ix_(rows, np.isnan(labels[rows]).all(axis=0))] = -1
+    return replace(cohort, labels=labels)
 
 
 def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
     """ "sex: F" -> the test films of that subgroup, whatever their site."""
     rows = cohort.rows("test")
     rows = rows[cohort.has_image()[rows]]
+    cohort = _unknown_where_never_said(cohort)
     data = {}
     for name in cohort.subgroup_names:
         values = cohort.subgroup(name)[rows]
@@ -285,9 +320,18 @@ def _downstream_target(folder: RunFolder, choices: Choices, name: str, cohort: C
 def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     """Linear probes of the frozen image tower on shares of the training records (spec 10.2). Returns the files written.
 
-    Each model of ``choices.against`` is probed alike and compared by DeLong's test.
+    Each model of ``choices.against`` is probed alike and compared by DeLong's test. Raises ValueError for one of
+    another input size: the records are decoded once, for the first model, and the other would see a part of each image.
     """
     models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
+    size = models[0].config.image_size
+    for path, model in zip(choices.against, models[1:], strict=True):
+        if model.config.image_size != size:
+            raise ValueError(
+                f"--against {path}: that model sees images of {model.config.image_size} pixels, and {folder.path} "
+                f"those of {size}; expected the same, since both are probed on the same decoded images. Compare models "
+                "of one input size, or evaluate each by itself"
+            )
     cohort = _records(folder, choices)
     one, *others = (
         probes.linear_probe(choices.probe, model.to(_device(folder)), cohort, choices.steps) for model in models

@@ -51,16 +51,21 @@ def by_site(record: Record) -> dict[str, dict[str, float]]:
 
 
 def overall(record: Record) -> dict[str, float]:
-    """Average, worst site and disparity over sites of every recall that all measured sites have; else empty."""
-    measured: dict[str, dict[str, float]] = {}
+    """Average, worst site and disparity of every recall, over the sites that were measured on its split.
+
+    A site with fewer than two pairs in a split is not measured on it; the run's notes name it (run/cautions.py). What
+    not all measured sites have, as recall in batches where a split is smaller than one, is left out.
+    """
+    measured: dict[str, dict[str, dict[str, float]]] = {}  # split -> site -> name -> recall
     for site, metrics in by_site(record).items():
-        recalls = {name: value for name, value in metrics.items() if metric_names.is_recall(name)}
-        if recalls:
-            measured[site] = recalls
-    if not measured:
-        return {}
-    common = sorted(set.intersection(*(set(recalls) for recalls in measured.values())))
-    return across_sites({site: {name: recalls[name] for name in common} for site, recalls in measured.items()})
+        for name, value in metrics.items():
+            if metric_names.is_recall(name):
+                measured.setdefault(metric_names.split_of(name), {}).setdefault(site, {})[name] = value
+    over: dict[str, float] = {}
+    for _, sites in sorted(measured.items()):
+        common = sorted(set.intersection(*map(set, sites.values())))
+        over |= across_sites({site: {name: recalls[name] for name in common} for site, recalls in sites.items()})
+    return over
 
 
 def scalars(record: Record) -> dict[str, dict[str, float]]:

@@ -18,7 +18,7 @@ import torch
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
-from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws
+from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
 from fedvlp.models.multimodal import MultimodalConfig
@@ -146,7 +146,9 @@ def _lines(
         for figure, values in of_figures.items():
             known = figure in hits and (over == names.AVERAGE or same_chance)
             chance = mean_chance if known else math.nan
-            yield Recall(figure, over, "", scope, k, asked, of_draws(values), chance)
+            least = 0.0 if figure in hits else -100.0
+            interval = of_worst(values, least) if over == names.WORST else of_draws(values)
+            yield Recall(figure, over, "", scope, k, asked, interval, chance)
 
 
 def read(folder: RunFolder) -> list[Recall]:

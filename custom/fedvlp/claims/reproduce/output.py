@@ -32,8 +32,7 @@ def number(measured: Interval | None, digits: int) -> str:
     """Mean and interval; a dash where nothing was measured."""
     if measured is None:
         return html.ABSENT
-    bounds = "" if math.isnan(measured.low) else f" [{measured.low:.{digits}f}, {measured.high:.{digits}f}]"
-    return f"{measured.value:.{digits}f}{bounds}"
+    return measured.unsigned(digits)
 
 
 def head(entry: Entry) -> tuple[str, ...]:

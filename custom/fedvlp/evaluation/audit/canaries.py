@@ -41,8 +41,7 @@ class Exposure:
     def cells(self) -> tuple[str, ...]:
         """A line of a table of ``HEAD``."""
         bits = (f"{value:.2f}" for value in (self.largest, self.chance, self.most))
-        mean = f"{self.mean.value:.2f} [{self.mean.low:.2f}, {self.mean.high:.2f}]"
-        return self.canaries, self.site, str(self.count), f"{self.times:.1f}", mean, *bits
+        return self.canaries, self.site, str(self.count), f"{self.times:.1f}", self.mean.unsigned(2), *bits
 
 
 def phrases(count: int, vocabulary: Sequence[str], seed: int) -> list[str]:
