@@ -13,10 +13,12 @@ from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import CARMFL, Centralized, FedAvg, Local
+from fedvlp.methods import CARMFL, Centralized, FedAvg, FedMOON, Local
 from fedvlp.run import compare as room
 from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.compare import INITIAL, Comparison, compare
+from fedvlp.run.evaluate import last_server, own_models
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
@@ -149,3 +151,16 @@ def test_a_classifier_is_refused(tmp_path: Path) -> None:
         folder.model.touch()
     with pytest.raises(ValueError, match="is a classifier and retrieves nothing"):
         compare(folders)
+
+
+def test_a_whole_model_in_a_memory_is_not_what_a_method_that_averages_ends_with(
+    root: Path, three: list[RunFolder]
+) -> None:
+    """Every site of FedMOON remembers the model of its last training, to contrast with; its figures are the mean's."""
+    folder = run(root, "moon", FedMOON(local_steps=STEPS))
+    state = folder.experiment().method.finish(last_server(folder))
+    assembly = Assembly(folder.experiment(), folder.path)
+    assert assembly.memory("site-1").newest().keys() == state.keys(), "or it could not pass for the model"
+    moon = compare([three[2], folder], 5).models[-1]
+    assert [moon.average.value, moon.worst.value] == pytest.approx(measured(folder, "trained", names.IN_BATCH))
+    assert own_models(assembly, last_server(folder), state) == {}

@@ -7,7 +7,7 @@ loop (training/loop.py). What it remembers between tasks is tensors: ``server.me
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -182,6 +182,12 @@ class SiteHooks(Schedule):
 @dataclass(frozen=True)
 class Method(ServerHooks, SiteHooks):
     """FedAvg, and the hooks of every other method."""
+
+
+def sends(method: Schedule, names: Iterable[str]) -> bool:
+    """Whether sites send any of these tensors, in any phase; where they send none, each keeps the model it trains."""
+    phases = method.phases(0)
+    return any(method.shares(name, phase) for name in names for phase in phases)
 
 
 def overridden(method: Schedule, *groups: type) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fedvlp.core.method import sends
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
@@ -142,9 +143,8 @@ class FinishedRun:
         """
         method, state = self.experiment.method, self.experiment.method.finish(last_server(self.folder))
         own = models_at_sites(self.assembly, state)
-        shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
         require(
-            bool(own) or shared,
+            bool(own) or sends(method, state),
             f"the models of {self.name} stayed at its sites, and its folder has none of them; compare a run that "
             "`fedvlp simulate` made",
         )

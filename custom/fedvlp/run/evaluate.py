@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
+from fedvlp.core.method import sends
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
@@ -94,7 +95,13 @@ def paired_sites(assembly: Assembly) -> dict[str, Any]:
 
 
 def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
-    """Site -> the whole model in its memory, for methods that leave models at the sites (Local)."""
+    """Site -> the whole model in its memory, for methods that leave models at the sites (Local); else none.
+
+    Where sites send weights, a whole model in a memory is none that a site ends with: FedMOON's is what its contrast
+    compares with.
+    """
+    if sends(assembly.experiment.method, state):
+        return {}
     memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
     return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
 
