@@ -45,7 +45,7 @@ from fedvlp.models.serialization import CARD
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.audit_representations import SENT, representation_scores
 from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
-from fedvlp.run.evaluate import last_server, loader, own_models
+from fedvlp.run.evaluate import last_server, loader, own_models, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
 from fedvlp.run.model_card import with_audit
@@ -310,7 +310,7 @@ class _Attacked:
         return {name: np.sort(rng.permutation(of)[:MOST]) for name, of in rows.items()}
 
     def audit(self, controls: bool, resamples: int, delta: float, invert: float) -> Audit:
-        state = self.experiment.method.finish(self.server)
+        state = trained_state(self.assembly, self.server)
         own = own_models(self.assembly, self.server, state)
         initial = self.assembly.initial()
         load = loader(self.assembly)

@@ -17,7 +17,7 @@ from fedvlp.evaluation.retrieval import in_batch_ranks, ranks
 from fedvlp.evaluation.site_metrics import Retrieval, embed
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites
+from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.terms import terms
 
@@ -141,7 +141,7 @@ class FinishedRun:
 
         Raises ValueError where the sites trained alone and their models are not in the run's folder.
         """
-        method, state = self.experiment.method, self.experiment.method.finish(last_server(self.folder))
+        method, state = self.experiment.method, trained_state(self.assembly, last_server(self.folder))
         own = models_at_sites(self.assembly, state)
         require(
             bool(own) or sends(method, state),

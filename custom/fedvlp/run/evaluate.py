@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import Client
+from fedvlp.core.client import TARGET, Client
 from fedvlp.core.method import sends
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
@@ -112,15 +112,14 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
 
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
-    server = last_server(folder)
-    state = experiment.method.finish(server)
+    assembly, server = Assembly(experiment, folder.path), last_server(folder)
+    state = trained_state(assembly, server)
     steps = steps if choices.steps is None else choices.steps
     if deep is not None and choices.own:
         raise ValueError(f"{name} re-trains encoder layers by plain pre-training; leave --own out")
     only = None if deep is None else distortion.encoder_layers(state, choices.layers, deep=deep)
     plain = distortion.Retraining(local_steps=steps, only=only)
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
-    assembly = Assembly(experiment, folder.path)
     trials = _trials(assembly, folder, state)
     entries = distortion.cross_table(
         trials, paired_sites(assembly), method, experiment.training, round=server.round, load=loader(assembly)
@@ -136,6 +135,22 @@ def last_server(folder: RunFolder) -> Server:
     if saved is None:
         raise ValueError(f"{folder.path} has no checkpoint yet: nothing was trained there")
     return saved[0]
+
+
+def trained_state(assembly: Assembly, server: Server) -> State:
+    """The trained model of a run, as a client takes it (``Client.load``).
+
+    A target network that stays at the sites (FedU, FedEMA) is a copy of the model, as at a site that has not trained.
+    """
+    state = assembly.experiment.method.finish(server)
+    client = assembly.client("trained", None)
+    live = client.state()
+    lacking = [name for name in live if name.startswith(TARGET) and name not in state.keys() | client.site_only]
+    if not lacking:
+        return state
+    client.load({**live, **state})
+    client.restart_target()
+    return state | {name: live[name].detach().cpu().clone() for name in lacking}
 
 
 def _target(folder: RunFolder, name: str) -> Path:
@@ -194,7 +209,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     classes = _prompted(cohort.label_names, choices.classes)
     threshold = getattr(experiment.method, "threshold", 2.0)
     protocol = zero.ZeroShot(classes, threshold, new_words=bool(choices.classes))
-    state = experiment.method.finish(server)
+    state = trained_state(assembly, server)
     states = {zero.GLOBAL: state} | own_models(assembly, server, state)
     data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
     load = loader(assembly) if assembly.site_only() else None
