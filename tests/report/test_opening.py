@@ -142,6 +142,9 @@ def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
     assert said(run_of(tmp_path / "areas", history)) == [
         "The server's macro AUC on the public set (test; chance 0.5) rose from 0.500 to 0.750."
     ]
+    assert said(run_of(tmp_path / "begun", history[:1])) == [
+        "Before training, the server's macro AUC on the public set is 0.500 (test; chance 0.5)."
+    ]
 
 
 def test_a_damaged_file_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -174,9 +174,12 @@ def _classifier(run: Run) -> list[str]:
     figures = summary(run.history)
     for split in ("test", "val"):
         name = of_server(names.auc(split, names.MACRO))
-        if figures and all(name in of_model for of_model in figures.values()):
-            before, after = figures["initial"][name], figures["trained"][name]
+        ends = [of_model[name] for of_model in figures.values() if name in of_model]
+        if "trained" not in figures and ends:
+            return [f"Before training, the server's macro AUC on the public set is {ends[0]:.3f} ({split}; chance 0.5)."]
+        if len(ends) == 2:
+            before, after = ends
             verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
-            ends = f"from {before:.3f} to {after:.3f}"
-            return [f"The server's macro AUC on the public set ({split}; chance 0.5) {verb} {ends}."]
+            course = f"from {before:.3f} to {after:.3f}"
+            return [f"The server's macro AUC on the public set ({split}; chance 0.5) {verb} {course}."]
     return []
