@@ -64,6 +64,13 @@ class Schedule:
         """
         return ""
 
+    def evaluates(self) -> str:
+        """What a site measures in an evaluation where that is not the server's model, e.g. "its own model"; "": it is.
+
+        A phrase for people: a model's card and the report print it beside the sites' figures.
+        """
+        return ""
+
     def probes(self) -> tuple[str, ...]:
         """Names of what ``probe`` returns; an update without them is refused. None: sites are not probed."""
         return ()
@@ -188,6 +195,11 @@ def sends(method: Schedule, names: Iterable[str]) -> bool:
     """Whether sites send any of these tensors, in any phase; where they send none, each keeps the model it trains."""
     phases = method.phases(0)
     return any(method.shares(name, phase) for name in names for phase in phases)
+
+
+def stays_initial(method: Schedule, names: Iterable[str]) -> bool:
+    """Whether the server's model, of these tensors, is the initial one throughout: nobody trains it or sends any."""
+    return not (method.uses_public or sends(method, names))
 
 
 def overridden(method: Schedule, *groups: type) -> list[str]:

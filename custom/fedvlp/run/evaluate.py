@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import TARGET, Client
-from fedvlp.core.method import sends
+from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
@@ -25,10 +26,13 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site
+from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.training.config import Training
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,15 @@ def _records(folder: RunFolder, choices: Choices) -> Cohort:
     return Assembly(folder.experiment(), folder.path).cohort
 
 
+def _warn_of_initial(*paths: Path) -> None:
+    """Says so of folders whose model was not trained: that of a run whose sites trained alone."""
+    for folder in (RunFolder(path) for path in paths):
+        if not (folder.checkpoint.exists() and folder.config.exists()):
+            continue  # a model without its run
+        if stays_initial(folder.experiment().method, last_server(folder).state):
+            log.warning("%s: %s; what is measured now is of no trained model", folder.path, INITIAL_WEIGHTS)
+
+
 def _device(folder: RunFolder) -> torch.device:
     """Where the run of a folder trains; of a model alone, a GPU if there is one."""
     training = folder.experiment().training if folder.checkpoint.exists() else Training()
@@ -309,6 +322,7 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
 
     Each model of ``choices.against`` is probed alike and compared by DeLong's test.
     """
+    _warn_of_initial(folder.path, *choices.against)
     models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
     cohort = _records(folder, choices)
     one, *others = (
@@ -328,6 +342,7 @@ def _refuse_against(choices: Choices) -> None:
 def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
     segmented = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
     return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
@@ -336,6 +351,7 @@ def segment(folder: RunFolder, choices: Choices) -> list[Path]:
 def answer(folder: RunFolder, choices: Choices) -> list[Path]:
     """Answers of heads on both frozen towers to questions about images (spec 10.6). Returns the files written."""
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
     answered = answers.vqa(choices.vqa, model, cohort, choices.steps)
     return answers.write_vqa(answered, _downstream_target(folder, choices, "vqa", cohort))
@@ -347,6 +363,7 @@ def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
     Returns the files written.
     """
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
     split, rows = sources.source_retrieval(model, cohort)
     return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))

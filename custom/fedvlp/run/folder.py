@@ -19,6 +19,7 @@ from typing import Any
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_header, save_bytes, save_json, save_tensors, save_text, unwritten
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
+from fedvlp.core.method import stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
 from fedvlp.federation.loop import QuorumLostError
@@ -257,7 +258,9 @@ class RunFolder:
         def beside(folder: Path) -> None:
             if rest:
                 save_tensors(folder / "objective.safetensors", rest)
-            save_text(folder / CARD, card(experiment, model, self._samples(), history, statistics, bool(rest)))
+            unchanged = stays_initial(experiment.method, state)
+            said = card(experiment, model, self._samples(), history, statistics, bool(rest), unchanged)
+            save_text(folder / CARD, said)
 
         save_json(self.path / "summary.json", summary(history))
         model.save(self.path / "model", statistics, beside)
