@@ -13,13 +13,13 @@ from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import CARMFL, Centralized, FedAvg, FedMOON, Local
+from fedvlp.methods import CARMFL, Centralized, CreamFL, FedAvg, FedMOON, Local
 from fedvlp.run import compare as room
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.compare import INITIAL, Comparison, compare
+from fedvlp.run.compare import INITIAL, Comparison, FinishedRun, compare
 from fedvlp.run.evaluate import last_server, own_models
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
@@ -141,6 +141,15 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, three: list[RunFolde
     shutil.rmtree(alone / "sites")  # as FLARE leaves it at the server
     with pytest.raises(ValueError, match="the models of local stayed at its sites"):
         compare([fedavg, RunFolder(alone)])
+
+
+def test_models_beside_the_servers_are_refused_for_what_they_are(root: Path) -> None:
+    """The folder has the models of CreamFL's sites, and a run that `fedvlp simulate` made is no remedy."""
+    method = CreamFL(local_steps=1, local_epochs=1, server_steps=1, distil_steps=1)
+    folder = run(root, "creamfl", method, replace(BASE, partition=Partition(public=0.3)))
+    assert Assembly(folder.experiment(), folder.path).memory("site-1").newest()
+    with pytest.raises(ValueError, match="every site of creamfl has a model of its own beside the server's, and such"):
+        FinishedRun(folder, "creamfl").trained()
 
 
 def test_a_classifier_is_refused(tmp_path: Path) -> None:

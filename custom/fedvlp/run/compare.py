@@ -139,10 +139,16 @@ class FinishedRun:
     def trained(self) -> tuple[dict[str, State], State]:
         """Site -> its own model, for methods that leave models at the sites; and the server's.
 
-        Raises ValueError where the sites trained alone and their models are not in the run's folder.
+        Raises ValueError where the sites trained alone and their models are not in the run's folder, and where they
+        have models of their own beside the server's.
         """
         method, state = self.experiment.method, trained_state(self.assembly, last_server(self.folder))
         own = models_at_sites(self.assembly, state)
+        require(
+            sends(method, state) or not method.uses_public,
+            f"every site of {self.name} has a model of its own beside the server's, and such models are not measured "
+            "again; the recalls that the sites sent, and the server's on the public set, are in its report",
+        )
         require(
             bool(own) or sends(method, state),
             f"the models of {self.name} stayed at its sites, and its folder has none of them; compare a run that "
