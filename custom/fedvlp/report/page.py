@@ -62,6 +62,6 @@ def write(folder: RunFolder, films: bool = False) -> Path:
             content = section(run)
             heading = f"<h2>{title}</h2>\n" if title else ""
             body += f"{heading}{content}\n" if content else ""
-    path = folder.path / ("report-films.html" if films else "report.html")
+    path = folder.page(films)
     save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", body))
     return path

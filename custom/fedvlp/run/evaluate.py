@@ -25,6 +25,7 @@ from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.measurements import folder_of
 from fedvlp.run.metrics import by_site
 from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.training.config import Training
@@ -159,7 +160,7 @@ def trained_state(assembly: Assembly, server: Server) -> State:
 
 def _target(folder: RunFolder, name: str) -> Path:
     """Path, without suffix, of the files of an evaluation."""
-    return folder.path / "evaluation" / name
+    return folder_of(folder) / name
 
 
 def distort(folder: RunFolder, choices: Choices) -> list[Path]:

@@ -145,6 +145,10 @@ class RunFolder:
         """The trained weights: there when the run has finished."""
         return self.path / "model" / "model.safetensors"
 
+    def page(self, films: bool = False) -> Path:
+        """The report; with ``films``, the one with films and reports of the records."""
+        return self.path / ("report-films.html" if films else "report.html")
+
     def plugin(self, name: str) -> Path:
         """The run's own copy of a plugin that is one file."""
         return self.path / "plugins" / f"{name}.py"
