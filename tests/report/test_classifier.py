@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.report_pages import page_of, record, run_of
+from support import report_pages
+from support.report_pages import page_of, run_of
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.federation.site_memory import SiteMemory
@@ -66,7 +67,7 @@ def test_the_model_of_the_best_round_is_called_that_and_is_no_point_after_the_la
     """val 0.5, 0.8, 0.6 and, after round 3, that of round 1 once more: the curve ends with what was measured there."""
     areas = {0: 0.5, 1: 0.8, 2: 0.6, 3: 0.8}
     history = [
-        record(
+        report_pages.record(
             r, "train" if r < 3 else "evaluate", {"site-1": {"probe/distinct_partners": 1.0 + r}},
             server={"val/auc/macro": area, "test/auc/macro": area},
         )

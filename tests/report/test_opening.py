@@ -143,7 +143,7 @@ def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
         "The server's macro AUC on the public set (test; chance 0.5) rose from 0.500 to 0.750."
     ]
     assert said(run_of(tmp_path / "begun", history[:1])) == [
-        "Before training, the server's macro AUC on the public set is 0.500 (test; chance 0.5)."
+        "Before training, the server's macro AUC on the public set (test; chance 0.5) is 0.500."
     ]
 
 

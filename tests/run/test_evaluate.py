@@ -325,7 +325,7 @@ def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Pa
     client.load(state)
     assert all(torch.equal(state[name], tensor) for name, tensor in server.state.items())
     assert torch.equal(state[TARGET + "encoder.stem.0.weight"], server.state["image_encoder.stem.0.weight"])
-    assert [file.name for file in EVALUATIONS["zero-shot"](folder, Choices())][0] == "zero-shot.csv"
+    assert EVALUATIONS["zero-shot"](folder, Choices())[0].name == "zero-shot.csv"
     assert distort(folder, Choices(steps=1))[0].name == "distortion.csv"
     assert recalls.measure(folder).exists()
     assert audits.measure(folder, controls=False, resamples=20).rows

@@ -37,7 +37,7 @@ def ends(before: Any, after: Any, key: str = "sites") -> list[Any]:
     """Two evaluations: of the initial model and of the trained one, at two sites or the server."""
     history = []
     for round, value in enumerate((before, after)):
-        of_sites = {site: value for site in ("a", "b")} if key == "sites" else {"a": {}, "b": {}}
+        of_sites = dict.fromkeys(("a", "b"), value) if key == "sites" else {"a": {}, "b": {}}
         server = value if key == "server" else {}
         history.append({"round": round, "phase": "evaluate" if round else "train", "sites": of_sites, "server": server})
     return history
@@ -146,6 +146,6 @@ def test_a_classifier_has_areas_and_is_used_as_one(
         Image.fromarray(np.arange(1600, dtype=np.uint8).reshape(40, 40)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     known: dict[str, Any] = {}
-    exec(use[1].replace("FOLDER", str(folder.model.parent)).replace("one.dcm", "one.png"), known)  # noqa: S102
+    exec(use[1].replace("FOLDER", str(folder.model.parent)).replace("one.dcm", "one.png"), known)
     assert torch.is_tensor(known["logits"])
     assert known["logits"].shape == (2, 2)

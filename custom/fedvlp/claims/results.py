@@ -39,7 +39,7 @@ ROOMS = ("core", "training", "federation", "models", "objectives", "data", "meth
 MEASURES = tuple(
     f"claims/{name}.py" for name in ("distortion", "ensembles", "ledger", "reproduce/measures", "selection")
 )
-"""Whose code decides a figure: rooms, and what scenarios measure with. The rest of the room of claims asks and shows."""
+"""Whose code decides a figure: rooms, and what scenarios measure with. The rest of claims asks and shows."""
 
 
 def path(folder: Path, scenario: str, method: str, seed: int) -> Path:

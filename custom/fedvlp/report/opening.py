@@ -182,11 +182,11 @@ def _classifier(run: Run) -> list[str]:
     for split in ("test", "val"):
         name = of_server(names.auc(split, names.MACRO))
         ends = [of_model[name] for of_model in figures.values() if name in of_model]
+        area = f"macro AUC on the public set ({split}; chance 0.5)"
         if "trained" not in figures and ends:
-            return [f"Before training, the server's macro AUC on the public set is {ends[0]:.3f} ({split}; chance 0.5)."]
+            return [f"Before training, the server's {area} is {ends[0]:.3f}."]
         if len(ends) == 2:
             before, after = ends
             verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
-            course = f"from {before:.3f} to {after:.3f}"
-            return [f"The server's macro AUC on the public set ({split}; chance 0.5) {verb} {course}."]
+            return [f"The server's {area} {verb} from {before:.3f} to {after:.3f}."]
     return []
