@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fedvlp
 from fedvlp.claims import cells, ledger, page, results
 from fedvlp.claims.cells import DONE, FILED, HERE, cells_of, finished, measured, methods_of
 from fedvlp.claims.page import INVALID, MISSING, as_page, judge
+from fedvlp.claims.reproduce import measures
 from fedvlp.claims.scenario import HOLDS, Claim, Precondition, Scenario, Table, ahead
 from fedvlp.cli import app
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -176,6 +179,15 @@ def change(file: Path, key: str, value: Any) -> None:
     content = json.loads(file.read_text())
     (content if key == "code" else content["experiment"]["args"])[key] = value
     file.write_text(json.dumps(content))
+
+
+def test_what_scenarios_measure_with_is_code_that_decides_a_figure() -> None:
+    """Their functions lie beside the rooms of the package that are counted whole; another file would be other code."""
+    package = Path(fedvlp.__file__).parent
+    modules = {inspect.getfile(scenario.figures) for scenario in ledger.SCENARIOS.values()}
+    modules.add(inspect.getfile(measures))
+    assert {Path(file).relative_to(package).as_posix() for file in modules} == set(results.MEASURES)
+    assert all((package / file).exists() for file in results.MEASURES)
 
 
 def test_a_result_counts_for_its_own_experiment_alone(filed: tuple[Path, Table], tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def test_retrieval_of_sites_alone() -> None:
     assert "ROC" not in text
 
 
+def test_before_training_the_initial_model_stands_alone() -> None:
+    """Nothing is called by the run's name until there is a trained model."""
+    for figures in (RECALL, AREAS):
+        text = shown({"initial": figures})
+        assert "│ initial" in text
+        assert "│ mine" not in text
+
+
 def test_a_classifier_has_areas_of_the_test_split_and_no_recall() -> None:
     text = shown({"initial": {}, "trained": AREAS})
     assert "area under the ROC curve on the public set's test split" in " ".join(text.split())  # the title is wrapped

@@ -158,6 +158,7 @@ def test_the_best_round_on_the_public_set_is_the_model(areas: tuple[float, ...],
     same_bytes(server.state, judged.met[best])
     tested = [float(metrics["test/auc/macro"]) for metrics in server.history[-1]["sites"].values()]
     assert set(tested) == {float(judged.met[best]["classifier.weight"].double().sum())}
+    assert int(server.memory["best_round"]) == best
     assert not [name for name in server.memory if name.startswith("best/")], "a second model is not kept for ever"
     last = Judged(*areas)
     same_bytes(world(replace(WITH_PUBLIC, best_by=""), rounds=EVERY_ROUND, evaluate=last).run().state, last.met[3])
@@ -168,10 +169,13 @@ def test_the_best_round_on_the_public_set_is_the_model(areas: tuple[float, ...],
 def test_the_best_round_is_noted_beside_what_else_the_server_remembers() -> None:
     """Its weights are a copy: a large model's next mean is written over those of the last round."""
     server = Server(("a",), {"w": torch.ones(2)}, {"other": torch.tensor(3.0)})
+    server.round = 4
     keep_best(server, 0.25)
+    server.round = 5
+    keep_best(server, 0.125)
     server.state["w"].zero_()
     assert {name: tensor.tolist() for name, tensor in server.memory.items()} == {
-        "other": 3.0, "best/w": [1.0, 1.0], "best_figure": 0.25,
+        "other": 3.0, "best/w": [1.0, 1.0], "best_figure": 0.25, "best_round": 4,
     }  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import report_pages
+from support.report_pages import page_of, run_of
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.federation.site_memory import SiteMemory
@@ -61,6 +63,32 @@ def test_the_table_has_the_servers_areas_before_and_after(run: RunFolder) -> Non
         assert f'alt="{curve}' in text
 
 
+def test_the_model_of_the_best_round_is_called_that_and_is_no_point_after_the_last(tmp_path: Path) -> None:
+    """val 0.5, 0.8, 0.6 and, after round 3, that of round 1 once more: the curve ends with what was measured there."""
+    areas = {0: 0.5, 1: 0.8, 2: 0.6, 3: 0.8}
+    history = [
+        report_pages.record(
+            r, "train" if r < 3 else "evaluate", {"site-1": {"probe/distinct_partners": 1.0 + r}},
+            server={"val/auc/macro": area, "test/auc/macro": area},
+        )
+        for r, area in areas.items()
+    ]  # fmt: skip
+    best_first, best_last, unknown = (
+        page_of(run_of(tmp_path / name, history, "car-mfl", memory=memory)).tables
+        for name, memory in (
+            ("first", {"best_round": torch.tensor(1)}), ("last", {"best_round": torch.tensor(3)}), ("older", {}),
+        )
+    )  # fmt: skip
+    assert best_first["Classifier"][0] == ["AUC on the public set", "split", "initial", "best round on val (1)"]
+    assert best_last["Classifier"][0][-1] == "best round on val (3)"
+    assert unknown["Classifier"][0][-1] == "last"
+    for tables, rounds in ((best_first, "012"), (best_last, "0123"), (unknown, "0123")):
+        (curve,) = (rows for title, rows in tables.items() if title.startswith("Macro AUC, val"))
+        assert [row[0] for row in curve[1:]] == list(rounds)
+        (partners,) = (rows for title, rows in tables.items() if title.startswith("Different public items"))
+        assert [row[0] for row in partners[1:]] == list("0123"), "they are the sites' own, whatever the model"
+
+
 def test_the_pictures_show_the_public_items_of_the_memory(run: RunFolder) -> None:
     text = page(run)
     shown = re.findall(r'alt="Public items retrieved for record (\d+) of (site-\d)"', text)
@@ -99,7 +127,7 @@ def test_findings_of_one_class_are_named(run: RunFolder) -> None:
     history = run.history()
     for record in history:
         record["server"] = {name: value for name, value in record["server"].items() if name != "test/auc/Edema"}
-    text = section(run, history)
+    text = section(run, history, {})
     assert "Skipped, as all known labels are alike: " in text
     assert "Edema (test)" in text
 

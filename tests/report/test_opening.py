@@ -156,6 +156,38 @@ def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
     assert said(run_of(tmp_path / "areas", history)) == [
         "The server's macro AUC on the public set (test; chance 0.5) rose from 0.500 to 0.750."
     ]
+    assert said(run_of(tmp_path / "begun", history[:1])) == [
+        "Before training, the server's macro AUC on the public set (test; chance 0.5) is 0.500."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("preset", "whose", "intervals"),
+    [
+        ("creamfl", "its own model", "such models are not measured again"),
+        ("local", "the model that it trained alone", "fedvlp report RUN --intervals"),
+        ("fedema", "a mixture of its own model and the server's", "fedvlp report RUN --intervals"),
+    ],
+)
+def test_a_page_says_whose_figures_the_sites_sent(tmp_path: Path, preset: str, whose: str, intervals: str) -> None:
+    """And it advises intervals only where they can be measured: the sites' own models of CreamFL are not loaded."""
+    folder = run_of(tmp_path, robust(), preset)
+    gained, told, *_ = said(folder)
+    assert gained.startswith("R@1 rose from 4.0 to 8.0")
+    assert told == f"Each site measured {whose}, and not the server's."
+    text = page_of(folder).text
+    assert intervals in text
+    assert ("--intervals" in text) == ("--intervals" in intervals)
+
+
+def test_intervals_of_the_servers_model_are_none_of_what_fedemas_sites_measured(tmp_path: Path) -> None:
+    """The first sentence is of the mixtures, without intervals; the table of the server's model says that it is."""
+    folder = run_of(tmp_path, robust(), "fedema")
+    note(folder, Interval(4, 2.5, 5.5), {"site-1": Interval(-2, -3.5, -0.5)})
+    assert said(folder)[0] == (
+        "R@1 rose from 4.0 to 8.0 on average over 3 sites after 2 rounds (test, in batches of 32; chance 3.1)."
+    )
+    assert "These figures are of the server's model; those that the sites sent are not." in page_of(folder).text
 
 
 def test_a_damaged_file_is_named_with_its_remedy(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import CARMFL, Centralized, FedAvg, Local
+from fedvlp.methods import CARMFL, Centralized, CreamFL, FedAvg, FedMOON, Local
 from fedvlp.run import compare as room
 from fedvlp.run import presets
-from fedvlp.run.compare import INITIAL, Comparison, compare
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.compare import INITIAL, Comparison, FinishedRun, compare
+from fedvlp.run.evaluate import last_server, own_models
+from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
@@ -141,6 +143,15 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, three: list[RunFolde
         compare([fedavg, RunFolder(alone)])
 
 
+def test_models_beside_the_servers_are_refused_for_what_they_are(root: Path) -> None:
+    """The folder has the models of CreamFL's sites, and a run that `fedvlp simulate` made is no remedy."""
+    method = CreamFL(local_steps=1, local_epochs=1, server_steps=1, distil_steps=1)
+    folder = run(root, "creamfl", method, replace(BASE, partition=Partition(public=0.3)))
+    assert Assembly(folder.experiment(), folder.path).memory("site-1").newest()
+    with pytest.raises(ValueError, match="every site of creamfl has a model of its own beside the server's, and such"):
+        FinishedRun(folder, "creamfl").trained()
+
+
 def test_a_classifier_is_refused(tmp_path: Path) -> None:
     preset = replace(presets.get("car-mfl"), method=CARMFL(local_steps=1))
     folders = [RunFolder.create(tmp_path, preset) for _ in range(2)]
@@ -149,3 +160,16 @@ def test_a_classifier_is_refused(tmp_path: Path) -> None:
         folder.model.touch()
     with pytest.raises(ValueError, match="is a classifier and retrieves nothing"):
         compare(folders)
+
+
+def test_a_whole_model_in_a_memory_is_not_what_a_method_that_averages_ends_with(
+    root: Path, three: list[RunFolder]
+) -> None:
+    """Every site of FedMOON remembers the model of its last training, to contrast with; its figures are the mean's."""
+    folder = run(root, "moon", FedMOON(local_steps=STEPS))
+    state = folder.experiment().method.finish(last_server(folder))
+    assembly = Assembly(folder.experiment(), folder.path)
+    assert assembly.memory("site-1").newest().keys() == state.keys(), "or it could not pass for the model"
+    moon = compare([three[2], folder], 5).models[-1]
+    assert [moon.average.value, moon.worst.value] == pytest.approx(measured(folder, "trained", names.IN_BATCH))
+    assert own_models(assembly, last_server(folder), state) == {}

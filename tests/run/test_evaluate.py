@@ -11,22 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.presets import SMALL
 from support.probing import MODEL, SIZE, model
 from support.published import vqa_v2
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
+from fedvlp.core.client import TARGET
+from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg
+from fedvlp.methods import FedAvg, FedEMA, FedU
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
+from fedvlp.objectives import BYOLConfig
+from fedvlp.run import audit as audits
+from fedvlp.run import recalls
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server
+from fedvlp.run.evaluate import EVALUATIONS, Choices, distort, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
@@ -371,3 +377,22 @@ def test_only_sites_that_are_there_can_be_left_out(left_out: str, sentence: str)
     data = SyntheticCohort(sites=2, size=40, image_size=32)
     with pytest.raises(ValueError, match=sentence):
         _ = Assembly(Experiment("small", FedAvg(), MODEL, data=data, partition=Partition(left_out=left_out))).cohort
+
+
+@pytest.mark.parametrize("method", [FedEMA(local_steps=2), FedU(local_steps=2)], ids=["fedema", "fedu"])
+def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Path, method: Method) -> None:
+    """The server has no target network: it is filled in for whoever loads the trained model, as at a new site."""
+    cohort = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)
+    experiment = replace(SMALL, method=method, objective=BYOLConfig(hidden=16, dim=8), data=cohort)
+    folder = RunFolder.create(tmp_path, experiment)
+    simulate(experiment, folder)
+    assembly, server = Assembly(experiment, folder.path), last_server(folder)
+    state, client = trained_state(assembly, server), assembly.client("a", None)
+    assert not any(name.startswith(TARGET) for name in server.state)
+    client.load(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in server.state.items())
+    assert torch.equal(state[TARGET + "encoder.stem.0.weight"], server.state["image_encoder.stem.0.weight"])
+    assert EVALUATIONS["zero-shot"](folder, Choices())[0].name == "zero-shot.csv"
+    assert distort(folder, Choices(steps=1))[0].name == "distortion.csv"
+    assert recalls.measure(folder).exists()
+    assert audits.measure(folder, controls=False, resamples=20).rows

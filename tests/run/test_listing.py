@@ -14,6 +14,7 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.listing import listed
 from fedvlp.run.lock import in_use, only_writer
+from fedvlp.run.metrics import overall, summary
 from fedvlp.run.simulate import simulate
 
 
@@ -60,6 +61,14 @@ def test_recall_is_that_of_the_runs_summary(root: Path) -> None:
     assert f'"test/all/mean/r1/worst": {whole.worst}' in summed.read_text()
     assert 0 <= whole.worst <= whole.average <= 100
     assert math.isnan(next(run for run in listed(root) if run.name == "idle/001").average)
+
+
+def test_a_run_that_has_not_trained_yet_has_no_recall_of_a_trained_model(root: Path) -> None:
+    """It was stopped after round 0: the one evaluation so far is of the model from which that round began."""
+    history = RunFolder(root / "cut" / "001").history()
+    assert overall(history[0])
+    assert summary(history) == {"initial": overall(history[0])}
+    assert math.isnan(next(run for run in listed(root) if run.name == "cut/001").average)
 
 
 def test_the_size_is_of_all_files(root: Path) -> None:

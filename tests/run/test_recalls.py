@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from support.presets import SMALL
 
+from fedvlp.core.server_state import Server
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -19,7 +21,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.report.page import write
-from fedvlp.run import recalls
+from fedvlp.run import measurements, recalls
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site, overall
@@ -157,3 +159,31 @@ def test_a_site_with_fewer_than_two_test_pairs_is_left_out_and_named(
     figures = by_site(folder.history()[-1])
     assert recall not in figures["site-2"]
     assert overall(folder.history()[-1])[names.over_sites(recall, names.AVERAGE)] == figures["site-1"][recall]
+
+
+def test_what_was_measured_of_another_model_is_measured_again(tmp_path: Path, folder: RunFolder) -> None:
+    """An older fedvlp put the run back and left the files; noted for another model they are not shown.
+
+    Without a note they count, unless the model is newer.
+    """
+    run = RunFolder(tmp_path / "small" / "001")
+    shutil.copytree(folder.path, run.path)
+    recalls.measure_built_in(run)
+    before = recalls.file_of(run).read_text()
+    assert recalls.read(run)
+    server, _ = Server.load(run.checkpoint)
+    server.history = [*server.history, {**server.history[-1], "seconds": 0.25}]
+    server.save(run.checkpoint, 0)
+    assert recalls.read(run) == []
+    recalls.measure_built_in(run)
+    assert recalls.read(run)
+    assert recalls.file_of(run).read_text() == before, "the weights are the same"
+    (measurements.folder_of(run) / measurements.NOTE).unlink()
+    lines = before.splitlines()
+    recalls.file_of(run).write_text("\n".join(lines[:2]) + "\n")
+    recalls.measure_built_in(run)
+    assert len(recalls.read(run)) == 1, "it is no older than the model"
+    os.utime(recalls.file_of(run), (0, 0))
+    assert len(recalls.read(run)) == 1, "shown all the same: it may have been copied"
+    recalls.measure_built_in(run)
+    assert recalls.file_of(run).read_text() == before

@@ -27,6 +27,7 @@ from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import MemoryGoneError, SiteMemory
 from fedvlp.methods import METHODS, FedAvg, FedRGB
+from fedvlp.run import measurements
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import FolderInUseError, only_writer
@@ -123,6 +124,23 @@ def test_a_finished_run_goes_on_as_if_it_had_not(finished: RunFolder) -> None:
     assert [record["round"] for record in finished.history()] == [0, 1]
     run(finished.experiment(), finished)
     assert finished.model.read_bytes() == before
+
+
+def test_what_was_measured_of_the_undone_model_goes_with_it(finished: RunFolder) -> None:
+    """What fedvlp wrote: files that a report reads, those of evaluations, and the pages. A person's own file stays."""
+    folder = measurements.folder_of(finished)
+    folder.mkdir()
+    ours = [
+        "recall.csv", "zero-shot-findings.csv", "audit.json", "measured.json", "linear-probe.csv", "retrieval.csv",
+        "linear-probe-0123abcd-against.csv", "zero-shot.png", "distortion-own.csv", "similarity.png",
+    ]  # fmt: skip
+    for name in (*ours, "vqattro.csv", "notes.txt"):
+        (folder / name).touch()
+    for films in (False, True):
+        finished.page(films).touch()
+    rollback(finished, 2)
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "vqattro.csv"]
+    assert not list(finished.path.glob("*.html"))
 
 
 def test_round_0_is_the_beginning(finished: RunFolder) -> None:

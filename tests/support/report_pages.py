@@ -89,6 +89,7 @@ def robust() -> list[Record]:
 def run_of(tmp_path: Path, history: list[Record], preset: str = "feddra", **header: Any) -> RunFolder:
     folder = RunFolder.create(tmp_path, presets.get(preset))
     server = Server(tuple(header.pop("sites", SITES)), {"weight": torch.zeros(2)}, history=history)
+    server.memory = header.pop("memory", {})
     server.samples = header.pop("samples", {"site-1": 100, "site-2": 1200, "site-10": 300})
     server.save(folder.checkpoint, 0)
     return folder

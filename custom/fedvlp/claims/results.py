@@ -36,7 +36,10 @@ DECIMALS = 4
 GPU = "gpu"
 PACKAGES = ("fedvlp", "numpy")
 ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
-"""Whose code decides a figure."""
+MEASURES = tuple(
+    f"claims/{name}.py" for name in ("distortion", "ensembles", "ledger", "reproduce/measures", "selection")
+)
+"""Whose code decides a figure: rooms, and what scenarios measure with. The rest of claims asks and shows."""
 
 
 def path(folder: Path, scenario: str, method: str, seed: int) -> Path:
@@ -144,7 +147,8 @@ def portable(experiment: Experiment) -> Experiment:
 def code() -> str:
     """A digest of the code that decides a figure: a cell of other code may differ, and the page says so."""
     package = Path(fedvlp.__file__).parent
-    files = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    of_rooms = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
+    files = [*of_rooms, *(package / name for name in MEASURES)]
     return digest(*(piece for file in files for piece in (file.relative_to(package).as_posix(), file.read_bytes())))[
         :16
     ]

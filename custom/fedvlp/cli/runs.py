@@ -200,7 +200,7 @@ def write_report(folder: Any, intervals: bool = False, films: bool = False) -> P
         zero_shot_areas.measure(folder)
     else:
         recalls.measure_built_in(folder)
-        if recalls.file_of(folder).exists():
+        if recalls.read(folder):
             zero_shot_areas.measure_built_in(folder)
     return write(folder, films)
 

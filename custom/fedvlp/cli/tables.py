@@ -163,18 +163,28 @@ def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Tabl
     tables: list[Table] = []
     if not figures:
         return tables
-    if any(not key.startswith(SERVER) for key in figures["trained"]):
+    if any(not key.startswith(SERVER) for key in _newest(figures)):
         tables.append(_retrieval(name, figures))
-    if any(_area(key) for key in figures["trained"]):
+    if any(_area(key) for key in _newest(figures)):
         tables.append(_areas(name, figures))
     return tables
+
+
+def _newest(figures: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The figures of the trained model, or of the initial one while there are no others."""
+    return figures.get("trained", figures["initial"])
+
+
+def _models(name: str, figures: dict[str, dict[str, float]]) -> list[tuple[str, dict[str, float]]]:
+    """The lines of a table: what the model is called, and its figures."""
+    return [("initial" if key == "initial" else name, of_model) for key, of_model in figures.items()]
 
 
 def _retrieval(name: str, figures: dict[str, dict[str, float]]) -> Table:
     """Recalls over sites, in batch where every site has a batch; below, those of the server on the public set."""
     from rich.table import Table
 
-    keys = figures["trained"]
+    keys = _newest(figures)
     split = "test" if any(key.startswith("test/") for key in keys) else "val"
     in_batch = names.over_sites(names.recall(split, 1), names.AVERAGE) in keys
     scope = names.IN_BATCH if in_batch else names.WHOLE_SET
@@ -182,16 +192,16 @@ def _retrieval(name: str, figures: dict[str, dict[str, float]]) -> Table:
     table = Table(title=f"{name}: retrieval on the {split} split, {described}, both directions, %")
     for column in ("model", "R@1 average", "R@1 worst site", "R@5 average", "R@5 worst site"):
         table.add_column(column, justify="left" if column == "model" else "right")
-    for label, key in (("initial", "initial"), (name, "trained")):
+    for label, of_model in _models(name, figures):
         cells = [
-            figures[key].get(names.over_sites(names.recall(split, k, scope), kind))
+            of_model.get(names.over_sites(names.recall(split, k, scope), kind))
             for k in (1, 5)
             for kind in (names.AVERAGE, names.WORST)
         ]
         table.add_row(label, *("n/a" if cell is None else f"{cell:.2f}" for cell in cells))
     own = [of_server(names.recall(split, k, names.WHOLE_SET)) for k in (1, 5, 10)]
     if all(key in of for of in figures.values() for key in own):
-        ends = ["/".join(f"{figures[end][key]:.2f}" for key in own) for end in ("initial", "trained")]
+        ends = ["/".join(f"{of_model[key]:.2f}" for key in own) for of_model in figures.values()]
         table.caption = f"server's model on the public set, whole set, R@1/5/10: {' to '.join(ends)}"
     return table
 
@@ -209,15 +219,15 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
     """Areas of the server's model on the public set, on the test split where that was measured."""
     from rich.table import Table
 
-    areas = {key: area for key in figures["trained"] if (area := _area(key))}
+    areas = {key: area for key in _newest(figures) if (area := _area(key))}
     split = "test" if any(of == "test" for of, _ in areas.values()) else "val"
     findings = {key: finding for key, (of, finding) in areas.items() if of == split}
     table = Table(title=f"{name}: area under the ROC curve on the public set's {split} split, %")
     table.add_column("model")
     for finding in findings.values():
         table.add_column(finding, justify="right")
-    for label, of in (("initial", "initial"), (name, "trained")):
-        cells = [figures[of].get(key) for key in findings]
+    for label, of_model in _models(name, figures):
+        cells = [of_model.get(key) for key in findings]
         table.add_row(label, *("n/a" if cell is None else f"{100 * cell:.1f}" for cell in cells))
     return table
 

@@ -7,7 +7,7 @@ loop (training/loop.py). What it remembers between tasks is tensors: ``server.me
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -61,6 +61,13 @@ class Schedule:
         """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
 
         A sentence for people: commands and the report print it (run/cautions.py).
+        """
+        return ""
+
+    def evaluates(self) -> str:
+        """What a site measures in an evaluation where that is not the server's model, e.g. "its own model"; "": it is.
+
+        A phrase for people: a model's card and the report print it beside the sites' figures.
         """
         return ""
 
@@ -182,6 +189,17 @@ class SiteHooks(Schedule):
 @dataclass(frozen=True)
 class Method(ServerHooks, SiteHooks):
     """FedAvg, and the hooks of every other method."""
+
+
+def sends(method: Schedule, names: Iterable[str]) -> bool:
+    """Whether sites send any of these tensors, in any phase; where they send none, each keeps the model it trains."""
+    phases = method.phases(0)
+    return any(method.shares(name, phase) for name in names for phase in phases)
+
+
+def stays_initial(method: Schedule, names: Iterable[str]) -> bool:
+    """Whether the server's model, of these tensors, is the initial one throughout: nobody trains it or sends any."""
+    return not (method.uses_public or sends(method, names))
 
 
 def overridden(method: Schedule, *groups: type) -> list[str]:

@@ -67,6 +67,9 @@ class PublicEnsemble(Method):
     def shares(self, name: str, phase: str) -> bool:
         return False
 
+    def evaluates(self) -> str:
+        return "its own model"
+
     # What the methods differ in
     def log_weights(self, server: Server, update: Update, modality: str, sent: Tensor) -> Tensor:
         """[P] log of this supplier's weight for every public item; ``sent`` [P, d]. Here: the plain mean."""

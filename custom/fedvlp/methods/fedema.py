@@ -34,6 +34,10 @@ class FedEMA(LocalTarget):
         require(0 <= self.tau <= 1, f"tau is {self.tau}; it must be in [0, 1]")
         require(self.scale is None or self.scale >= 0, f"scale is {self.scale}; it must not be negative")
 
+    def evaluates(self) -> str:
+        merges = self.tau if self.scale is None else self.scale
+        return "a mixture of its own model and the server's" if merges else ""
+
     @torch.no_grad()
     def begins(self, client: Client, received: State) -> State:
         share = min(float(client.memory[SCALE] * client.memory[DIVERGENCE]), 1.0)  # mu_k

@@ -16,6 +16,9 @@ class Local(Method):
     def shares(self, name: str, phase: str) -> bool:
         return False
 
+    def evaluates(self) -> str:
+        return "the model that it trained alone"
+
     def receive(self, client: Client, message: Broadcast) -> None:
         client.load(client.memory or message.state)
 

@@ -20,8 +20,9 @@ from fedvlp.core.validate import require
 VIRTUAL = "public"
 """The phase in which the server trains on the public set, as one more client."""
 
-BEST, BEST_FIGURE = "best/", "best_figure"
-"""In the server's memory: the weights of the best round so far, and its figure [] on the public set."""
+BEST, BEST_FIGURE, BEST_ROUND = "best/", "best_figure", "best_round"
+"""In the server's memory: the weights of the best round so far, its figure [] on the public set, and how many rounds []
+were complete then. After the last evaluation, of whose model these are, the figure and the round remain."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def keep_best(server: Server, figure: float | None) -> None:
     if figure is not None and figure > float(server.memory.get(BEST_FIGURE, -math.inf)):
         server.memory |= {BEST + name: tensor.clone() for name, tensor in server.state.items()}
         server.memory[BEST_FIGURE] = torch.tensor(figure, dtype=torch.float64)
+        server.memory[BEST_ROUND] = torch.tensor(server.round)
 
 
 class TowerMeans:

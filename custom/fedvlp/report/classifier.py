@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from fedvlp.core.metric_names import probe
-from fedvlp.core.types import State
+from fedvlp.core.types import EVALUATE, State
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.evaluation import metric_names
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS, ROUNDS
+from fedvlp.methods.mfedavg import BEST_ROUND
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures, html
 from fedvlp.run.assembly import Assembly
@@ -27,10 +30,14 @@ EXPLANATION = (
 )
 
 
-def section(folder: RunFolder, history: list[Record]) -> str:
+PARTNERS_MET = probe("distinct_partners")
+
+
+def section(folder: RunFolder, history: list[Record], memory: State) -> str:
     """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML.
 
-    "" for a model that is no classifier.
+    "" for a model that is no classifier. ``memory`` is the server's. Where its method goes back to the best round, the
+    last evaluation is of that round's model again, and no point after the last round.
     """
     measured: list[tuple[int, dict[str, dict[str, float]]]] = []  # (round, site -> name -> figure)
     for record in history:
@@ -43,27 +50,35 @@ def section(folder: RunFolder, history: list[Record]) -> str:
     curves = {
         "Macro AUC, val": metric_names.auc("val", metric_names.MACRO),
         "Share of classifier weight on the image": metric_names.IMAGE_WEIGHT,
-        "Different public items a record has had, mean": probe("distinct_partners"),
+        "Different public items a record has had, mean": PARTNERS_MET,
     }
+    best = _best_round(history, memory)
     drawings = ""
     for title, name in curves.items():
         lines: list[figures.Curve] = []
         for index, site in enumerate(sites):
             if name == metric_names.IMAGE_WEIGHT and site != SERVER:
                 continue  # all sites have the same model
-            points = {
-                round: figures_of[site][name] for round, figures_of in measured if name in figures_of.get(site, {})
-            }
+            again = best is not None and best != measured[-1][0] and name != PARTNERS_MET
+            shown = measured[:-1] if again else measured
+            points = {round: figures_of[site][name] for round, figures_of in shown if name in figures_of.get(site, {})}
             lines.append((site, points, figures.look(index)))
         drawings += figures.lines(title, lines, "rounds completed")
-    areas = _areas(folder, [figures_of[SERVER] for _, figures_of in measured])
+    end = "last" if best is None else f"best round on val ({best})"
+    areas = _areas(folder, [figures_of[SERVER] for _, figures_of in measured], end)
     return f"<p>{EXPLANATION}</p>{areas}{html.grid(drawings + _films(folder))}"
 
 
-def _areas(folder: RunFolder, server: list[dict[str, float]]) -> str:
+def _best_round(history: Sequence[Record], memory: State) -> int | None:
+    """How many rounds the model of the last evaluation has behind it, where the method chose it among all rounds."""
+    ended = history[-1]["phase"] == EVALUATE
+    return int(memory[BEST_ROUND]) if ended and BEST_ROUND in memory else None
+
+
+def _areas(folder: RunFolder, server: list[dict[str, float]], end: str) -> str:
     """Table of the server's areas, initial and last, and the names of findings without an area.
 
-    ``server`` has its figures (name -> value) by evaluation.
+    ``server`` has its figures (name -> value) by evaluation; ``end`` says which model the last one is of.
     """
     rows = []
     findings_of: dict[str, list[str]] = {}
@@ -74,10 +89,10 @@ def _areas(folder: RunFolder, server: list[dict[str, float]]) -> str:
         evaluated = [metrics for metrics in server if any(name.startswith(split) for name in metrics)]
         for finding in findings_of[split]:
             name = metric_names.auc(split, finding)
-            rows.append([finding, split, *(html.number(end.get(name)) for end in (evaluated[0], evaluated[-1]))])
+            rows.append([finding, split, *(html.number(of.get(name)) for of in (evaluated[0], evaluated[-1]))])
     model = folder.experiment().model if folder.config.exists() else None
     labels = model.labels if isinstance(model, MultimodalConfig) else ()
-    table = html.table(["AUC on the public set", "split", "initial", "last"], rows, "text")
+    table = html.table(["AUC on the public set", "split", "initial", end], rows, "text")
     skipped = [f"{name} ({split})" for split in ("test", "val") for name in labels if name not in findings_of[split]]
     if not skipped:
         return table

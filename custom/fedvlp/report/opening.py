@@ -47,8 +47,10 @@ def sentences(run: Run) -> list[str]:
     chosen = chosen_of(run)
     if chosen is not None:
         recalls = [row for row in run.recalls if chosen.split == "test" and (row.k, row.scope) == (1, chosen.scope)]
+        if run.evaluated and run.sends:  # they are of the server's model, and what the sites sent is not
+            recalls = []
         behind, others = _left_behind(run, chosen, recalls)
-        lines = [*behind, *_gained(run, chosen, recalls), *others, *_course(run, chosen.scope), *lines]
+        lines = [*behind, *_gained(run, chosen, recalls), *_whose(run), *others, *_course(run, chosen.scope), *lines]
         lines += _beside_oracle(run.recalls)
     return lines
 
@@ -84,6 +86,11 @@ def _gained(run: Run, chosen: Chosen, recalls: Sequence[Recall]) -> list[str]:
     verb = {1: "rose", -1: "fell", 0: "is not told apart from the initial model's:"}[gain.side]
     ends = f"from {of_model[INITIAL].unsigned()} to {of_model[TRAINED].unsigned()}"
     return [f"R@1 {verb} {ends} {over} after {_rounds(end['round'])}, by {gain} ({measured}; {BRACKETS})."]
+
+
+def _whose(run: Run) -> list[str]:
+    """Which model the figures are of, where that is not the server's."""
+    return [f"Each site measured {run.evaluated}, and not the server's."] if run.evaluated else []
 
 
 def _chance(chosen: Chosen, recalls: Sequence[Recall]) -> str:
@@ -177,9 +184,12 @@ def _classifier(run: Run) -> list[str]:
     figures = summary(run.history)
     for split in ("test", "val"):
         name = of_server(names.auc(split, names.MACRO))
-        if figures and all(name in of_model for of_model in figures.values()):
-            before, after = figures["initial"][name], figures["trained"][name]
+        ends = [of_model[name] for of_model in figures.values() if name in of_model]
+        area = f"macro AUC on the public set ({split}; chance 0.5)"
+        if "trained" not in figures and ends:
+            return [f"Before training, the server's {area} is {ends[0]:.3f}."]
+        if len(ends) == 2:
+            before, after = ends
             verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
-            ends = f"from {before:.3f} to {after:.3f}"
-            return [f"The server's macro AUC on the public set ({split}; chance 0.5) {verb} {ends}."]
+            return [f"The server's {area} {verb} from {before:.3f} to {after:.3f}."]
     return []

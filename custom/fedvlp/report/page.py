@@ -35,7 +35,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Sites": sites.section,
     "Loss": loss.section,
     "Site weights": weights.section,
-    "Classifier": lambda run: classifier.section(run.folder, run.history),
+    "Classifier": lambda run: classifier.section(run.folder, run.history, run.memory),
     "Public set": lambda run: public_set.section(run.history, run.memory),
     "What an attacker learns": audit.section,
     "Bytes and seconds": costs.section,
@@ -62,6 +62,6 @@ def write(folder: RunFolder, films: bool = False) -> Path:
             content = section(run)
             heading = f"<h2>{title}</h2>\n" if title else ""
             body += f"{heading}{content}\n" if content else ""
-    path = folder.path / ("report-films.html" if films else "report.html")
+    path = folder.page(films)
     save_text(path, html.page(f"fedvlp: {run.setting('name') or 'run'} {folder.path.name}", body))
     return path

@@ -28,15 +28,21 @@ MISSING = (
     "There are no intervals over patients yet. They can be measured where the run's records are, with "
     "fedvlp report RUN --intervals."
 )
+UNMEASURABLE = (
+    "There are no intervals over patients: what each site measured is its own model, beside the server's, and such "
+    "models are not measured again."
+)
+OF_SERVER = " These figures are of the server's model; those that the sites sent are not."
 
 
 def tables(run: Run) -> str:
     """Recalls over sites and by site, as HTML; without a measurement, the sentence that says how to get it."""
     if not run.recalls:
-        return f"<p>{text(MISSING)}</p>"
+        return f"<p>{text(MISSING if run.measurable else UNMEASURABLE)}</p>"
+    explanation = EXPLANATION + OF_SERVER * bool(run.evaluated and run.sends)
     head = ("", "test pairs", "initial", "trained", "gained", "chance", "source oracle")
     over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE]
-    out = f"<h3>Test split with intervals</h3><p>{text(EXPLANATION)}</p>{table(head, over)}"
+    out = f"<h3>Test split with intervals</h3><p>{text(explanation)}</p>{table(head, over)}"
     scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in run.recalls) else names.WHOLE_SET
     head = ("site", "test pairs", "initial", "trained", "gained", "from the average", "chance")
     sites = [

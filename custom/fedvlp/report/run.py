@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
+from fedvlp.core.method import Method, sends
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.evaluation import metric_names
@@ -35,6 +36,8 @@ class Run:
     history: list[Record]  # without the refused recalls
     samples: dict[str, int]  # site -> training records
     memory: State  # the server's
+    method: Method | None  # None where the folder has no configuration, or that of a plugin which is not here
+    sends: bool  # whether sites send weights
     saved: str  # time of the last checkpoint, UTC
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
@@ -71,7 +74,7 @@ class Run:
                 folder.model.parent / "config.json",
             )
         )
-        statistics = model.get("statistics", "")
+        statistics, method = model.get("statistics", ""), _method(folder)
         return Run(
             folder,
             config,
@@ -80,6 +83,8 @@ class Run:
             server.history,
             server.samples,
             server.memory,
+            method,
+            method is not None and sends(method, server.state),
             saved,
             statistics,
             list(cautions),
@@ -96,6 +101,16 @@ class Run:
         for name in key.split("."):
             value = value.get("args", {}).get(name) if isinstance(value, dict) else None
         return value
+
+    @property
+    def evaluated(self) -> str:
+        """What a site measured where that is not the server's model, e.g. "its own model"; else ""."""
+        return self.method.evaluates() if self.method else ""
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the recalls can be measured again: not where sites have models of their own beside the server's."""
+        return self.sends or self.method is None or not self.method.uses_public
 
     @cached_property
     def measured(self) -> list[tuple[Record, dict[str, float]]]:
@@ -117,6 +132,13 @@ class Run:
         """matplotlib's settings of a site's line, the same in every figure."""
         chosen = figures.look(self.sites.index(site))
         return {**chosen, "color": "#555555"} if site == POOLED else chosen
+
+
+def _method(folder: RunFolder) -> Method | None:
+    try:
+        return folder.experiment().method if folder.config.exists() else None
+    except ValueError:  # of a plugin that is not here: the page shows what it can
+        return None
 
 
 def _is_refused(name: str, value: float) -> bool:

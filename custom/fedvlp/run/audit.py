@@ -42,10 +42,11 @@ from fedvlp.evaluation.audit.words import Words
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.serialization import CARD
+from fedvlp.run import measurements
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.audit_representations import SENT, representation_scores
 from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
-from fedvlp.run.evaluate import last_server, loader, own_models
+from fedvlp.run.evaluate import last_server, loader, own_models, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
 from fedvlp.run.model_card import with_audit
@@ -186,13 +187,13 @@ def bound_cells(bound: Bound) -> tuple[str, ...]:
 
 def file_of(folder: RunFolder) -> Path:
     """Where the audit of a run is."""
-    return folder.path / "evaluation" / "audit.json"
+    return measurements.folder_of(folder) / measurements.AUDIT
 
 
 def read(folder: RunFolder) -> Audit | None:
-    """The audit that ``measure`` wrote; None where there is none. Raises ValueError for a damaged file."""
+    """The audit that ``measure`` wrote; None where there is none, or of another model. Raises ValueError for damage."""
     file = file_of(folder)
-    if not file.exists():
+    if not file.exists() or measurements.is_of_another_model(folder, file):
         return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -232,6 +233,7 @@ def measure(
     """
     audit = _Attacked(folder).audit(controls, resamples, delta, invert)
     save_json(file_of(folder), _plain(asdict(audit)))
+    measurements.note(folder, file_of(folder))
     card = folder.model.parent / CARD
     if card.exists():
         save_text(card, with_audit(card.read_text(encoding="utf-8"), _sentences(audit)))
@@ -310,7 +312,7 @@ class _Attacked:
         return {name: np.sort(rng.permutation(of)[:MOST]) for name, of in rows.items()}
 
     def audit(self, controls: bool, resamples: int, delta: float, invert: float) -> Audit:
-        state = self.experiment.method.finish(self.server)
+        state = trained_state(self.assembly, self.server)
         own = own_models(self.assembly, self.server, state)
         initial = self.assembly.initial()
         load = loader(self.assembly)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fedvlp.core.method import sends
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 from fedvlp.evaluation import distortion
@@ -16,7 +17,7 @@ from fedvlp.evaluation.retrieval import in_batch_ranks, ranks
 from fedvlp.evaluation.site_metrics import Retrieval, embed
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites
+from fedvlp.run.evaluate import last_server, loader, models_at_sites, paired_sites, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.terms import terms
 
@@ -138,13 +139,18 @@ class FinishedRun:
     def trained(self) -> tuple[dict[str, State], State]:
         """Site -> its own model, for methods that leave models at the sites; and the server's.
 
-        Raises ValueError where the sites trained alone and their models are not in the run's folder.
+        Raises ValueError where the sites trained alone and their models are not in the run's folder, and where they
+        have models of their own beside the server's.
         """
-        method, state = self.experiment.method, self.experiment.method.finish(last_server(self.folder))
+        method, state = self.experiment.method, trained_state(self.assembly, last_server(self.folder))
         own = models_at_sites(self.assembly, state)
-        shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
         require(
-            bool(own) or shared,
+            sends(method, state) or not method.uses_public,
+            f"every site of {self.name} has a model of its own beside the server's, and such models are not measured "
+            "again; the recalls that the sites sent, and the server's on the public set, are in its report",
+        )
+        require(
+            bool(own) or sends(method, state),
             f"the models of {self.name} stayed at its sites, and its folder has none of them; compare a run that "
             "`fedvlp simulate` made",
         )

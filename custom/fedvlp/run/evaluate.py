@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvlp.core import norm_statistics
-from fedvlp.core.client import Client
+from fedvlp.core.client import TARGET, Client
+from fedvlp.core.method import sends, stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State
 from fedvlp.data.cohort import Cohort
@@ -26,7 +27,9 @@ from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.measurements import folder_of
 from fedvlp.run.metrics import by_site
+from fedvlp.run.model_card import INITIAL_WEIGHTS
 from fedvlp.training.config import Training
 
 if TYPE_CHECKING:
@@ -108,7 +111,13 @@ def paired_sites(assembly: Assembly, least: int = 2) -> dict[str, Any]:
 
 
 def models_at_sites(assembly: Assembly, state: State) -> dict[str, State]:
-    """Site -> the whole model in its memory, for methods that leave models at the sites (Local)."""
+    """Site -> the whole model in its memory, for methods that leave models at the sites (Local); else none.
+
+    Where sites send weights, a whole model in a memory is none that a site ends with: FedMOON's is what its contrast
+    compares with.
+    """
+    if sends(assembly.experiment.method, state):
+        return {}
     memories = {site: assembly.memory(site).newest() for site in assembly.sites()}
     return {site: memory for site, memory in memories.items() if memory.keys() == state.keys()}
 
@@ -119,15 +128,14 @@ def _retrain(folder: RunFolder, choices: Choices, name: str, steps: int, deep: b
 
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
-    server = last_server(folder)
-    state = experiment.method.finish(server)
+    assembly, server = Assembly(experiment, folder.path), last_server(folder)
+    state = trained_state(assembly, server)
     steps = steps if choices.steps is None else choices.steps
     if deep is not None and choices.own:
         raise ValueError(f"{name} re-trains encoder layers by plain pre-training; leave --own out")
     only = None if deep is None else distortion.encoder_layers(state, choices.layers, deep=deep)
     plain = distortion.Retraining(local_steps=steps, only=only)
     method = replace(experiment.method, local_steps=steps) if choices.own else plain
-    assembly = Assembly(experiment, folder.path)
     trials = _trials(assembly, folder, state)
     entries = distortion.cross_table(
         trials, paired_sites(assembly), method, experiment.training, round=server.round, load=loader(assembly)
@@ -145,9 +153,25 @@ def last_server(folder: RunFolder) -> Server:
     return saved[0]
 
 
+def trained_state(assembly: Assembly, server: Server) -> State:
+    """The trained model of a run, as a client takes it (``Client.load``).
+
+    A target network that stays at the sites (FedU, FedEMA) is a copy of the model, as at a site that has not trained.
+    """
+    state = assembly.experiment.method.finish(server)
+    client = assembly.client("trained", None)
+    live = client.state()
+    lacking = [name for name in live if name.startswith(TARGET) and name not in state.keys() | client.site_only]
+    if not lacking:
+        return state
+    client.load({**live, **state})
+    client.restart_target()
+    return state | {name: live[name].detach().cpu().clone() for name in lacking}
+
+
 def _target(folder: RunFolder, name: str) -> Path:
     """Path, without suffix, of the files of an evaluation."""
-    return folder.path / "evaluation" / name
+    return folder_of(folder) / name
 
 
 def distort(folder: RunFolder, choices: Choices) -> list[Path]:
@@ -201,7 +225,7 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     classes = _prompted(cohort.label_names, choices.classes)
     threshold = getattr(experiment.method, "threshold", 2.0)
     protocol = zero.ZeroShot(classes, threshold, new_words=bool(choices.classes))
-    state = experiment.method.finish(server)
+    state = trained_state(assembly, server)
     states = {zero.GLOBAL: state} | own_models(assembly, server, state)
     data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
     load = loader(assembly) if assembly.site_only() else None
@@ -305,6 +329,15 @@ def _records(folder: RunFolder, choices: Choices) -> Cohort:
     return Assembly(folder.experiment(), folder.path).cohort
 
 
+def _warn_of_initial(*paths: Path) -> None:
+    """Says so of folders whose model was not trained: that of a run whose sites trained alone."""
+    for folder in (RunFolder(path) for path in paths):
+        if not (folder.checkpoint.exists() and folder.config.exists()):
+            continue  # a model without its run
+        if stays_initial(folder.experiment().method, last_server(folder).state):
+            log.warning("%s: %s; what is measured now is of no trained model", folder.path, INITIAL_WEIGHTS)
+
+
 def _device(folder: RunFolder) -> torch.device:
     """Where the run of a folder trains; of a model alone, a GPU if there is one."""
     training = folder.experiment().training if folder.checkpoint.exists() else Training()
@@ -323,6 +356,7 @@ def linear_probe(folder: RunFolder, choices: Choices) -> list[Path]:
     Each model of ``choices.against`` is probed alike and compared by DeLong's test. Raises ValueError for one of
     another input size: the records are decoded once, for the first model, and the other would see a part of each image.
     """
+    _warn_of_initial(folder.path, *choices.against)
     models = [load_encoders(path) for path in (folder.path, *choices.against)]  # a wrong path before minutes of probing
     size = models[0].config.image_size
     for path, model in zip(choices.against, models[1:], strict=True):
@@ -350,6 +384,7 @@ def _refuse_against(choices: Choices) -> None:
 def segment(folder: RunFolder, choices: Choices) -> list[Path]:
     """Dice of decoders on the frozen image tower (spec 10.3). Returns the files written."""
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
     segmented = masks.segmentation(choices.segmentation, model, cohort, choices.steps)
     return masks.write_segmentation(segmented, _downstream_target(folder, choices, "segmentation", cohort))
@@ -358,6 +393,7 @@ def segment(folder: RunFolder, choices: Choices) -> list[Path]:
 def answer(folder: RunFolder, choices: Choices) -> list[Path]:
     """Answers of heads on both frozen towers to questions about images (spec 10.6). Returns the files written."""
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_encoders(folder.path).to(_device(folder))
     answered = answers.vqa(choices.vqa, model, cohort, choices.steps)
     return answers.write_vqa(answered, _downstream_target(folder, choices, "vqa", cohort))
@@ -369,6 +405,7 @@ def retrieve(folder: RunFolder, choices: Choices) -> list[Path]:
     Returns the files written.
     """
     _refuse_against(choices)
+    _warn_of_initial(folder.path)
     cohort, model = _records(folder, choices), load_model(folder.path).to(_device(folder))
     split, rows = sources.source_retrieval(model, cohort)
     return sources.write_retrieval(split, rows, _downstream_target(folder, choices, "retrieval", cohort))

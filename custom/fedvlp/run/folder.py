@@ -27,6 +27,7 @@ from fedvlp.core.checkpoint import (
     unwritten,
 )
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
+from fedvlp.core.method import stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
 from fedvlp.federation.loop import QuorumLostError
@@ -155,6 +156,10 @@ class RunFolder:
         """The trained weights: there when the run has finished."""
         return self.path / "model" / "model.safetensors"
 
+    def page(self, films: bool = False) -> Path:
+        """The report; with ``films``, the one with films and reports of the records."""
+        return self.path / ("report-films.html" if films else "report.html")
+
     def plugin(self, name: str) -> Path:
         """The run's own copy of a plugin that is one file."""
         return self.path / "plugins" / f"{name}.py"
@@ -271,7 +276,9 @@ class RunFolder:
         def beside(folder: Path) -> None:
             if rest:
                 save_tensors(folder / "objective.safetensors", rest)
-            save_text(folder / CARD, card(experiment, model, self._samples(), history, statistics, bool(rest)))
+            unchanged = stays_initial(experiment.method, state)
+            said = card(experiment, model, self._samples(), history, statistics, bool(rest), unchanged)
+            save_text(folder / CARD, said)
 
         save_json(self.path / "summary.json", summary(history))
         model.save(self.path / "model", statistics, beside)

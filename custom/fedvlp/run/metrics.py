@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.metric_names import SECONDS
-from fedvlp.core.types import curve
+from fedvlp.core.types import EVALUATE, curve
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.retrieval import across_sites
 from fedvlp.run.experiment import POOLED
@@ -82,10 +82,15 @@ def scalars(record: Record) -> dict[str, dict[str, float]]:
 def summary(history: list[Record]) -> dict[str, dict[str, float]]:
     """Figures of the "initial" and the "trained" model: recalls over sites, and the server's on the public set.
 
-    Empty where nothing was measured.
+    Empty where nothing was measured, and without "trained" while that is the model before the first round alone. Of a
+    run of no rounds the last evaluation is of the same model.
     """
-    measured = [figures for record in history if (figures := overall(record) | on_public_set(record))]
-    return {"initial": measured[0], "trained": measured[-1]} if measured else {}
+    measured = [(record, figures) for record in history if (figures := overall(record) | on_public_set(record))]
+    if not measured:
+        return {}
+    (_, first), (record, last) = measured[0], measured[-1]
+    ended = record["round"] > 0 or record["phase"] == EVALUATE
+    return {"initial": first} | ({"trained": last} if ended else {})
 
 
 def on_public_set(record: Record) -> dict[str, float]:

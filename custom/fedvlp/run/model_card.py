@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from fedvlp import __version__
@@ -13,16 +14,17 @@ from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.dual_encoder import describe
 from fedvlp.models.initial import SHIPPED, parse
+from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.metrics import Record, largest_by_site, summary
+from fedvlp.run.metrics import Record, by_site, largest_by_site, of_server, summary
 from fedvlp.run.site_sources import SiteSources
 
 TEMPLATE = """\
-# {name}: an image-text model trained with fedvlp
+# {name}: {kind} trained with fedvlp
 
 {image_tower} reads films of {size} x {size} pixels, {text_tower} reads up to {tokens} tokens; both end in unit vectors
 of {dim} numbers. {parameters:,} parameters. Method: `{method}`, {rounds} rounds, seed {seed}. Start: {start}.
-Written by fedvlp {version}.
+Written by fedvlp {version}.{weights}
 
 ## Use
 
@@ -30,7 +32,7 @@ Written by fedvlp {version}.
 from fedvlp import load_model
 
 model = load_model("FOLDER")  # this folder
-vectors = model.encode_image(["one.dcm", "other.png"])  # [2, {dim}]
+{use}
 ```
 
 Films must be prepared as `config.json` says under `preprocessing`; `load_model` does. A film that is prepared
@@ -60,7 +62,7 @@ otherwise gets a wrong vector, without an error.
 
 ## Intended use
 
-Research on image-text models. This is no medical device: it was not validated for diagnosis or for any decision about
+Research on {kinds}. This is no medical device: it was not validated for diagnosis or for any decision about
 a patient. It knows films and reports like those of its sites; measure it on your own records before you use it.
 
 ## Licence
@@ -76,6 +78,18 @@ it.
 """
 
 
+ENCODER = """\
+vectors = model.encode_image(["one.dcm", "other.png"])  # [2, {dim}]"""
+CLASSIFIER = """\
+films = model.preprocess(["one.dcm", "other.png"])
+words, mask = model.tokenizer(["report of one", "report of the other"])
+logits = model({{"image": films, "text": words, "text_mask": mask}}).logits  # [2, {findings}]; one of both is enough"""
+"""What to do with a model, as code."""
+
+INITIAL_WEIGHTS = "the weights are the initial ones: no site sent any, and each has the model that it trained alone"
+"""Of a run whose sites train alone."""
+
+
 def card(
     experiment: Experiment,
     model: Any,
@@ -83,14 +97,21 @@ def card(
     history: Sequence[Record],
     statistics: str,
     objective: bool,
+    initial: bool = False,
 ) -> str:
     """The text for a trained ``model`` (a DualEncoder). ``samples``: training records by site, as the sites said.
 
     ``statistics``: whose its running statistics are. ``objective``: whether tensors of the objective lie beside it.
+    ``initial``: whether its weights are those that the run started from.
     """
     described = model.described()["model"]
+    labels = _findings(experiment)
     return TEMPLATE.format(
         name=experiment.name,
+        kind="a classifier of films and reports" if labels else "an image-text model",
+        kinds="classifiers of films and reports" if labels else "image-text models",
+        weights=f" {_sentence(INITIAL_WEIGHTS)}" if initial else "",
+        use=(CLASSIFIER if labels else ENCODER).format(dim=described["embedding_dim"], findings=len(labels)),
         image_tower=_cell(described["image_tower"]),
         text_tower=_cell(described["text_tower"]),
         size=described["image_size"],
@@ -104,12 +125,10 @@ def card(
         version=__version__,
         source=_source(experiment.data),
         counts=_counts(samples),
-        results=_results(summary(list(history))),
-        statistics=statistics[:1].upper() + statistics[1:] + "."
-        if statistics
-        else "The model has no batch normalisation.",
+        results=_areas(history) if labels else _results(summary(list(history)), experiment.method.evaluates()),
+        statistics=_sentence(statistics or "the model has no batch normalisation"),
         privacy=_privacy(history),
-        classes=_classes(model.prompts),
+        classes=f"It gives a logit for each of: {', '.join(labels)}." if labels else _classes(model.prompts),
         more=", `objective.safetensors` what was trained beside it" if objective else "",
     )
 
@@ -128,6 +147,15 @@ def with_audit(written: str, said: str) -> str:
     if heading in written:
         return written.replace(heading, f"{block}\n{heading}", 1)
     return f"{written.rstrip()}\n\n{block}"
+
+
+def _sentence(said: str) -> str:
+    return f"{said[:1].upper()}{said[1:]}."
+
+
+def _findings(experiment: Experiment) -> tuple[str, ...]:
+    """What a classifier tells; nothing for any other model."""
+    return experiment.model.labels if isinstance(experiment.model, MultimodalConfig) else ()
 
 
 def _cell(text: str) -> str:
@@ -162,14 +190,63 @@ def _counts(samples: Mapping[str, int]) -> str:
     return "\n".join(["| site | training records |", "|---|---|", *rows, f"| all | {sum(samples.values()):,} |"])
 
 
-def _results(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Recall on the test split of the initial and the trained model, where it was measured."""
+def _results(figures: Mapping[str, Mapping[str, float]], evaluated: str) -> str:
+    """Recall on the test split of the initial and the trained model, where it was measured.
+
+    ``evaluated``: what the sites measured, where that is not this model. The server's own figures then come first.
+    """
+    blocks = []
+    columns = _on_public_set(figures.get("trained", {}))
+    if evaluated and columns:
+        title = "Recall of these weights among all test records of the public set, mean of both directions, percent:"
+        blocks.append("\n".join([title, "", *_recall_rows(figures, columns)]))
     for scope, among in ((names.IN_BATCH, "in batches of 32"), (names.WHOLE_SET, "among all of a site")):
         columns = _recalls(figures.get("trained", {}), scope)
         if columns:
-            title = f"Recall on the sites' test records, {among}, mean of both directions, percent:"
-            return "\n".join([title, "", *_recall_rows(figures, columns)])
-    return "No recall was measured on the test split in this run."
+            of = f"The next figures are not of these weights: each site measured {evaluated}.\n" if evaluated else ""
+            title = f"{of}Recall on the sites' test records, {among}, mean of both directions, percent:"
+            blocks.append("\n".join([title, "", *_recall_rows(figures, columns)]))
+            break
+    return "\n\n".join(blocks) or "No recall was measured on the test split in this run."
+
+
+def _on_public_set(measured: Mapping[str, float]) -> dict[str, str]:
+    """Column -> name of the server's figure on the public set, of those that were measured."""
+    named = {f"R@{k}": of_server(names.recall("test", k, names.WHOLE_SET)) for k in (1, 5, 10)}
+    return {column: key for column, key in named.items() if key in measured}
+
+
+def _areas(history: Sequence[Record]) -> str:
+    """Macro area under the ROC curve before and after training: the server's on the public set, else the sites'."""
+    for whose, areas_of in (("on the public set", _areas_of_server), ("mean over the sites' records", _areas_of_sites)):
+        measured = [areas for record in history if (areas := areas_of(record))]
+        if measured:
+            ends = {"initial": measured[0], "trained": measured[-1]}
+            title = f"Area under the ROC curve, {whose}, mean over findings (macro), 0 to 1; chance is 0.5:"
+            rows = [
+                f"| {model} | {' | '.join(f'{areas[split]:.3f}' if split in areas else '' for split in measured[-1])} |"
+                for model, areas in ends.items()
+            ]
+            head = [f"| model | {' | '.join(measured[-1])} |", f"|{'---|' * (len(measured[-1]) + 1)}"]
+            return "\n".join([title, "", *head, *rows])
+    return "No area under the ROC curve was measured in this run."
+
+
+def _areas_of_server(record: Record) -> dict[str, float]:
+    """Split -> macro area of the server's model."""
+    figures = record.get("server", {})
+    return {split: figures[name] for split in ("test", "val") if (name := names.auc(split, names.MACRO)) in figures}
+
+
+def _areas_of_sites(record: Record) -> dict[str, float]:
+    """Split -> macro area, mean over the sites that have one."""
+    areas = {}
+    for split in ("test", "val"):
+        name = names.auc(split, names.MACRO)
+        values = [figures[name] for figures in by_site(record).values() if name in figures]
+        if values:
+            areas[split] = fmean(values)
+    return areas
 
 
 def _recalls(measured: Mapping[str, float], scope: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
 from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run import measurements
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
@@ -55,7 +56,7 @@ class Recall:
 
 def file_of(folder: RunFolder) -> Path:
     """Where the recalls of a run are."""
-    return folder.path / "evaluation" / "recall.csv"
+    return measurements.folder_of(folder) / measurements.RECALLS
 
 
 def measure(folder: RunFolder) -> Path:
@@ -83,7 +84,9 @@ def measure(folder: RunFolder) -> Path:
     if shared:
         lines += _together(run, vectors)
     rows = ((*astuple(line)[:6], *vars(line.recall).values(), line.chance, line.oracle) for line in lines)
-    return write_csv(file_of(folder), [COLUMNS, *rows])
+    file = write_csv(file_of(folder), [COLUMNS, *rows])
+    measurements.note(folder, file)
+    return file
 
 
 def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Recall]:
@@ -112,8 +115,11 @@ def is_measured_unasked(folder: RunFolder) -> bool:
 
 
 def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run, nor a classifier's."""
-    if file_of(folder).exists() or not is_measured_unasked(folder):
+    """``measure`` for a run that is measured unasked and whose model was not yet.
+
+    Nothing for any other run, nor a classifier's.
+    """
+    if not is_measured_unasked(folder) or measurements.is_current(folder, file_of(folder)):
         return
     if isinstance(folder.experiment().model, MultimodalConfig):
         return
@@ -152,9 +158,9 @@ def _lines(
 
 
 def read(folder: RunFolder) -> list[Recall]:
-    """The recalls that ``measure`` wrote; none where it did not. Raises ValueError for a damaged file."""
+    """The recalls that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
     file = file_of(folder)
-    if not file.exists():
+    if not file.exists() or measurements.is_of_another_model(folder, file):
         return []
     try:
         with open(file, encoding="utf-8", newline="") as lines:

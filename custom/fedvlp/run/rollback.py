@@ -10,6 +10,8 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
 from fedvlp.federation.site import MOMENTS
 from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.run import measurements
+from fedvlp.run.evaluate import EVALUATIONS
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 
@@ -21,8 +23,9 @@ class RollbackError(ValueError):
 def rollback(folder: RunFolder, round: int) -> int:
     """Puts the run back to before ``round``; returns the round that it was in. Resumed, it does ``round`` anew.
 
-    Round 0 is the beginning: the run starts again with untrained weights. What a finished run brought (model, summary)
-    is removed, as it is of the undone rounds; metrics.csv says what is left, TensorBoard's files keep what they have.
+    Round 0 is the beginning: the run starts again with untrained weights. What a finished run brought (model, summary,
+    report, and what was measured of the model) is removed, as it is of the undone rounds; metrics.csv says what is
+    left, TensorBoard's files keep what they have.
     Sites of a simulation forget what they learnt since; sites of FLARE do when they take part again. Raises
     RollbackError, and FolderInUseError while a process writes the run.
     """
@@ -73,6 +76,9 @@ def _memories(folder: RunFolder) -> list[Path]:
 
 
 def _forget_results(folder: RunFolder) -> None:
+    """Removes all that is of the model which the run ended with."""
     folder.model.unlink(missing_ok=True)
     shutil.rmtree(folder.model.parent, ignore_errors=True)
-    (folder.path / "summary.json").unlink(missing_ok=True)
+    for file in (folder.path / "summary.json", folder.page(), folder.page(films=True)):
+        file.unlink(missing_ok=True)
+    measurements.forget(folder, EVALUATIONS)

@@ -21,6 +21,7 @@ from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.prompts import PROMPTS, prompts
 from fedvlp.evaluation.zero_shot import Embeddings, ZeroShot, class_scores, class_texts, test_images, test_labels
+from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader
 from fedvlp.run.folder import RunFolder
@@ -46,7 +47,7 @@ class Area:
 
 def file_of(folder: RunFolder) -> Path:
     """Where the areas of a run are."""
-    return folder.path / "evaluation" / "zero-shot-findings.csv"
+    return measurements.folder_of(folder) / measurements.AREAS
 
 
 def measure(folder: RunFolder) -> Path | None:
@@ -64,12 +65,14 @@ def measure(folder: RunFolder) -> Path | None:
         *_areas(run, protocol, INITIAL, {}, run.assembly.initial()), *_areas(run, protocol, TRAINED, own, state)
     ]  # fmt: skip
     rows = ((*list(vars(one).values())[:5], *vars(one.area).values()) for one in areas)
-    return write_csv(file_of(folder), [COLUMNS, *rows])
+    file = write_csv(file_of(folder), [COLUMNS, *rows])
+    measurements.note(folder, file)
+    return file
 
 
 def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a run that is measured unasked and was not yet; nothing for any other run."""
-    if file_of(folder).exists() or not is_measured_unasked(folder):
+    """``measure`` for a run that is measured unasked and whose model was not yet; nothing for any other run."""
+    if not is_measured_unasked(folder) or measurements.is_current(folder, file_of(folder)):
         return
     try:
         measure(folder)
@@ -127,9 +130,9 @@ def _of_site(
 
 
 def read(folder: RunFolder) -> list[Area]:
-    """The areas that ``measure`` wrote; none where it did not. Raises ValueError for a damaged file."""
+    """The areas that ``measure`` wrote; none where it did not, or of another model. Raises ValueError for damage."""
     file = file_of(folder)
-    if not file.exists():
+    if not file.exists() or measurements.is_of_another_model(folder, file):
         return []
     try:
         with open(file, encoding="utf-8", newline="") as lines:

@@ -135,9 +135,7 @@ def models(folder: RunFolder) -> Iterator[tuple[str, Any, Figures]]:
     assembly = Assembly(folder.experiment(), folder.path)
     method = folder.experiment().method
     state = method.finish(last_server(folder))
-    # a site of a method that shares may remember a whole model too (FedMOON's previous one), which is not the result
-    shared = any(method.shares(name, phase) for phase in method.phases(0) for name in state)
-    starts = {} if shared else models_at_sites(assembly, state)
+    starts = models_at_sites(assembly, state)
     if not starts:
         yield "", load_encoders(folder.path), {}  # as it was exported: a target that stays at the sites is not in it
         return

@@ -1,0 +1,77 @@
+"""What was measured of a run beside its own records: files in its folder ``evaluation``, and of which model they are.
+
+A run that is put back (run/rollback.py) and goes on ends with another model, of which the files of the first say
+nothing. Each file that a report reads is noted with the digest of the records of the phases behind its model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from fedvlp.core.checkpoint import CheckpointError, load_header, save_json
+from fedvlp.run.folder import RunFolder
+
+NOTE = "measured.json"
+"""In the folder of the files: name of a file -> digest."""
+
+RECALLS, AREAS, AUDIT = "recall.csv", "zero-shot-findings.csv", "audit.json"
+"""What a report reads."""
+
+
+def folder_of(folder: RunFolder) -> Path:
+    """Where the files of a run are."""
+    return folder.path / "evaluation"
+
+
+def note(folder: RunFolder, file: Path) -> None:
+    """Notes that a file is of the run's model as it is."""
+    save_json(folder_of(folder) / NOTE, {**_noted(folder), file.name: _model(folder)})
+
+
+def is_of_another_model(folder: RunFolder, file: Path) -> bool:
+    """Whether the file is noted for another model than the run's; one that was written before there were notes is not.
+
+    So nothing is shown of a model that is gone, and what an older fedvlp measured is not lost.
+    """
+    noted, model = _noted(folder).get(file.name, ""), _model(folder)
+    return bool(noted and model) and noted != model
+
+
+def is_current(folder: RunFolder, file: Path) -> bool:
+    """Whether the file need not be measured again: it is of the run's model, or without a note and no older than it."""
+    if not file.exists() or is_of_another_model(folder, file):
+        return False
+    return file.name in _noted(folder) or file.stat().st_mtime >= folder.model.stat().st_mtime
+
+
+def forget(folder: RunFolder, evaluations: Iterable[str]) -> None:
+    """Removes what fedvlp measured of the run's model: what a report reads, and the files of ``evaluations``.
+
+    Their tables and figures are called by their names, and by more behind a hyphen. Other files stay.
+    """
+    names, known = tuple(evaluations), (RECALLS, AREAS, AUDIT, NOTE)
+    for file in folder_of(folder).glob("*"):
+        of_evaluation = file.suffix in (".csv", ".png") and any(f"{file.stem}-".startswith(f"{n}-") for n in names)
+        if file.is_file() and (file.name in known or of_evaluation):
+            file.unlink()
+    with suppress(OSError):  # it holds other files, or there is none
+        folder_of(folder).rmdir()
+
+
+def _noted(folder: RunFolder) -> dict[str, str]:
+    try:
+        noted: dict[str, str] = json.loads((folder_of(folder) / NOTE).read_text(encoding="utf-8"))
+        return noted if isinstance(noted, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _model(folder: RunFolder) -> str:
+    """The digest of all records of the run's phases, their seconds among them; "" where the checkpoint has none."""
+    with suppress(CheckpointError):
+        written = load_header(folder.checkpoint).get("history")
+        return str(written["digest"]) if isinstance(written, dict) else ""
+    return ""
