@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.plugins import PULLED, forget, fresh, pulled
 from typer.testing import CliRunner
 
 import fedvlp
@@ -21,11 +22,13 @@ from fedvlp.claims.page import INVALID, MISSING, as_page, judge
 from fedvlp.claims.reproduce import measures
 from fedvlp.claims.scenario import HOLDS, Claim, Precondition, Scenario, Table, ahead
 from fedvlp.cli import app
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
-from fedvlp.run import presets
+from fedvlp.run import plugins, presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
@@ -214,6 +217,90 @@ def test_a_result_counts_for_its_own_experiment_alone(filed: tuple[Path, Table],
     other.write_text(other.read_text()[:50])
     with pytest.raises(ValueError, match=r"the result tiny/0/local\.json is damaged"):
         ask(scenario(), folder, jobs=0)
+
+
+def of_plugin(file: Path) -> Scenario:
+    """The scenario with the method of a plugin alone, as the file has it now."""
+    forget()
+    method = plugins.use(file).module.Pulled(local_steps=1)
+    return replace(scenario(), experiments=lambda seed: {"pulled": replace(tiny(seed)["fedavg"], method=method)})
+
+
+def test_figures_of_an_edited_plugin_are_measured_anew(tmp_path: Path) -> None:
+    """Neither its file of results nor its finished run counts, and neither stops the table: a new run begins.
+
+    The configuration is the same to the letter; only the content of the plugin is not. The other content still counts
+    for the other run.
+    """
+    with fresh():
+        first, said = ask(of_plugin(pulled(tmp_path)), tmp_path)
+        assert said == {("pulled", 0): DONE}
+        assert ask(of_plugin(pulled(tmp_path)), tmp_path)[1] == {("pulled", 0): FILED}
+        edited = of_plugin(
+            pulled(tmp_path, text=PULLED.replace("{**terms,", "{**{name: -9 * term for name, term in terms.items()},"))
+        )
+        assert ask(edited, tmp_path, jobs=0)[1] == {}, "its file is of another method"
+        shutil.rmtree(tmp_path / "results")
+        assert ask(edited, tmp_path, jobs=0)[1] == {}, "its run is, too"
+        second, said = ask(edited, tmp_path)
+        assert said == {("pulled", 0): DONE}
+        assert second.cells != first.cells
+        shutil.rmtree(tmp_path / "results")
+        again, said = ask(of_plugin(pulled(tmp_path)), tmp_path)
+        assert (again.cells, said) == (first.cells, {("pulled", 0): HERE})
+
+
+def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> None:
+    """One word of one report, which no setting says: neither the file of results nor the finished run counts.
+
+    As before it does; a file that does not say of which records it is leaves it to the run to say so.
+    """
+    write(SyntheticCohort(sites=2, size=260, image_size=36), tmp_path)
+    table = tmp_path / "pairs.csv"
+    before = table.read_text(encoding="utf-8")
+    one = replace(scenario(), experiments=lambda seed: {
+        "fedavg": replace(tiny(seed)["fedavg"], data=TableSource(path=str(table), image_size=36))
+    })  # fmt: skip
+    assert ask(one, tmp_path)[1] == {("fedavg", 0): DONE}
+    assert ask(one, tmp_path)[1] == {("fedavg", 0): FILED}
+    file = results.path(tmp_path / "results", "tiny", "fedavg", 0)
+    filed = file.read_text()
+    assert json.loads(filed)["cohort"]
+    file.write_text(json.dumps({key: value for key, value in json.loads(filed).items() if key != "cohort"}))
+    assert ask(one, tmp_path)[1] == {("fedavg", 0): HERE}
+    assert json.loads(file.read_text())["cohort"] == json.loads(filed)["cohort"]
+    table.write_text(before.replace(" and ", " or ", 1), encoding="utf-8")
+    assert table.read_text(encoding="utf-8") != before
+    assert ask(one, tmp_path, jobs=0)[1] == {}, "its file is of other records"
+    file.unlink()
+    assert ask(one, tmp_path, jobs=0)[1] == {}, "its run is, too"
+    assert ask(one, tmp_path)[1] == {("fedavg", 0): DONE}
+    assert len(list((tmp_path / "runs" / "tiny" / "0" / "fedavg").iterdir())) == 2
+    assert ask(one, tmp_path)[1] == {("fedavg", 0): FILED}
+
+
+def test_drawn_records_are_not_drawn_to_be_compared(filed: tuple[Path, Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their configuration determines them, so that a ledger of hundreds of filed cells is read in seconds."""
+
+    def build(cohort: SyntheticCohort) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(SyntheticCohort, "build", build)
+    assert set(ask(scenario(), filed[0], jobs=0)[1].values()) == {FILED}
+    content = json.loads(results.path(filed[0] / "results", "tiny", "fedavg", 0).read_text())
+    assert "cohort" not in content
+
+
+def test_cells_of_a_plugin_run_side_by_side(tmp_path: Path) -> None:
+    """Fresh interpreters know no plugin: they import it before a task names its classes, or they end there."""
+    with fresh():
+        one = of_plugin(pulled(tmp_path))
+        assert ask(one, tmp_path, seeds=(0,), jobs=2)[1] == {("pulled", 0): DONE}
+
+
+def test_a_number_of_jobs_below_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--jobs is -1; give how many runs at a time, or 0 to run nothing"):
+        ask(scenario(), tmp_path, jobs=-1)
 
 
 def test_what_has_not_run_is_said_and_not_ranked() -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +70,51 @@ def test_a_preset_takes_the_settings_that_it_has() -> None:
 def test_a_seed_is_that_of_run_and_data() -> None:
     one = seeded(presets.get("fedavg"), "name", 3)
     assert (one.name, one.rounds.seed, one.data.seed) == ("name", 3, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--grid", "rounds.seed=1,2"], "sweep: rounds.seed is set; the seeds are those of --seeds"),
+        (["--set", "data.seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
+        (["--data", "table:pairs.csv,seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
+        (["--set", "name=mine"], "sweep: name is set; a variant has the name of its preset"),
+        (["--jobs", "-1"], "--jobs is -1; give how many runs at a time"),
+    ],
+)
+def test_what_a_sweep_sets_itself_is_refused(words: list[str], said: str, tmp_path: Path) -> None:
+    """It was overridden in silence: two columns of a table had the names of two seeds, and the figures of one."""
+    done = CliRunner().invoke(app, ["sweep", "fedavg", "--runs", str(tmp_path), *words])
+    assert said in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
+    """A terminal sends Ctrl-C to the workers as well, which told of it at length, and those that begin are stopped too.
+
+    Nothing stays behind that would train on.
+    """
+    settings = [
+        text for key, value in (TINY | {"rounds.rounds": "1000"}).items() for text in ("--set", f"{key}={value}")
+    ]
+    command = [sys.executable, "-c", "from fedvlp.cli import main; main()", "sweep", "fedavg", "local", *settings]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while len(list(tmp_path.rglob("config.json"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (line,) = errors.splitlines()
+    assert line.startswith("fedvlp: stopped; go on with: fedvlp sweep fedavg local")
+    time.sleep(1)
+    states = subprocess.run(
+        ["ps", "-o", "stat=", "-s", str(process.pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
+    assert all(state.startswith("Z") for state in states), "processes that nobody ended"
 
 
 def test_no_two_variants_share_a_folder() -> None:

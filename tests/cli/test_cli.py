@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import programs
+from support.plugins import fresh, pulled
 from typer.testing import CliRunner
 
 from fedvlp import __version__
@@ -116,6 +118,21 @@ def test_a_stopped_command_says_what_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     assert stopping.said() == "stopped; go on with: fedvlp sweep fedavg --data 'table:my films.csv'"
     stopping.goes_on_with("fedvlp", "simulate", "--resume", "runs/fedavg/001")
     assert stopping.said() == "stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
+
+
+def test_the_command_that_goes_on_names_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the command was refused. The folder has brackets, which are a part of its name and no markup."""
+    monkeypatch.chdir(tmp_path)
+    pulled(tmp_path)
+    words = ["simulate", "pulled", "--plugin", "pulled_method.py", "--runs", "b[/x] [y]", "--workers", "1", *SMALL]
+    with fresh():
+        done = CliRunner().invoke(app, [*words, "--set", "rounds.rounds=1"], catch_exceptions=False)
+        assert done.output.startswith("run b[/x] [y]/pulled/001 (pulled)\n")
+        expected = ["fedvlp", "simulate", "--resume", "b[/x] [y]/pulled/001", "--plugin", "pulled_method.py"]
+        said = stopping.said()
+        assert shlex.split(said.removeprefix("stopped; go on with: ")) == expected
+        listed = CliRunner().invoke(app, ["runs", "b[/x] [y]"], catch_exceptions=False)
+        assert "runs in b[/x] [y]" in listed.output
 
 
 def test_a_name_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:

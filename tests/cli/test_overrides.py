@@ -17,7 +17,7 @@ from fedvlp.cli.overrides import configured
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.joined import JoinedSource
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.cohort import COHORTS, SyntheticCohort
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -34,6 +34,21 @@ def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> No
     assert (fewer.data.sites, fewer.data.size, fewer.partition.sites) == (3, 9000, 3)
     with pytest.raises(ValueError, match="synthetic, label-skew, scanner-shift or table:"):
         configured("fedavg", "label-swek", None, None)
+
+
+def test_synthetic_is_the_presets_own_cohort_whatever_the_base_has(tmp_path: Path) -> None:
+    """Beside another run's configuration or on its terms, the run trained on that run's data, a table here, instead."""
+    table = tmp_path / "pairs.csv"
+    table.write_text("image,report\nx.png,no effusion seen\n")
+    own = presets.get("fedavg").data
+    for data in (f"table:{table}", "label-skew"):
+        other = configured("fedavg", data, None, None)
+        assert configured(other, "synthetic", None, None).data == own
+        assert configured("fedavg", "synthetic", None, None, like=other).data == own
+        assert configured(other, None, None, None).data == other.data != own
+    renamed = replace(configured("fedavg", "label-skew", None, None), name="mine")
+    assert configured(renamed, "synthetic", 3, None).data == SyntheticCohort(image_size=72, sites=3)
+    assert configured("fedavg", "synthetic", None, None) == configured("fedavg", None, None, None)
 
 
 # Data sets of files

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedvlp.cli.tables import markdown, progress_line, summary_tables, table_of_file
+from fedvlp.cli.tables import markdown, plain_table, prepared_tables, progress_line, summary_tables, table_of_file
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.comparison import tables, verdict
 from fedvlp.run.compare import Comparison, Row
@@ -33,6 +34,20 @@ def test_the_loss_of_a_pooled_site_is_its_own() -> None:
     figures = {"loss/contrastive": 9.25, "site-1:val/mean/r1": 5.0, "site-2:val/mean/r1": 7.0}
     record = {"round": 0, "phase": "train", "seconds": 1.0, "dropped": {}, "sites": {"pooled": figures}}
     assert "loss 9.250  val R@1 6.0 (worst 5.0)" in progress_line(record)
+
+
+def test_brackets_are_no_markup() -> None:
+    """What others wrote, the names of findings, sites and folders: "[/Edema]" ended in a traceback, "[x]" was gone."""
+    console = Console(file=StringIO(), width=200)
+    console.print(plain_table("runs in b[/x]", ("site [a]", "[/Edema]"), [("north [ward 3]", "[/]")]))
+    console.print(*prepared_tables(SyntheticCohort(sites=2, size=80).build(), {"skipped: [/x]": 1}, {"[y]": "[z]"}))
+    areas = {"server/test/auc/macro": 0.5, "server/test/auc/[/Edema]": 0.75}
+    console.print(*summary_tables("mine", {"initial": areas, "trained": areas}))
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    for said in ("b[/x]", "site [a]", "north [ward 3]", "[/]", "skipped: [/x]", "[y]", "[z]"):
+        assert said in text
+    assert text.count("[/Edema]") == 2
 
 
 def test_retrieval_of_sites_alone() -> None:
@@ -119,13 +134,13 @@ def test_a_written_table_is_shown_and_a_wide_one_turned(tmp_path: Path) -> None:
     wide.write_text("subset,a,b,c,d,e,f\n100 %,75.873015,2,0.5,nan,,word\n")
     table = table_of_file(wide)
     assert table is not None
-    assert [column.header for column in table.columns] == ["subset", "100 %"]
-    assert list(table.columns[1].cells) == ["75.87", "2", "0.5", "nan", "", "word"]
+    assert [str(column.header) for column in table.columns] == ["subset", "100 %"]
+    assert list(map(str, table.columns[1].cells)) == ["75.87", "2", "0.5", "nan", "", "word"]
     narrow = tmp_path / "sites.csv"
     narrow.write_text("site,area\n" + "north,0.123456\n" * 3)
     table = table_of_file(narrow)
     assert table is not None
-    assert list(table.columns[1].cells) == ["0.1235"] * 3
+    assert list(map(str, table.columns[1].cells)) == ["0.1235"] * 3
     narrow.write_text("site,area\n" + "north,0.1\n" * 100)
     assert table_of_file(narrow) is None
     narrow.write_text("site,area\n")

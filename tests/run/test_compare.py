@@ -109,6 +109,45 @@ def test_a_run_is_not_ahead_of_itself_repeated(root: Path, three: list[RunFolder
     assert (difference.average.low, difference.average.high, difference.worst.high) == (0.0, 0.0, 0.0)
 
 
+def test_runs_of_one_name_and_number_are_two_runs(
+    root: Path, three: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``first/fedavg/001`` and ``second/fedavg/001``, which trained differently: both are shown, also on the page.
+
+    The path is named as far as it tells them apart. Where both were ``fedavg/001``, one was compared with itself.
+    """
+    from typer.testing import CliRunner
+
+    from fedvlp.cli import app
+
+    for name, steps in (("first", 1), ("second", STEPS)):
+        run(tmp_path / name, "fedavg", FedAvg(local_steps=steps))
+    monkeypatch.chdir(tmp_path)
+    folders = [RunFolder(Path(name) / "fedavg" / "001") for name in ("first", "second")]
+    two = compare(folders, 5)
+    assert two.runs == ("first/fedavg/001", "second/fedavg/001")
+    average = {row.name: row.average.value for row in two.models}
+    assert average["second/fedavg/001"] == pytest.approx(measured(three[2], "trained", names.IN_BATCH)[0])
+    assert average["first/fedavg/001"] != average["second/fedavg/001"]
+    assert two.ahead[0].average.value == pytest.approx(average["second/fedavg/001"] - average["first/fedavg/001"])
+    done = CliRunner().invoke(app, ["compare", *(str(of.path) for of in folders), "--html", "page.html"])
+    assert done.exit_code == 0, done.output
+    written = Path("page.html").read_text(encoding="utf-8")
+    assert all(run in written for run in two.runs)
+
+
+def test_a_run_may_be_called_as_the_start_is(root: Path, three: list[RunFolder]) -> None:
+    """A run that is named ``initial`` took the row of the model that both start from."""
+    both = compare([run(root, INITIAL, FedAvg(local_steps=1)), three[2]], 5)
+    assert [row.name for row in both.models] == [INITIAL, "initial/001", "fedavg"]
+
+
+def test_the_first_none_are_no_recall(three: list[RunFolder]) -> None:
+    """Recall@0 was a table of zeros."""
+    with pytest.raises(ValueError, match="--k is 0; Recall@K counts what is among the first K, so give 1 or more"):
+        compare(three, 0)
+
+
 def test_sites_smaller_than_a_batch_are_searched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BATCH", 64)
     folders = [run(tmp_path, name, FedAvg(local_steps=steps)) for name, steps in (("one", 1), ("two", 2))]

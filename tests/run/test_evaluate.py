@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from fedvlp.cli import app
 from fedvlp.core.client import TARGET
 from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
@@ -28,14 +31,16 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedEMA, FedU
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.load import input_size, load_encoders
+from fedvlp.models.serialization import CHECKSUMS
 from fedvlp.objectives import BYOLConfig
 from fedvlp.run import audit as audits
 from fedvlp.run import recalls
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.evaluate import EVALUATIONS, Choices, distort, last_server, trained_state
-from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
+from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from fedvlp.run.trained import decoded_size
 from fedvlp.training.config import Training
 
 Image = pytest.importorskip("PIL.Image")
@@ -137,22 +142,57 @@ def test_a_model_alone_has_no_records(tmp_path: Path) -> None:
 def test_what_is_of_a_run_refuses_other_records(tmp_path: Path) -> None:
     for words in (("--data", "synthetic"), ("--against", tmp_path), ("--out", tmp_path)):
         done = evaluate(tmp_path, "--what", "distortion", *words)
-        assert "leave --data, --against and --out out" in str(done.exception)
+        assert f"{words[0]} is read by --what" in str(done.exception)
     for what in ("segmentation", "vqa", "retrieval"):
         with pytest.raises(ValueError, match="--against compares linear probes"):
             EVALUATIONS[what](RunFolder(tmp_path), Choices(against=(tmp_path,)))
 
 
-def small_run(folder: Path, config: ModelConfig = MODEL, **settings: Any) -> RunFolder:
+SMALL_COHORT = SyntheticCohort(sites=2, size=80, image_size=32)
+
+
+def small_run(folder: Path, config: ModelConfig = MODEL, data: Source = SMALL_COHORT, **settings: Any) -> RunFolder:
     """Two sites, one round of one step."""
-    settings = {"data": SyntheticCohort(sites=2, size=80, image_size=32), **settings}
     experiment = Experiment(
-        "small", FedAvg(local_steps=1), config, training=Training(batch_size=8),
-        rounds=Rounds(rounds=1, evaluate_every=0), **settings,
+        "small", FedAvg(local_steps=1), config, data=data,
+        training=Training(batch_size=8), rounds=Rounds(rounds=1, evaluate_every=0), **settings,
     )  # fmt: skip
     run = RunFolder.create(folder, experiment)
     simulate(experiment, run)
     return run
+
+
+def test_every_choice_says_who_reads_it() -> None:
+    """So that an option of the command line is refused, and not ignored, where nobody reads it."""
+    assert READ_BY.keys() == {field.name for field in fields(Choices)}
+    assert set().union(*READ_BY.values()) <= EVALUATIONS.keys()
+
+
+def test_films_of_other_records_are_decoded_as_the_models_were(tmp_path: Path) -> None:
+    """With one table for both, the figures are those of the run's own records: its films have 48 pixels, and not 36.
+
+    Without what the model's folder says, as before it said so, the run's configuration does.
+    """
+    write(SyntheticCohort(sites=2, size=120, image_size=64), tmp_path)
+    data = f"table:{tmp_path / 'pairs.csv'}"
+    run = small_run(
+        tmp_path / "run", replace(MODEL, image_size=32), TableSource(path=data.removeprefix("table:"), image_size=48)
+    )
+    for _ in range(2):
+        assert evaluate(run.path, "--what", "retrieval").exit_code == 0
+        done = evaluate(run.path, "--what", "retrieval", "--data", data)
+        assert done.exit_code == 0, done.output
+        own, other = sorted((run.path / "evaluation").glob("retrieval*.csv"))
+        assert own.read_text() == other.read_text()
+        config = run.path / "model" / "config.json"
+        content = json.loads(config.read_text())
+        content.pop("preprocessing", None)
+        config.write_text(json.dumps(content))
+        (config.parent / CHECKSUMS).unlink(missing_ok=True)
+        other.unlink()
+    assert decoded_size(run.path) == 48
+    model().save(tmp_path / "alone")
+    assert decoded_size(tmp_path / "alone") == SIZE * 9 // 8
 
 
 def test_zero_shot_of_other_records_than_the_sites(tmp_path: Path) -> None:
@@ -281,7 +321,7 @@ def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:
     refused = evaluate(*words, "--set", 'classes=["Edema","Pneumonia"]')
     assert "every site of this run keeps its normalisation" in str(refused.exception)
     refused = evaluate(*words, "--against", tmp_path)
-    assert "--against compares linear probes" in str(refused.exception)
+    assert "--against is read by --what linear-probe; leave it out" in str(refused.exception)
 
 
 def test_a_run_is_evaluated_on_its_own_records(tmp_path: Path) -> None:

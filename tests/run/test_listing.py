@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.plugins import fresh, pulled
 from support.presets import SMALL
 
 from fedvlp.federation.loop import Rounds
+from fedvlp.run import plugins
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.listing import listed
@@ -52,6 +54,19 @@ def test_each_is_listed_with_how_far_it_came(root: Path) -> None:
     assert runs["whole/001"].phases == "all 1 rounds"
     assert runs["cut/001"].phases == "round 0 of 1, train"
     assert runs["idle/001"].phases == ""
+
+
+def test_a_run_of_a_plugin_is_listed_without_it(tmp_path: Path) -> None:
+    """It need not be named, since nothing of it is imported: a run with which nothing is wrong was "unreadable"."""
+    with fresh():
+        method = plugins.use(pulled(tmp_path)).module.Pulled(local_steps=1)
+        experiment = named("theirs", replace(SMALL, method=method))
+        simulate(experiment, RunFolder.create(tmp_path / "runs", experiment))
+    with pytest.raises(plugins.PluginError):
+        RunFolder(tmp_path / "runs" / "theirs" / "001").experiment()
+    (run,) = listed(tmp_path / "runs")
+    assert (run.name, run.state, run.phases) == ("theirs/001", "finished", "all 1 rounds")
+    assert run.average >= 0
 
 
 def test_recall_is_that_of_the_runs_summary(root: Path) -> None:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from fedvlp.claims import results
+from fedvlp.claims.results import is_drawn
 from fedvlp.claims.scenario import Figures, Origin, Scenario, Table
+from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
-from fedvlp.run.config import fingerprint
+from fedvlp.run import plugins
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.simulate import simulate
+from fedvlp.run.simulate import noted_cohort, simulate
 
 DONE, HERE, FILED = "done", "there already", "in the results"
 """What became of a cell: it was run now, its run was finished, or its figures are in a file."""
@@ -59,14 +63,16 @@ def measured(
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
     wanted: Cells = {}
+    records = results.Records()
+    require(jobs >= 0, f"--jobs is {jobs}; give how many runs at a time, or 0 to run nothing")
 
     def noted(cell: tuple[str, int], one: Measured) -> None:
         path, measures, seconds = one
         figures[cell] = results.save(results.path(files, scenario.name, *cell), RunFolder(path), measures, seconds)
 
     for cell, experiment in cells.items():
-        filed = results.load(results.path(files, scenario.name, *cell), experiment)
-        run = None if filed else finished(_folder(scenario, root, cell), experiment)
+        filed = results.load(results.path(files, scenario.name, *cell), experiment, records)
+        run = None if filed else finished(_folder(scenario, root, cell), experiment, records)
         if filed:
             figures[cell], origins[cell] = filed
             said(*cell, FILED)
@@ -78,9 +84,10 @@ def measured(
     tasks = {
         cell: (_folder(scenario, root, cell), one, scenario.figures, accept_phi_risk) for cell, one in wanted.items()
     }
-    for cell, one in _run(tasks, jobs):
-        noted(cell, one)
-        said(*cell, DONE)
+    with closing(_run(tasks, jobs)) as ended:
+        for cell, one in ended:
+            noted(cell, one)
+            said(*cell, DONE)
     return Table({cell: figures[cell] for cell in cells if cell in figures}, origins)
 
 
@@ -91,17 +98,48 @@ Task = tuple[Path, Experiment, Callable[[RunFolder], Figures], Accepted]
 """Arguments of ``train``."""
 
 
-def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Iterator[tuple[tuple[str, int], Measured]]:
-    """Runs ``jobs`` cells at a time, and yields each as it ends. One at a time runs in this very process."""
+def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tuple[str, int], Measured], None, None]:
+    """Runs ``jobs`` cells at a time, and yields each as it ends. One at a time runs in this very process.
+
+    The others end with their cells where one of them fails, and at once where this process is stopped.
+    """
     if jobs == 1:
         yield from ((cell, train(*task)) for cell, task in tasks.items())
     elif tasks and jobs:
         # fresh interpreters: a process that has run several threads must not be forked
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
-            running = {pool.submit(train, *task): cell for cell, task in tasks.items()}
-            for future in as_completed(running):
-                yield running[future], future.result()
+        others = multiprocessing.active_children()
+        with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(), plugins.in_use())) as pool:
+            try:
+                with _interrupts_ignored():
+                    running = {pool.submit(train, *task): cell for cell, task in tasks.items()}
+                for future in as_completed(running):
+                    yield running[future], future.result()
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    for worker in set(multiprocessing.active_children()) - set(others):
+                        worker.terminate()
+                raise
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes that begin in it ignore Ctrl-C, which a terminal sends to all: the one that began them ends them."""
+    if threading.current_thread() is not threading.main_thread():  # no other may choose what a signal does
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _begin(parent: int, used: Sequence[str]) -> None:
+    """Makes this process ready for tasks: with the plugins whose classes they name, and to end with its parent."""
+    _end_with(parent)
+    for plugin in used:
+        plugins.use(plugin)
 
 
 def _end_with(parent: int) -> None:
@@ -135,12 +173,17 @@ def measure(path: Path, figures: Callable[[RunFolder], Figures]) -> Measured:
     return path, measured, time.perf_counter() - began
 
 
-def finished(root: Path, experiment: Experiment) -> RunFolder | None:
-    """The finished run of this very configuration, if there is one."""
-    wanted = fingerprint(experiment.pinned())  # a run's own configuration has the checksum of what it starts from
+def finished(root: Path, experiment: Experiment, records: results.Records | None = None) -> RunFolder | None:
+    """The finished run of this very configuration, with the same plugins, if there is one.
+
+    ``records``: as in :func:`results.load`. A run that noted no fingerprint of its records counts, as it may go on.
+    """
+    wanted = experiment.pinned()  # a run's own configuration has the checksum of what it starts from
     for path in sorted((root / experiment.name).glob("[0-9]*")):
         folder = RunFolder(path)
-        if folder.model.exists() and fingerprint(folder.experiment()) == wanted:
+        if not (folder.model.exists() and folder.is_of(wanted)):
+            continue
+        if records is None or is_drawn(wanted) or noted_cohort(folder) in (None, records.of(wanted)):
             return folder
     return None
 

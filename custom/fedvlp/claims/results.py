@@ -1,7 +1,8 @@
 """Results of finished cells as small text files, to be committed: the figures and what made them.
 
 They hold no weights, no texts and no paths, so that a ledger that takes hours can go on at another time and on another
-machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is wanted.
+machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is wanted:
+with the same plugins, and with the same records where these are read from a disk.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ from fedvlp.claims.scenario import Figures, Origin
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.initial import parse
-from fedvlp.run.config import completed, described, fingerprint, from_config
+from fedvlp.run import plugins
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import completed, described, fingerprint, from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, environment
 from fedvlp.run.metrics import Record, by_site, overall
 from fedvlp.run.pretrain import machine
+from fedvlp.run.simulate import noted_cohort
 from fedvlp.run.terms import processor_seconds
 
 log = logging.getLogger(__name__)
@@ -40,6 +46,31 @@ MEASURES = tuple(
     f"claims/{name}.py" for name in ("distortion", "ensembles", "ledger", "reproduce/measures", "selection")
 )
 """Whose code decides a figure: rooms, and what scenarios measure with. The rest of claims asks and shows."""
+
+
+class Records:
+    """The fingerprints of the records on which cells train; cells with the same records have them read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def of(self, experiment: Experiment) -> str | None:
+        """The fingerprint of the records as they are now; None of a drawn cohort, which its configuration determines.
+
+        Raises ValueError where they cannot be read.
+        """
+        if is_drawn(experiment):
+            return None
+        decides = experiment.data, experiment.partition, experiment.rounds.seed
+        key = json.dumps(to_config(decides), sort_keys=True)
+        if key not in self._known:
+            self._known[key] = Assembly(experiment).cohort.fingerprint
+        return self._known[key]
+
+
+def is_drawn(experiment: Experiment) -> bool:
+    """Whether its configuration alone determines its records: they are drawn, and not read from a disk."""
+    return isinstance(experiment.data, SyntheticCohort | LatentCohort)
 
 
 def path(folder: Path, scenario: str, method: str, seed: int) -> Path:
@@ -64,6 +95,8 @@ def save(file: Path, run: RunFolder, figures: Figures, seconds: float = 0.0) -> 
         "code": code(),
         "experiment": described(portable(experiment)),
     }
+    if not is_drawn(experiment):
+        content["cohort"] = noted_cohort(run)
     file.parent.mkdir(parents=True, exist_ok=True)
     save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
     return rounded
@@ -81,12 +114,13 @@ def spent(history: list[Record]) -> dict[str, float]:
     }
 
 
-def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
+def load(file: Path, experiment: Experiment, records: Records | None = None) -> tuple[Figures, Origin] | None:
     """The figures in ``file`` and where they are from, if there is one of this very experiment.
 
     A setting that is younger than the file counts as it has its default, as in a run's own configuration. On which
-    device it trained makes no other experiment: like another processor, it is told. Raises ValueError for a damaged
-    file.
+    device it trained makes no other experiment: like another processor, it is told. It is another where a plugin has
+    other content now, and where records that are read from a disk have changed, which ``records`` tells; None: they
+    are not read, and count as unchanged. Raises ValueError for a damaged file.
     """
     if not file.exists():
         return None
@@ -94,6 +128,7 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         measured = {name: float(value) for name, value in content["figures"].items()}
         config = content["experiment"]
+        of_plugins = config.get("plugins", {})
         of, by = str(content["code"]), content["machine"]
         ran_on = ", ".join([str(by["processor"]), *([str(by[GPU])] if GPU in by else [])])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -101,12 +136,16 @@ def load(file: Path, experiment: Experiment) -> tuple[Figures, Origin] | None:
             f"claims: the result {file.parent.parent.name}/{file.parent.name}/{file.name} is damaged "
             f"({type(error).__name__}); restore it, or remove it to run the cell again"
         ) from None
+    if of_plugins != plugins.digests(experiment):
+        return None
     try:
         filed = on_device(from_config(completed(config)), experiment.training.device)
         same = fingerprint(filed) == fingerprint(portable(experiment.pinned()))
     except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
         log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
         return None
+    if same and records is not None:
+        same = content.get("cohort") == records.of(experiment)
     return (measured, Origin(ran_on, of == code())) if same else None
 
 

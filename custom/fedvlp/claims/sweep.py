@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -63,6 +63,19 @@ def grid_of(given: Sequence[str]) -> dict[str, list[str]]:
             raise ValueError(f"--grid has {key} twice; give all its values at once, separated by commas")
         grid[key] = OUTSIDE_BRACKETS.split(values)
     return grid
+
+
+SEEDS = ("rounds.seed", "data.seed")
+"""Settings that :func:`seeded` sets in every cell, beside the name."""
+
+
+def refuse_own(settings: Iterable[str]) -> None:
+    """Raises ValueError for a setting that a sweep sets itself: it would be said in the table, and not be so."""
+    for setting in settings:
+        if setting in SEEDS:
+            raise ValueError(f"sweep: {setting} is set; the seeds are those of --seeds, so leave it out")
+        if setting == "name":
+            raise ValueError("sweep: name is set; a variant has the name of its preset and settings, so leave it out")
 
 
 def variants(experiments: Mapping[str, Experiment], grid: Mapping[str, Sequence[str]]) -> dict[str, Experiment]:

@@ -44,7 +44,7 @@ def claims(
     names = scenario or list(SCENARIOS)
     chosen = [choose("scenario", name, "", SCENARIOS) for name in names]
     chosen = [one for one in chosen if methods_of(one, asked)]
-    console = Console()
+    console = Console(markup=False)
     if listed:
         rows = [(one.name, claim.paper, claim.text) for one in chosen for claim in one.claims if claim.paper in asked]
         console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -10,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run.experiment import Experiment, Partition, Source
 
 T = TypeVar("T")
@@ -51,6 +53,17 @@ def use_plugins(named: list[str] | None) -> None:
 
         for name in named:
             plugins.use(name)
+
+
+def given(context: typer.Context, read: Collection[str] = ()) -> dict[str, str]:
+    """The options of a command that a person gave, without those that are ``read``: name -> as it is typed."""
+    typed = {}
+    for option in context.command.params:
+        name = str(option.name)
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in read:
+            typed[name] = "/".join([*option.opts, *option.secondary_opts])
+    return typed
 
 
 OPTION = re.compile(r",(?=[a-z_]+=)")
@@ -118,12 +131,32 @@ def _chosen_data(
             raise ValueError("--site gives every site its data set; leave --data and --sites out")
         named = tuple((name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at))
         return SiteSources(named), len([name for name, _ in named if name != PUBLIC])
-    chosen: Any = stored(source_of(data, margin), cache)
+    source = source_of(data, margin)
+    if source is None and data is not None:
+        source = _own_cohort(experiment)
+    chosen: Any = stored(source, cache)
     if isinstance(chosen, SyntheticCohort):
         return replace(chosen, image_size=getattr(experiment.data, "image_size", margin)), sites or chosen.sites
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     return chosen, sites
+
+
+def _own_cohort(experiment: Experiment) -> SyntheticCohort | None:
+    """The built-in cohort of the experiment's preset, which "synthetic" names; None where it has that already.
+
+    It has others where it is another run's, or on another run's terms.
+    """
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.run import presets
+
+    try:
+        own = presets.get(experiment.name).data
+    except ValueError:  # it is named otherwise than any preset
+        own = None
+    if not isinstance(own, SyntheticCohort):
+        own = SyntheticCohort()
+    return None if own == experiment.data else own
 
 
 def _on_data(experiment: Experiment, chosen: Any, settings: list[str]) -> Experiment:
@@ -213,7 +246,7 @@ def records_of(data: str, image_size: int) -> Source:
 
 
 def source_of(data: str | None, image_size: int) -> Source | None:
-    """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's built-in cohort.
+    """The data set of ``--data``, decoded to squares of so many pixels; None for the preset's own built-in cohort.
 
     SOURCE:FOLDER reads a collection as it was published in that folder; SOURCE:FILE its table alone, without images.
     Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,

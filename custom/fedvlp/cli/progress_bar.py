@@ -42,10 +42,10 @@ class RunBar:
         from rich.progress import Progress as Bar
 
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(20),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[more]}"),
+            TextColumn("{task.fields[more]}", markup=False),  # names of sites
         )
         bar, speed = Bar(*columns, console=self.console, speed_estimate_period=600), _Speed()
         task = bar.add_task("", total=progress.total, more="")

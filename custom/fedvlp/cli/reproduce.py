@@ -59,7 +59,7 @@ def reproduce(
     from fedvlp.claims.reproduce.run import chosen_rows
     from fedvlp.claims.reproduce.run import reproduce as run
 
-    console = Console()
+    console = Console(markup=False)
     if listed:
         _list(console)
         return

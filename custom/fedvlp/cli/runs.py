@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from fedvlp.cli.overrides import (
     Setting,
     accepted,
     configured,
+    given,
     overridden,
     records_of,
     use_plugins,
@@ -32,8 +34,13 @@ Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
 app = typer.Typer()
 
 
+WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
+"""The options of ``simulate`` that are read where a run goes on."""
+
+
 @app.command()
 def simulate(
+    context: typer.Context,
     preset: Annotated[
         str | None, typer.Argument(help="fedavg, fedprox, local, centralized, feddra, ..., or a plugin's.")
     ] = None,
@@ -78,11 +85,11 @@ def simulate(
     again = ["--accept-phi-risk"] * accept_phi_risk
     again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
     again += ["--mlflow", mlflow] if mlflow else []
+    again += [word for plugin in plugins or () for word in ("--plugin", plugin)]
     if resume is not None:
-        if settings or data or sites or site or cache or like or config or dry_run:
+        if unread := given(context, WITH_RESUME):
             raise ValueError(
-                "--resume goes on with the run's own configuration; leave --set, --data, --site(s), --cache, --like, "
-                "--config and --dry-run out"
+                f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out"
             )
         folder = RunFolder(resume)
         experiment = folder.experiment()
@@ -107,7 +114,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     from fedvlp.run.simulate import simulate as run
 
     console = Console()
-    console.print(f"run {folder.path} ({experiment.name})", highlight=False)
+    print(f"run {folder.path} ({experiment.name})")
     goes_on_with("fedvlp", "simulate", "--resume", str(folder.path), *again)
     bar = RunBar(console, experiment.rounds.rounds)
     cautions: list[str] = []
@@ -187,7 +194,7 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
     console = Console()
     console.print(plain_table(f"{experiment.name}: records", ("site", *splits), rows))
     for line in dry_run_lines(plan, workers or default_workers(experiment)):
-        console.print(line, highlight=False)
+        console.print(line, markup=False, highlight=False)
 
 
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
@@ -269,6 +276,7 @@ def tell_outgoing(folder: RunFolder) -> None:
 
 @app.command()
 def audit(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
@@ -292,6 +300,10 @@ def audit(
     use_plugins(plugins)
     folder = RunFolder(run)
     if outgoing:
+        if unread := given(context, {"run", "outgoing", "plugins"}):
+            raise ValueError(
+                f"--outgoing shows a measurement and attacks nothing; leave {', '.join(unread.values())} out"
+            )
         return tell_outgoing(folder)
     measured = audits.measure(folder, controls, invert=invert)
     console = Console()
@@ -332,6 +344,7 @@ def compare(
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     run: Annotated[
         Path, typer.Argument(help="Folder of a run; linear-probe, segmentation, vqa, retrieval: or of a model.")
     ],
@@ -360,19 +373,39 @@ def evaluate(
     from rich.console import Console
 
     from fedvlp.cli.tables import table_of_file
-    from fedvlp.models.load import input_size
     from fedvlp.run.config import choose
-    from fedvlp.run.evaluate import EVALUATIONS, OTHER_RECORDS, Choices
+    from fedvlp.run.evaluate import EVALUATIONS, Choices
     from fedvlp.run.folder import RunFolder
+    from fedvlp.run.trained import decoded_size
 
     use_plugins(plugins)
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
-    if what in EVALUATIONS.keys() - OTHER_RECORDS and (data or against or out):
-        raise ValueError(f"--what {what} is of a run and its own records; leave --data, --against and --out out")
-    chosen = None if data is None else records_of(data, input_size(run) * 9 // 8)
+    refuse_unread(what, given(context), settings or [])
+    chosen = None if data is None else records_of(data, decoded_size(run))
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
     console = Console(markup=False, highlight=False)
     for file in measure(RunFolder(run), overridden(choices, settings)):
         if (table := table_of_file(file)) is not None:
             console.print(table)
         print(f"wrote {file}")
+
+
+def refuse_unread(what: str, options: Mapping[str, str], settings: Sequence[str]) -> None:
+    """Raises ValueError for an option or setting that the evaluation does not read, and where --set names an option.
+
+    ``options``: name of each that was given -> as it is typed.
+    """
+    from fedvlp.run.evaluate import EVALUATIONS, READ_BY
+
+    typed = {name: option for name, option in options.items() if name in READ_BY}
+    for setting in settings:
+        key = setting.partition("=")[0]
+        if key in ("steps", "layers", "own", "data", "against", "out"):
+            raise ValueError(f"--set {key}: that is an option and no setting; give --{key}")
+        head = key.partition(".")[0]
+        typed.setdefault(head, f"--set {key}")
+    for name, option in typed.items():
+        readers = READ_BY.get(name)
+        if readers and what in EVALUATIONS and what not in readers:
+            known = [known for known in EVALUATIONS if known in readers]
+            raise ValueError(f"{option} is read by --what {', '.join(known)}; leave it out with --what {what}")

@@ -9,6 +9,7 @@ import typer
 
 from fedvlp.cli.overrides import (
     DATA,
+    OPTION,
     AcceptAll,
     AcceptKinds,
     Plugins,
@@ -61,8 +62,11 @@ def sweep(
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console(markup=False, highlight=False)
+    values = of.grid_of(grid or [])
+    of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:]]
+    of.refuse_own([*values, *(setting.partition("=")[0] for setting in [*(settings or []), *of_data])])
     asked = {preset: configured(preset, data, sites, settings, site, cache) for preset in presets}
-    every, wanted = of.variants(asked, of.grid_of(grid or [])), seeds_of(seeds)
+    every, wanted = of.variants(asked, values), seeds_of(seeds)
     console.print(f"{len(every) * len(wanted)} cells, {jobs} at a time")
 
     goes_on_as_typed()

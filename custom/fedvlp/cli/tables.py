@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
-    """A table, whose columns but the first stand ``right``."""
+    """A table, whose columns but the first stand ``right``. Brackets in it are shown, and are no markup."""
     from rich.table import Table
+    from rich.text import Text
 
-    made = Table(title=title, title_justify="left")
+    made = Table(title=Text(title, "table.title"), title_justify="left")
     for index, column in enumerate(columns):
-        made.add_column(column, justify="right" if index and right else "left")
+        made.add_column(Text(column), justify="right" if index and right else "left")
     for row in rows:
-        made.add_row(*map(str, row))
+        made.add_row(*(Text(str(cell)) for cell in row))
     return made
 
 
@@ -218,6 +219,7 @@ def _area(key: str) -> tuple[str, str] | None:
 def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
     """Areas of the server's model on the public set, on the test split where that was measured."""
     from rich.table import Table
+    from rich.text import Text
 
     areas = {key: area for key in _newest(figures) if (area := _area(key))}
     split = "test" if any(of == "test" for of, _ in areas.values()) else "val"
@@ -225,7 +227,7 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
     table = Table(title=f"{name}: area under the ROC curve on the public set's {split} split, %")
     table.add_column("model")
     for finding in findings.values():
-        table.add_column(finding, justify="right")
+        table.add_column(Text(finding), justify="right")
     for label, of_model in _models(name, figures):
         cells = [of_model.get(key) for key in findings]
         table.add_row(label, *("n/a" if cell is None else f"{100 * cell:.1f}" for cell in cells))

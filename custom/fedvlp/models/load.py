@@ -68,6 +68,14 @@ def input_size(folder: str | Path) -> int:
     return int(_described(_inside(parse(str(folder)).folder))["model"]["image_size"])
 
 
+def preprocessing(folder: str | Path) -> dict[str, Any]:
+    """What the folder of a model says of how films are prepared for it; empty where it says nothing.
+
+    Raises ValueError where there is no model.
+    """
+    return dict(_described(_inside(parse(str(folder)).folder)).get("preprocessing") or {})
+
+
 def _inside(folder: Path) -> Path:
     """The folder of the model itself: of a run, that below it."""
     return folder / "model" if (folder / "model").is_dir() else folder

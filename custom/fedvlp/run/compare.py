@@ -55,6 +55,10 @@ class Comparison:
     steps: Mapping[str, str]  # run -> its steps in a round, as ``FinishedRun.steps`` says them
     sites: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # model -> site -> its recall
 
+    def __post_init__(self) -> None:
+        shown = [row.name for row in self.models]
+        require(len(set(shown)) == len(shown), "compare: two models have one name, so one would hide the other")
+
     @property
     def runs(self) -> tuple[str, ...]:
         """Names of the runs, as given."""
@@ -73,6 +77,7 @@ def compare(folders: Sequence[RunFolder], k: int = 1) -> Comparison:
     bootstrap both models answer the same queries. Raises ValueError for fewer than two runs, for one that has not
     finished or retrieves nothing, and for runs whose test records differ.
     """
+    require(k >= 1, f"--k is {k}; Recall@K counts what is among the first K, so give 1 or more")
     require(len(folders) > 1, f"{len(folders)} run to compare; give two or more")
     paths = [folder.path.resolve() for folder in folders]
     require(len(set(paths)) == len(paths), "a run is given twice; it differs in nothing from itself, so leave one out")
@@ -189,12 +194,18 @@ def _of_starts(runs: Sequence[FinishedRun]) -> dict[str, Vectors]:
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """A name for each run: its experiment's, and its number where two have the same."""
+    """A name for each run, no two the same: its experiment's; where that is another's too, its number as well.
+
+    Where both are another's too, the name is the end of the run's path, as much of it as tells the runs apart.
+    """
+    paths = [folder.path.resolve() for folder in folders]
     names = [folder.experiment().name for folder in folders]
-    return [
-        name if names.count(name) == 1 else f"{name}/{folder.path.name}"
-        for name, folder in zip(names, folders, strict=True)
-    ]
+    longer = [[f"{name}/{path.name}" for name, path in zip(names, paths, strict=True)]]
+    longer += [["/".join(path.parts[-n:]) for path in paths] for n in range(2, max(len(path.parts) for path in paths))]
+    for ends in longer:
+        taken = [*names, INITIAL]
+        names = [name if taken.count(name) == 1 else end for name, end in zip(names, ends, strict=True)]
+    return names
 
 
 def _same(one: State, other: State) -> bool:

@@ -429,3 +429,17 @@ DOWNSTREAM = frozenset({"linear-probe", "segmentation", "vqa", "retrieval"})
 
 OTHER_RECORDS = DOWNSTREAM | {"zero-shot"}
 """Those that take ``Choices.data`` and ``out``; zero-shot needs a run, which has the sites' own models."""
+
+READ_BY: dict[str, frozenset[str]] = {
+    "steps": frozenset({"distortion", "shallow", "deep", "linear-probe", "segmentation", "vqa"}),
+    "layers": frozenset({"shallow", "deep"}),
+    "own": frozenset({"distortion"}),
+    "data": OTHER_RECORDS,
+    "against": frozenset({"linear-probe"}),
+    "out": OTHER_RECORDS,
+    "probe": frozenset({"linear-probe"}),
+    "segmentation": frozenset({"segmentation"}),
+    "vqa": frozenset({"vqa"}),
+    "classes": frozenset({"zero-shot"}),
+}
+"""Field of ``Choices`` -> those of ``EVALUATIONS`` that read it; a plugin's evaluation reads what it likes."""

@@ -116,11 +116,11 @@ class RunFolder:
         entries = [entry for entry in (root / experiment.name).glob("[0-9]*") if entry.name.isdigit()]
         for entry in sorted(entries, key=lambda entry: int(entry.name), reverse=True):
             folder = RunFolder(entry)
-            if folder._is_of(experiment):
+            if folder.is_of(experiment):
                 return None if folder.model.exists() else folder
         return None
 
-    def _is_of(self, experiment: Experiment) -> bool:
+    def is_of(self, experiment: Experiment) -> bool:
         """Whether this is a run of that configuration, with the same content of its plugins."""
         if not self.config.exists() and not self.checkpoint.exists():
             return False  # killed before it began

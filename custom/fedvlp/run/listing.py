@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,18 @@ def _of(path: Path, root: Path) -> Listed:
     folder, name = RunFolder(path), path.relative_to(root).as_posix()
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     try:
-        history, rounds = folder.history(), folder.experiment().rounds.rounds
-    except (ValueError, CheckpointError):
+        history, rounds = folder.history(), _rounds(folder)
+    except (ValueError, KeyError, TypeError, CheckpointError):
         return Listed(name, "unreadable", "", math.nan, math.nan, size)
     figures = summary(history).get("trained", {})
     average, worst = (_recall(figures, kind) for kind in (names.AVERAGE, names.WORST))
     return Listed(name, _state(folder, history), _last(history, rounds), average, worst, size)
+
+
+def _rounds(folder: RunFolder) -> int:
+    """The rounds of a run, as its configuration says them; a plugin that it needs may not be here."""
+    config = json.loads(folder.config.read_text(encoding="utf-8"))
+    return int(config["args"]["rounds"]["args"]["rounds"])
 
 
 def _recall(figures: dict[str, float], kind: str) -> float:

@@ -84,7 +84,7 @@ def _use_file(path: Path) -> Plugin:
     _refuse_taken(name, path, source)
     if name not in sys.modules:
         _execute(name, path, source)
-    return _note(name, path.resolve(), source)
+    return _note(name, path.absolute(), source)  # a link has another name than the file that it leads to
 
 
 def _refuse_taken(name: str, path: Path, source: bytes) -> None:
@@ -186,6 +186,11 @@ def admitted(module: str) -> Plugin | None:
         if _part_of(module, name):
             return _use_module(name)
     return None
+
+
+def in_use() -> list[str]:
+    """What ``use`` is to be given, one after the other, for another process to have the plugins of this one."""
+    return [plugin.name if plugin.source is None else str(plugin.file) for plugin in _known.values() if plugin.named]
 
 
 def of(value: Any) -> list[Plugin]:

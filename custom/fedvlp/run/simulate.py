@@ -40,15 +40,25 @@ def refuse_other_data(assembly: Assembly, folder: RunFolder) -> None:
 
     A run of a version that did not note the fingerprint is not checked.
     """
-    file, cohort = folder.path / PARTITION, assembly.cohort
-    noted = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    before = noted.get("settings", {}).get("cohort")
-    if before in (None, cohort.fingerprint):
+    cohort = assembly.cohort
+    if noted_cohort(folder) in (None, cohort.fingerprint):
         return
     raise OtherDataError(
-        f"the data have changed since this run began: {len(noted['ids'])} records then, {len(cohort)} now, and their "
-        "fingerprints differ. Put the files, and what decodes them, back as they were, or begin a new run"
+        f"the data have changed since this run began: {len(_noted(folder)['ids'])} records then, {len(cohort)} now, "
+        "and their fingerprints differ. Put the files, and what decodes them, back as they were, or begin a new run"
     )
+
+
+def noted_cohort(folder: RunFolder) -> str | None:
+    """The fingerprint of the records that a run began with; None where it noted none."""
+    fingerprint: str | None = _noted(folder).get("settings", {}).get("cohort")
+    return fingerprint
+
+
+def _noted(folder: RunFolder) -> dict[str, Any]:
+    """What ``_note_partition`` wrote; empty where it did not."""
+    file = folder.path / PARTITION
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
 
 
 def _note_partition(assembly: Assembly, folder: RunFolder) -> None:

@@ -37,6 +37,17 @@ def load_model(
     return model.to(device)
 
 
+def decoded_size(folder: Path) -> int:
+    """Pixels that films are to be decoded to for the model in a folder: as many as those of its run were.
+
+    Where neither the model nor a run says so, what the model sees and a margin, as presets have it. Raises ValueError
+    where there is no model.
+    """
+    described = load.preprocessing(folder)
+    known = Preprocessing.read(described) if described else _of_older_run(folder)
+    return known.longest_side if known else load.input_size(folder) * 9 // 8
+
+
 def _of_older_run(folder: Path) -> Preprocessing | None:
     """What the configuration of a run says of the preparation of its films; None where it says nothing."""
     for run in (folder, folder.parent):
