@@ -254,7 +254,7 @@ def test_the_command_exits_with_2_and_one_line_and_resumes(tmp_path: Path) -> No
         assert "Traceback" not in said
         assert Server.load(folder.checkpoint)[0].round == 1
         disk.make_room()
-        assert fedvlp("simulate", "fedavg", "--runs", runs, "--resume", str(folder.path)) == (0, "")
+        assert fedvlp("simulate", "--resume", str(folder.path)) == (0, "")
         assert fedvlp("simulate", "fedavg", "--runs", runs, *SMALL)[0] == 0
         whole = RunFolder(disk.folder / "runs" / "fedavg" / "002")
         assert folder.model.read_bytes() == whole.model.read_bytes()
