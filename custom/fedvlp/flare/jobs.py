@@ -14,6 +14,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
+
 import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.types import EVALUATE
@@ -294,7 +296,8 @@ def _clear(folder: Path) -> None:
         )
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if (path.is_symlink() or not path.is_dir()) and not _IN_A_JOB.fullmatch(name):
+        signature = path.name in (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)  # of a job that was submitted
+        if (path.is_symlink() or not path.is_dir()) and not signature and not _IN_A_JOB.fullmatch(name):
             raise FileExistsError(
                 f"{folder} holds {name}, which is no file of an exported job and would be lost; move it, or choose "
                 "another folder"
