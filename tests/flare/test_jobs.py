@@ -78,7 +78,7 @@ def test_a_file_that_no_job_has_is_not_deleted(job: bool, tmp_path: Path) -> Non
 
 
 def test_an_exported_job_is_replaced_whole(tmp_path: Path) -> None:
-    """Code that the job brought before would else be sent with the new one. FLARE signs the folder of a submitted job."""
+    """Code that the job brought before would else be sent with the new one. FLARE signs the folder when it is sent."""
     write_job(presets.get("fedavg"), tmp_path, bundled=True)
     for signed in (".__nvfl_sig.json", ".__nvfl_submitter.crt", "app/config/.__nvfl_sig.json"):
         (tmp_path / signed).write_text("{}")
