@@ -125,7 +125,27 @@ def test_records_weigh_what_their_steps_do_by_hand() -> None:
     assert effective(rows, [torch.tensor(length) for length in (6.0, 2.0, 6.0, 2.0)]) == pytest.approx(256 / 80)
     assert effective(rows, [torch.tensor(length) for length in (1.0, 0.0, 0.0, 0.0)]) == pytest.approx(2.0)
     assert effective(rows, [torch.tensor(0.0)] * 4) == 4
-    assert effective(rows, [torch.tensor(1.0)] * 5) == 4, "a public set's steps are among them"
+
+
+def test_where_steps_cannot_be_told_apart_all_records_count() -> None:
+    """A public set's steps are among them, or, under noise, batches are read and not drawn for training."""
+    watched = Watched(Toy())
+    list(watched.train_batches(3, 1, torch.Generator()))
+    watched.weigh([torch.tensor(1.0)] * 4)
+    assert watched.behind().update == 3
+    read = Watched(Toy())
+    list(read.batches("train", 2, rows=4))
+    read.weigh([torch.tensor(1.0), torch.tensor(0.0)])
+    assert read.behind().update == 4
+
+
+def test_an_update_under_record_level_noise_leaves(kit: Path) -> None:
+    """Its records are drawn one by one, and its gradients are mostly noise."""
+    pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
+    settings = {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"}
+    update, behind = answered(kit, asked(method__local_steps=4, **settings, **LIGHT))
+    assert update.state
+    assert behind.update > 100
 
 
 def test_the_records_are_counted_once_each(kit: Path) -> None:

@@ -361,7 +361,9 @@ class Watched:
             return min((count for count in read if count), default=otherwise)
 
         trained = len(self.trained)
-        in_effect = round(effective(self._trained, self._lengths) / EVENNESS) if self._lengths else trained
+        # In steps with other records too (a public set's), or with those of a reading (under noise), all count.
+        of_steps = self._trained and len(self._trained) == len(self._lengths)
+        in_effect = round(effective(self._trained, self._lengths) / EVENNESS) if of_steps else trained
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
         probe = fewest("train", num_train)
         figures = {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)}
@@ -386,11 +388,8 @@ def effective(rows: list[Tensor], lengths: list[Tensor]) -> float:
 
     A record weighs the sum of its shares in the gradients; the number is (sum w)^2 / sum w^2 (Kish, 1965, Survey
     Sampling, section 11.7). With even steps these are all records that were drawn. Where a huge learning rate has left
-    nothing to learn after the first batch, it is the size of that batch. Steps that hold other records too, of a public
-    set, cannot be told apart: there every record that was drawn counts.
+    nothing to learn after the first batch, it is the size of that batch.
     """
-    if len(rows) != len(lengths):
-        return len(_distinct(rows))
     weights: dict[int, float] = {}
     for batch, length in zip(rows, torch.stack([one.cpu() for one in lengths]).tolist(), strict=True):
         for row in batch.tolist():
