@@ -47,7 +47,8 @@ def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
     data: Annotated[
-        str | None, typer.Option(help=DATA + " or named:NAME (the sites' own), with a public set named:NAME,public=SET.")
+        str | None,
+        typer.Option(help=DATA + " or named:NAME (the sites' own), with a public set named:NAME,public=SET."),
     ] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
@@ -70,8 +71,8 @@ def jobs_export(
     plugins: Plugins = None,
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
-    from fedvlp.flare.jobs import write_job
     from fedvlp.deploy.named_data import NamedData
+    from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
     from fedvlp.run.cautions import drawn_data
     from fedvlp.run.fitting import for_sites
