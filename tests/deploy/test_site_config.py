@@ -69,7 +69,7 @@ def test_the_job_decides_the_image_size_and_the_rest_is_unchanged(tmp_path: Path
 
 def test_a_named_data_set_travels_in_a_job_as_its_name_alone() -> None:
     config = to_config(NamedData("pretrain"))
-    assert config == {"path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72}}
+    assert config == {"path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72, "public": ""}}
     assert from_config(config) == NamedData("pretrain")
     assert fingerprint(named("a")) != fingerprint(named("b"))
 

@@ -97,20 +97,12 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
     assert meta["min_clients"] == 2
     client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]["executor"]["args"]
     assert client["data"] == {
-        "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72},
+        "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72, "public": ""},
     }  # fmt: skip
     server = json.loads(files["app/config/config_fed_server.json"])
     receiver = {part["id"]: part for part in server["components"]}["mlflow"]
     assert receiver["args"] == {"tracking_uri": "http://host:5000", "kw_args": {"experiment_name": "fedavg"}}
     assert server["components"][-1]["id"] == "results", "copies what the others have written"
-
-
-@pytest.mark.parametrize("name", ["car-mfl", "creamfl"])
-def test_the_sites_own_data_has_no_public_set(name: str) -> None:
-    """The server could not build it: such a job was stopped at its start, at hospitals."""
-    experiment = replace(presets.get(name), data=NamedData("pretrain"))
-    with pytest.raises(SiteConfigError, match=f"{name} needs a public set"):
-        job_files(experiment, custom=False, sites=("northgate", "riverside"))
 
 
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:

@@ -190,6 +190,9 @@ class ToyAssembly:
     def site(self, name: str) -> Site:
         return self._world.site(name)
 
+    def gate(self) -> None:
+        """Toys have no reports."""
+
     open = Assembly.open
 
 

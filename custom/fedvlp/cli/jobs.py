@@ -46,7 +46,10 @@ def jobs_build(
 def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
-    data: Annotated[str | None, typer.Option(help=DATA + " or named:NAME (the sites' own).")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help=DATA + " or named:NAME (the sites' own), with a public set named:NAME,public=SET."),
+    ] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,
@@ -68,15 +71,19 @@ def jobs_export(
     plugins: Plugins = None,
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
+    from fedvlp.deploy.named_data import NamedData
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
     from fedvlp.run.cautions import drawn_data
+    from fedvlp.run.fitting import for_sites
 
     use_plugins(plugins)
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
     experiment = configured(preset, data, sites, settings, travels=True)
     _refuse_sites_without_records(experiment, at or [])
+    if isinstance(experiment.data, NamedData):
+        experiment = for_sites(experiment, at or [])
     timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")

@@ -188,13 +188,18 @@ def _with_sites(experiment: Experiment, sites: int, chosen: Any) -> Experiment:
 def _of_own_records(data: Any, partition: Partition) -> Partition:
     """The preset's partition without the modalities that it drops, where the records are a person's own tables.
 
-    It drops them to make sites unlike; own records are left as they are unless --set asks for it.
+    It drops them to make sites unlike; own records are left as they are unless --set asks for it. Where the sites keep
+    them, none become public either.
     """
     from dataclasses import replace
 
     from fedvlp.data.sources.table import TableSource
+    from fedvlp.deploy.named_data import NamedData
+    from fedvlp.run.fitting import undealt
     from fedvlp.run.site_sources import SiteSources
 
+    if isinstance(data, NamedData):
+        return undealt(partition)
     sources = [source for _, source in data.sites] if isinstance(data, SiteSources) else [data]
     own = any(isinstance(source, TableSource) for source in sources)
     return replace(partition, image_only=0, text_only=0) if own else partition
@@ -258,11 +263,11 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     from fedvlp.run.config import choose, override
 
     kind, _, rest = (data or "synthetic").partition(":")
+    location, *options = OPTION.split(rest)
     if kind == "named" and rest:
-        return NamedData(rest, image_size)
+        return overridden(NamedData(location, image_size), options)
     if rest:
         source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
-        location, *options = OPTION.split(rest)
         path = Path(location).absolute()
         if path.is_dir() and hasattr(source, "at"):
             chosen = source.at(path, image_size=image_size)

@@ -22,6 +22,7 @@ from fedvlp.evaluation import metric_names
 from fedvlp.run import presets
 from fedvlp.run.config import fingerprint, refuse_misfit, to_config
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import for_sites, undealt
 
 if TYPE_CHECKING:
     from fedvlp.core.client import Client
@@ -241,6 +242,9 @@ def _is_preset(experiment: Experiment, name: str) -> bool:
     usual = presets.get(name)
     if not _are_data_of(experiment, usual.data):
         return False
+    if isinstance(experiment.data, NamedData):
+        sites = [site for site, _ in experiment.site_models] or [""] * getattr(experiment.extra, "sites", 0)
+        usual = for_sites(replace(usual, partition=undealt(usual.partition)), sites)
     preset = replace(usual, data=experiment.data)
     return experiment in (preset, replace(preset, rounds=preset.rounds.of_encrypted()))
 

@@ -16,7 +16,7 @@ from typing import Any
 from fedvlp.core.checkpoint import save_json
 from fedvlp.core.seeds import seed
 from fedvlp.core.validate import require, require_name
-from fedvlp.data.cohort import Cohort
+from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.deid import kinds_of
 from fedvlp.data.screening import Screened, screen_all
 from fedvlp.data.sources import SOURCES, FileSource
@@ -29,6 +29,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.pretrained import BUILT_IN
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
+from fedvlp.run.site_sources import SiteSources
 
 FILE = "fedvlp.json"
 SYNTHETIC = "synthetic"
@@ -68,6 +69,7 @@ class SiteConfig:
     # train on reports in which the scan (data/deid.py) found identifiers: all kinds of them, or those that are named
     accept_phi_risk: bool | tuple[str, ...] = False
     data: dict[str, FileSource] = field(default_factory=dict)
+    public: tuple[str, ...] = ()  # names in ``data`` of what anybody may have: a job may take them as its public set
     envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
     overlap: Overlap | None = None  # which patients may be counted with which sites (deploy/overlap.py); None = none
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
@@ -98,6 +100,11 @@ def accepts_phi_risk(local: Path) -> bool | tuple[str, ...]:
 def is_provisioned(kit: Path) -> bool:
     """Whether this is a site of a consortium, and no simulation on somebody's own machine."""
     return (kit / "startup" / "fed_client.json").exists()
+
+
+def is_server(kit: Path) -> bool:
+    """Whether this is the server of a consortium."""
+    return (kit / "startup" / "fed_server.json").exists()
 
 
 def envelope_at(kit: Path) -> Envelope | None:
@@ -151,12 +158,32 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
         experiment = with_own_towers(experiment, kit)
     wanted = experiment.data
     if isinstance(wanted, NamedData):
-        return replace(experiment, data=OwnData(own_source(wanted, site, local), site))
+        own = own_source(wanted, site, local)
+        if not wanted.public:
+            return replace(experiment, data=OwnData(own, site))
+        # the public set first: so every site has its labels in the server's order
+        return replace(experiment, data=SiteSources(((PUBLIC, public_source(wanted, local)), (site, own))))
     if not isinstance(wanted, SyntheticCohort) and is_provisioned(kit):
         raise SiteConfigError(
             f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
         )
     return experiment
+
+
+def at_server(experiment: Experiment, local: Path) -> Experiment:
+    """``experiment`` with the public set it names as the server has it, where the server is one that trains on it.
+
+    ``local`` is the server's folder of settings. Raises SiteConfigError where it offers no such set, and at the server
+    of a consortium for a job that brings a source with paths.
+    """
+    wanted = experiment.data
+    if not experiment.method.uses_public:
+        return experiment
+    if not isinstance(wanted, NamedData):
+        if not isinstance(wanted, SyntheticCohort) and is_server(local.parent):
+            raise SiteConfigError(f"the job brings {type(wanted).__name__}; name a public set of local/{FILE} instead")
+        return experiment
+    return replace(experiment, data=SiteSources(((PUBLIC, public_source(wanted, local)),)))
 
 
 def with_own_towers(experiment: Experiment, kit: Path) -> Experiment:
@@ -216,6 +243,23 @@ def own_source(wanted: NamedData, site: str, local: Path) -> Source:
     return replace(offered[wanted.name], image_size=wanted.image_size)
 
 
+def public_source(wanted: NamedData, local: Path) -> Source:
+    """What this machine has under the name of a public set.
+
+    Raises SiteConfigError where it has none of that name, or does not list it as public: of a public set a job may
+    send something about every single record.
+    """
+    if wanted.public == SYNTHETIC:  # a rehearsal: the same patients at every site, and at no site
+        return SyntheticCohort(1, REHEARSAL_STUDIES, wanted.image_size, seed=seed(SYNTHETIC, PUBLIC) >> 32)
+    config = SiteConfig.load(local)
+    if wanted.public not in config.public:
+        raise SiteConfigError(
+            f"this machine offers no public set {wanted.public!r}{nearest(wanted.public, list(config.public))}; if "
+            f'anybody may have it, add the data set to local/{FILE} and its name to "public" there'
+        )
+    return replace(config.data[wanted.public], image_size=wanted.image_size)
+
+
 def _checked(content: Any, kit: Path) -> SiteConfig:
     """The file's content as settings. Raises ValueError."""
     require(isinstance(content, dict), "expected an object {...}")
@@ -232,6 +276,8 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     require(SYNTHETIC not in entries, f"{SYNTHETIC!r} is the built-in cohort; give the data set another name")
     root = (kit / content.get("root", "data")).resolve()
     sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
+    for name in content.get("public", ()):
+        require(name in sources, f'"public" names {name!r}, which is no data set of this file')
     return SiteConfig(**{**content, "envelope": envelope, "overlap": overlap, "data": sources})
 
 

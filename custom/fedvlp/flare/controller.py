@@ -25,7 +25,7 @@ from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, size_of
-from fedvlp.deploy.site_config import with_own_towers
+from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
@@ -135,10 +135,12 @@ class FederatedController(Controller):
         """Runs the round loop to its end and writes the model."""
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
-        kit = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        if (kit / "startup" / "fed_server.json").exists():  # a job names towers and no path of the server
-            self.experiment = experiment = with_own_towers(experiment, kit)
-        assembly = Assembly(experiment)
+        local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()).absolute()
+        if is_server(local.parent):  # a job names towers and no path of the server
+            self.experiment = experiment = with_own_towers(experiment, local.parent)
+        assembly = Assembly(at_server(experiment, local), accept_phi_risk=accepts_phi_risk(local))
+        if experiment.method.uses_public:
+            assembly.gate()
         resumed = folder.checkpoint.exists()
         names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         server, next_phase = assembly.open(folder, tuple(names))

@@ -80,7 +80,7 @@ def job_files(
     ValueError where ``site_models`` names a site that does not get the job.
     """
     experiment = experiment.pinned()
-    _refuse_data_without_a_public_set(experiment)
+    _refuse_named_data(experiment)
     if encrypted:
         from fedvlp.flare.encryption import refuse_unencryptable
 
@@ -218,12 +218,23 @@ def _mlflow(experiment: Experiment, uri: str) -> dict[str, Any]:
     }
 
 
-def _refuse_data_without_a_public_set(experiment: Experiment) -> None:
-    """Raises SiteConfigError where the method needs one and the sites keep the data for themselves."""
-    if isinstance(experiment.data, NamedData) and experiment.method.uses_public:
+def _refuse_named_data(experiment: Experiment) -> None:
+    """Raises SiteConfigError where sites keep the data for themselves, and the experiment does not fit that."""
+    data, split = experiment.data, experiment.partition
+    if not isinstance(data, NamedData):
+        return
+    needs = experiment.method.uses_public or split.retrieve
+    if needs and not data.public:
         raise SiteConfigError(
-            f"{experiment.name} needs a public set that the server and all sites hold, and data that sites keep for "
-            "themselves has none; give --data that all of them have, with records of a site named public"
+            f"{experiment.name} needs a public set that the server and all sites hold; name theirs too: "
+            f"--data named:{data.name},public=NAME"
+        )
+    if data.public and not needs:
+        raise SiteConfigError(f"{experiment.name} has no use for a public set; leave public={data.public} out")
+    dealt = [name for name in ("image_only", "text_only", "public") if getattr(split, name)]
+    if dealt:
+        raise SiteConfigError(
+            f"partition.{dealt[0]} is for records that are dealt to sites; these keep their own. Leave it at 0"
         )
 
 
@@ -246,6 +257,8 @@ def overlap_files(name: str, data: Any, sites: Sequence[str], *, custom: bool = 
     ``data``: the data set as the sites call it, a ``NamedData``; in a simulation also a source.
     """
     sites = sorted(set(sites))
+    if getattr(data, "public", ""):
+        raise SiteConfigError(f"nobody counts the patients of a public set; leave public={data.public} out")
     controller = {"path": OVERLAP_CONTROLLER, "args": {"name": name, "sites": sites}}
     executor = {"path": OVERLAP_EXECUTOR, "args": {"data": to_config(data), "sites": sites}}
     meta = {"name": name, "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["server", *sites]}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import SiteSources
 
 
@@ -54,6 +54,24 @@ def of_modalities(experiment: Experiment, sources: Mapping[str, Any]) -> Experim
         return experiment
     objective: Any = experiment.objective
     return replace(experiment, objective=replace(objective, classes=len(classes), label_spaces="own"))
+
+
+def undealt(partition: Partition) -> Partition:
+    """The partition where every site keeps records of its own: none become public, and no site loses a modality."""
+    return replace(partition, image_only=0, text_only=0, public=0.0)
+
+
+def for_sites(experiment: Experiment, sites: Sequence[str]) -> Experiment:
+    """The experiment for sites of these names: each has the model that the preset gives to a site with pairs.
+
+    A selector tells as many sites apart as there are.
+    """
+    models = _models_by_modality(experiment)
+    given = tuple((site, models[MODALITIES]) for site in sites) if models else ()
+    extra: Any = experiment.extra
+    if hasattr(extra, "sites") and sites:
+        extra = replace(extra, sites=len(sites))
+    return replace(experiment, site_models=given, extra=extra)
 
 
 def _modalities(source: Any) -> tuple[str, ...]:
