@@ -533,6 +533,23 @@ def test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused(tmp_path
     assert refusal(tmp_path / "b.dcm") == "unsupported transfer syntax"
 
 
+def test_jpeg_lossless_is_read_with_the_extra_and_else_named_with_its_remedy() -> None:
+    """A file that pydicom comes with."""
+    pytest.importorskip("pydicom")
+    from importlib.util import find_spec
+
+    from pydicom.data import get_testdata_file
+
+    from fedvlp.data.preprocessing import Preprocessing
+
+    file = get_testdata_file("SC_rgb_jpeg_gdcm.dcm", download=False)
+    if find_spec("pylibjpeg") and find_spec("libjpeg"):
+        assert read_radiograph(Path(str(file)), 32).std() > 20
+        return
+    with pytest.raises(ValueError, match=r"pip install 'fedvlp\[dicom\]' reads JPEG Lossless too"):
+        Preprocessing(32, 32).films([str(file)])
+
+
 def test_truncated_empty_foreign_missing_and_constant_files(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64), dtype=np.uint8)
     for suffix in ("png", "jpg"):
