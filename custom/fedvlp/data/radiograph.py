@@ -9,14 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 MAX_PIXELS = 64_000_000  # images with more are refused by their header, before decoding (decompression bombs)
 MAX_BYTES = 512 * 1024 * 1024  # larger files are not read
 ROUNDABLE = 1275  # 16-bit values of at least this range: means rounded to whole values err by 0.1 grey level at most
+FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
+SIDEWAYS = (5, 6, 7, 8)
 PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
 BARE_DICOM = b"\x02\0\0\0"  # how a DICOM file begins whose preamble was cut off: with the length of its meta header
 
@@ -65,7 +69,12 @@ def read_radiograph(
     are checked before decoding. Raises ``ImageAccessError`` where not the file is to blame but its disk, its rights or
     the memory of this machine.
     """
-    return _guarded(lambda: _read_file(path, longest, burned_in, colour), longest, colour)
+    return _guarded(lambda: _finished(_read_file(path, longest, burned_in, colour), longest, colour))
+
+
+def shape_of_file(path: Path) -> tuple[int, int]:
+    """[H, W] of the upright image in a file, of which the header alone is read. Raises as ``read_radiograph`` does."""
+    return _guarded(lambda: _shape(path))
 
 
 def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
@@ -77,18 +86,18 @@ def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np
     """
     if isinstance(film, (str, os.PathLike)):
         return read_radiograph(Path(film), longest, burned_in=True, colour=colour)
-    return _guarded(lambda: _of_memory(film, colour), longest, colour)
+    return _guarded(lambda: _finished(_of_memory(film, colour), longest, colour))
 
 
-def _guarded(read: Callable[[], _Values], longest: int | None, colour: bool) -> np.ndarray:
-    """What ``read`` gives, finished. Errors quote nothing of the file.
+def _guarded(read: Callable[[], T]) -> T:
+    """What ``read`` gives. Errors quote nothing of the file.
 
     Raises ``UnreadableImageError``, ``ImageAccessError``, and ImportError for a broken installation.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
-            return _channels(_finished(read(), longest), colour)
+            return read()
     except UnreadableImageError:
         raise
     except ImportError as error:
@@ -115,6 +124,12 @@ def _no_access(error: OSError) -> ImageAccessError:
 
 
 def _read_file(path: Path, longest: int | None, burned_in: bool, colour: bool) -> _Values:
+    dicom = _as_dicom(path)
+    return _read_pil(path, longest, colour) if dicom is None else _read_dicom(dicom, burned_in, colour)
+
+
+def _as_dicom(path: Path) -> Path | BytesIO | None:
+    """A DICOM file as pydicom reads it, in memory where its preamble is missing; None for another file."""
     if not path.is_file():
         raise UnreadableImageError("missing image")
     if path.stat().st_size > MAX_BYTES:
@@ -122,10 +137,23 @@ def _read_file(path: Path, longest: int | None, burned_in: bool, colour: bool) -
     with path.open("rb") as file:
         start = file.read(132)
     if start[128:] == b"DICM":
-        return _read_dicom(path, burned_in, colour)
-    if start[:4] == BARE_DICOM:
-        return _read_dicom(BytesIO(bytes(128) + b"DICM" + path.read_bytes()), burned_in, colour)
-    return _read_pil(path, longest, colour)
+        return path
+    return BytesIO(bytes(128) + b"DICM" + path.read_bytes()) if start[:4] == BARE_DICOM else None
+
+
+def _shape(path: Path) -> tuple[int, int]:
+    from PIL import Image
+
+    dicom = _as_dicom(path)
+    if dicom is None:
+        with Image.open(path, formats=FORMATS) as image:
+            turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
+            return (image.width, image.height) if turned else (image.height, image.width)
+    from pydicom import dcmread
+
+    _check_syntax(_syntax(dicom))
+    header = dcmread(_from_start(dicom), stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+    return int(header.Rows), int(header.Columns)
 
 
 def _of_memory(film: Any, colour: bool) -> _Values:
@@ -172,8 +200,11 @@ def _as_file(dataset: Any) -> BytesIO:
     return buffer
 
 
-def _finished(image: _Values, longest: int | None) -> np.ndarray:
-    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say."""
+def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
+    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say.
+
+    Grey ones that are wanted in ``colour`` come three times.
+    """
     low, high = image.range
     if not np.isfinite([low, high]).all():
         raise UnreadableImageError("corrupt image")
@@ -186,11 +217,8 @@ def _finished(image: _Values, longest: int | None) -> np.ndarray:
     pixels = pixels.astype(np.float32)
     if image.stretch:
         pixels = (pixels - np.float32(low)) * np.float32(255 / (high - low))
-    return 255 - pixels if image.invert else pixels
-
-
-def _channels(pixels: np.ndarray, colour: bool) -> np.ndarray:
-    """``pixels`` as they are, or, grey ones [h, w] that are wanted in ``colour``, three times: [h, w, 3]."""
+    if image.invert:
+        pixels = 255 - pixels
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
 
 
@@ -255,7 +283,7 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
+        with Image.open(path, formats=FORMATS) as image:
             shape = (image.height, image.width)
             _check_header(image.width, image.height, _frames(image))
             upright = _upright(image)
