@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
-
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
-from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 _PATH = re.compile(r"(?P<folder>train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/(?P<view>[^/]+)$")
@@ -59,7 +57,7 @@ class CheXpertSource(Published):
                 f"chexpert source: {len(rows) - len(paths)} of {len(rows)} values of Path do not end in "
                 "train|valid/patient<number>/study<number>/<view>"
             )
-        values = np.array([[float(row[name] or "nan") for name in CHEXPERT] for row in rows], dtype=np.float32)
+        values = numbers("chexpert", rows, CHEXPERT)
         wanted = names_of(self.labels)
         root = Path(self.root) if self.root else None
         return Listing(
@@ -68,7 +66,7 @@ class CheXpertSource(Published):
             patients=[path["patient"] for path in paths],
             studies=[path["patient"] + path["study"] for path in paths],
             reports=[""] * len(rows),
-            labels=by_name(values.reshape(-1, len(CHEXPERT)), CHEXPERT, wanted),
+            labels=by_name(values, CHEXPERT, wanted),
             names=wanted,
             splits=["val" if path["folder"] == "valid" else "" for path in paths],
             files=None if root is None else [root / row["Path"] for row in rows],

@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, read_rows, require_items
+from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -64,7 +64,7 @@ class MIMICSource(Published):
         texts, phi = self._texts(frontal)
         rows = [row for row in frontal if texts[row["study_id"]]]
         wanted = names_of(self.labels)
-        values = {row["study_id"]: [float(row[name] or "nan") for name in CHEXPERT] for row in labelled}
+        values = dict(zip((row["study_id"] for row in labelled), numbers("mimic_cxr", labelled, CHEXPERT), strict=True))
         blank = [np.nan] * len(CHEXPERT)
         labels = np.array([values.get(row["study_id"], blank) for row in rows], dtype=np.float32)
         root = Path(self.root) if self.root else None

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, first_of, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 
 UNINDEXED = "no indexing"
@@ -92,7 +92,7 @@ class OpenISource(Published):
             for file in sorted(path.rglob("*.xml")):
                 yield parse(file.read_bytes())
         elif path.is_file():
-            with tarfile.open(path) as archive:
+            with undamaged("openi", path), tarfile.open(path) as archive:
                 for member in archive:
                     content = archive.extractfile(member) if member.name.endswith(".xml") else None
                     if content is not None:
@@ -113,7 +113,9 @@ def parse(xml: bytes) -> Report:
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
-        raise ValueError(f"openi source: a file is not XML (line {error.position[0]})") from None
+        raise ValueError(
+            f"openi source: a file is not XML (line {error.position[0]}); download the reports again"
+        ) from None
     number = root.find("uId")
     if number is None:
         raise ValueError("openi source: an XML file without uId is no Open-I report")
