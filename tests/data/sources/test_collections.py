@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.published import chexpert_row, openi_reports
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.nih_cxr14 import NIHSource
@@ -112,7 +113,42 @@ def test_published_columns_of_people_are_subgroups(tmp_path: Path) -> None:
     assert unknown.subgroups.tolist() == [["", "", ""]]
     film = chexpert_row("CheXpert-v1.0/train/patient00001/study1/view1_frontal.jpg")
     path = table(tmp_path / "train.csv", [film | {"Sex": "Male", "Age": "90", "AP/PA": "AP"}])
-    assert CheXpertSource(path).build().subgroups.tolist() == [["Male", "80+", "AP"]]
+    assert CheXpertSource(path).build().subgroups.tolist() == [["M", "80+", "AP"]]
+
+
+def test_subgroups_of_two_collections_meet_when_they_are_joined(tmp_path: Path) -> None:
+    """Sexes, ages and views are called alike; a lateral film of CheXpert is lateral, not of an unknown view."""
+    entries = [
+        {"Image Index": f"{i}.png", "Finding Labels": "Mass", "Patient ID": str(i), "Follow-up #": "0",
+         "Patient Gender": sex, "Patient Age": "058Y", "View Position": view}
+        for i, (sex, view) in enumerate([("F", "PA"), ("M", "AP")])
+    ]  # fmt: skip
+    seen = [("Female", "Frontal", "PA"), ("Male", "Frontal", ""), ("Unknown", "Lateral", ""), ("Male", "Lateral", "LL")]
+    films = [
+        chexpert_row(f"C/train/patient0000{i}/study1/v.jpg", view) | {"Sex": sex, "Age": "58", "AP/PA": projection}
+        for i, (sex, view, projection) in enumerate(seen)
+    ]
+    nih = NIHSource(table(tmp_path / "n.csv", entries)).build()
+    chexpert = CheXpertSource(table(tmp_path / "train.csv", films), frontal=False).build()
+    joined = Cohort.concat([nih.with_sites(["north"] * 2), chexpert.with_sites(["south"] * 4)])
+    assert joined.subgroup("sex").tolist() == ["F", "M", "F", "M", "", "M"]
+    assert set(joined.subgroup("age").tolist()) == {"40-59"}
+    assert joined.subgroup("view").tolist() == ["PA", "AP", "PA", "frontal", "lateral", "lateral"]
+
+
+@pytest.mark.parametrize("name", ["CheXpert-v1.0-small", "elsewhere"])
+def test_chexpert_is_found_behind_links_of_any_name(name: str, tmp_path: Path) -> None:
+    film = "CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg"
+    kept = tmp_path / "disk" / "another name"
+    picture(kept / film.partition("/")[2], 9)
+    table(kept / "train.csv", [chexpert_row(film)])
+    (tmp_path / name).symlink_to(kept)
+    folders = [tmp_path / name, kept] + ([tmp_path] if name in film else [])
+    assert [len(CheXpertSource.at(folder, image_size=32).build()) for folder in folders] == [1] * len(folders)
+    (tmp_path / "as published").mkdir()
+    (tmp_path / "as published" / "CheXpert-v1.0-small").symlink_to(kept)
+    path = str(kept / "train.csv")
+    assert len(CheXpertSource(path, root=str(tmp_path / "as published"), image_size=32).build()) == 1
 
 
 def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
@@ -137,6 +173,12 @@ def test_openi_with_images_has_one_row_per_image_that_is_there(tmp_path: Path) -
     assert len(cohort) == 1
     assert cohort.has_image().all()
     assert cohort.has_report().all()
+
+
+def test_openi_headings_count_with_their_first_qualifier() -> None:
+    majors = "".join(f"<major>{text}</major>" for text in ("Thickening/pleura/left", "Cardiac Shadow/enlarged/mild"))
+    report = parse(f'<eCitation><uId id="CXR1"/><MeSH>{majors}</MeSH></eCitation>'.encode())
+    assert report.headings == {"thickening", "thickening/pleura", "cardiac shadow", "cardiac shadow/enlarged"}
 
 
 @pytest.mark.parametrize("kind", [CheXpertSource, NIHSource])

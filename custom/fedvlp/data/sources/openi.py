@@ -24,7 +24,7 @@ class Report:
 
     key: str  # number of the report
     sections: dict[str, str]  # label ("IMPRESSION") -> text
-    headings: frozenset[str] | None  # MeSH headings, first part, lower case; None: not indexed
+    headings: frozenset[str] | None  # of MeSH: the first part, and the first two, lower case; None: not indexed
     images: tuple[str, ...]  # names of its images, without suffix
 
 
@@ -120,6 +120,7 @@ def parse(xml: bytes) -> Report:
     if number is None:
         raise ValueError("openi source: an XML file without uId is no Open-I report")
     texts = {node.get("Label", ""): (node.text or "").strip() for node in root.iter("AbstractText")}
-    headings = frozenset((node.text or "").partition("/")[0].strip().lower() for node in root.iter("major"))
+    majors = [[term.strip().lower() for term in (node.text or "").split("/")] for node in root.iter("major")]
+    headings = frozenset("/".join(terms[:count]) for terms in majors for count in (1, 2))
     images = tuple(node.get("id", "") for node in root.iter("parentImage"))
     return Report(number.get("id", ""), texts, None if not headings or UNINDEXED in headings else headings, images)
