@@ -206,6 +206,7 @@ class Listing:
     splits: Sequence[str]  # "train", "val", "test"; "" is drawn by patient
     files: Sequence[Path] | None = None  # image of each row; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
+    unsure: Mapping[str, int] = field(default_factory=dict)  # what nothing is known of -> listed rows
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
@@ -235,6 +236,29 @@ class Images(Protocol):
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, S, S], in colour [n, S, S, 3], of ``rows`` [n]."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """Reader of N rows of which row i has the image ``owner[i]`` of another reader."""
+
+    images: Images
+    owner: np.ndarray  # [N] int64
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Row -> reason, for the rows that have no readable image."""
+        unread = self.images.skipped
+        return {row: unread[index] for row, index in enumerate(self.owner.tolist()) if index in unread}
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """CRC-32 of each row's pixels, [N] uint32."""
+        return self.images.checksums[self.owner]
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, S, S] or [n, S, S, 3] of ``rows`` [n]."""
+        return self.images(self.owner[np.asarray(rows, dtype=np.int64)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +348,7 @@ class Published:
         if moved := by_patient(listing.patients, listing.splits)[1]:
             summary["moved to the split of their patient"] = moved
         summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
+        summary |= listing.unsure
         if images is not None:
             summary |= {f"skipped: {reason}": len(names) for reason, names in sorted(skipped.items())}
             if self.burned_in != HEADER:  # which goes without saying
@@ -332,12 +357,22 @@ class Published:
         return cohort, summary
 
     def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images | None:
-        """The reader of the first ``most`` images; None for a collection without."""
+        """The reader of the first ``most`` images; None for a collection without.
+
+        A file that several rows have is decoded and kept once.
+        """
         if listing.files is None:
             return None
-        refuse_absent(listing.source, listing.files)
-        given = (ids[:most], listing.files[:most], self.image_size, self.cache, building, self.burned_in)
-        return films(listing.source, *given)
+        refuse_absent(listing.source, dict.fromkeys(listing.files))
+        files = list(dict.fromkeys(listing.files[:most]))
+        number = {file: index for index, file in enumerate(files)}
+        first: dict[int, str] = {}  # number of a file -> id of the first row that has it
+        owner = np.array([number[file] for file in listing.files[:most]], dtype=np.int64)
+        for name, index in zip(ids, owner.tolist(), strict=False):
+            first.setdefault(index, name)
+        given = (self.image_size, self.cache, building, self.burned_in, self._in_colour)
+        images = films(listing.source, [first[index] for index in range(len(files))], files, *given)
+        return images if len(files) == len(owner) else Repeated(images, owner)
 
     def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: Images | None) -> Cohort:
         """The cohort of the chosen rows [n] of a listing."""
