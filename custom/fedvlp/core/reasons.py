@@ -25,6 +25,7 @@ PYTHONS = {name for name, kind in vars(builtins).items() if isinstance(kind, typ
 LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
+    "ImageAccessError",
     "InitialWeightsError", "MemoryGoneError", "NoRecordsError", "NormalisationError", "NotHeldError", "OverlapError",
     "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RecordPrivacyError",
     "RefusedError",
