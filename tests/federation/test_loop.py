@@ -422,7 +422,7 @@ def test_an_evaluation_may_not_carry_tensors() -> None:
 
 
 def test_a_duplicate_or_a_reply_of_a_stranger_does_not_count() -> None:
-    """Every exchange that does not itself go from site to site hands replies on through ``in_site_order``."""
+    """An exchange may hand replies on through ``in_site_order`` itself, as workers do."""
 
     def noisy(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, message in messages.items():

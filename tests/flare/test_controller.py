@@ -17,8 +17,11 @@ from typing import Any, ClassVar
 
 import pytest
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from support.flare_memory import (
     DEAD_AFTER,
@@ -28,6 +31,7 @@ from support.flare_memory import (
     ToyModel,
     in_engine,
     serialised,
+    site_executor,
     told,
     toy_experiment,
 )
@@ -36,8 +40,11 @@ from support.toy import same_bytes, small, three_sites
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Failure, FailureKind
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Update
+from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Federation
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.wire import SiteEnd
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages, trainer_link
 from fedvlp.flare.controller import FederatedController
@@ -246,6 +253,73 @@ def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> N
     flare.submit(grace=5.0)
     assert dropped(flare) == [{"a": "ValueError: the log of the site says why"}, {}, {}]
     assert_engines_bytes(flare, tmp_path, ("a", 0))
+
+
+def test_a_refused_update_does_not_start_the_grace(make: Make, tmp_path: Path) -> None:
+    """a's weights are NaN at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s."""
+    flare = make({("a", 0): Fate(change=with_nan), ("c", 0): Fate(train=30.0)})
+    flare.submit(grace=5.0)
+    assert [list(record) for record in dropped(flare)] == [["a"], [], []]
+    assert "NaN or infinite" in dropped(flare)[0]["a"]
+    assert_engines_bytes(flare, tmp_path, ("a", 0))
+
+
+@dataclass(frozen=True)
+class SlowServer(Method):
+    """FedAvg whose server takes 3 s for every update that it looks at."""
+
+    wait: ClassVar[Callable[[float], None]]
+
+    def objection(self, server: Server, update: Update) -> str | None:
+        SlowServer.wait(3.0)
+        return None
+
+
+def test_replies_that_came_while_the_server_was_busy_are_in_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three come at 1.2 s; b makes the quorum, and the server has looked at it after the grace of 2 s."""
+    flare = make(experiment=toy_experiment(SlowServer(local_steps=2)))
+    monkeypatch.setattr(SlowServer, "wait", flare.clock.wait, raising=False)
+    flare.submit(grace=2.0)
+    assert dropped(flare) == [{}, {}, {}]
+
+
+class BehindTheWire(Executor):
+    """A site's executor behind its end of the wire."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__()
+        self._inner = site_executor(experiment)
+        self._end = SiteEnd(experiment.wire, experiment.method.phases, SiteMemory(None))
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        message, run = messages.receive_broadcast(shareable)
+        task = messages.send_broadcast(self._end.decode(message), run)
+        reply = self._inner.execute(task_name, task, fl_ctx, abort_signal)
+        return messages.send_update(self._end.encode(messages.receive_update(reply, fl_ctx.get_identity_name())))
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_sites_that_are_asked_again_have_the_time_of_the_quorum_and_the_grace(make: Make, quorum: int) -> None:
+    """b and c lost their copies of the model, a trains for 3 s. Asked again, c trains for 3 s, b never answers.
+
+    With a the quorum of 1 holds: c has as long as a took, and the grace. With c that of 2 does: b has the grace.
+    """
+    experiment = replace(toy_experiment(quorum=quorum, evaluate_every=0), wire=Wire(skip_unchanged=True))
+    flare = make(experiment=experiment)
+    asked: list[str] = []
+
+    def fate(task: Task) -> Fate:
+        if task.round == 0 or task.site == "a":
+            return Fate(train=3.0)
+        asked.append(task.site)
+        if asked.count(task.site) == 1:
+            return Fate(change=filtered)
+        return Fate(train=1e9 if task.site == "b" else 3.0)
+
+    flare.fates, flare.make_executor = fate, BehindTheWire
+    flare.submit(grace=2.0)
+    assert dropped(flare) == [{}, {"b": "no reply within 2 s of the quorum"}]
+    assert flare.clock.now < 20.0, "not the hour that a task may take"
 
 
 def test_by_default_all_sites_but_one_are_the_quorum(make: Make) -> None:

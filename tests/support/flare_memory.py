@@ -117,6 +117,9 @@ class Arrivals:
 
     def get(self, timeout: float) -> Any:
         self._clock.wait(timeout, lambda: bool(self._items))
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
         if not self._items:
             raise queue.Empty
         return self._items.popleft()

@@ -20,11 +20,11 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedvlp import __version__
-from fedvlp.core.aggregation import PARK_BYTES, in_site_order
+from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.metric_names import loss_term
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, size_of
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
@@ -60,8 +60,8 @@ class SentOnce(list[ClientTask]):
 class FederatedController(Controller):
     """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
 
-    ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the quorum
-    has replied, the others get ``grace`` seconds more.
+    ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the valid
+    replies make the quorum, the others get ``grace`` seconds more.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class FederatedController(Controller):
         self._run: dict[str, str] = {}
         self._spool: Path | None = None
         self._federation: Federation | None = None
+        self._quorum_took = 0.0  # seconds, in the phase that was last asked for
         self._tensors = PieceDecomposer(at_server=True)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -222,10 +223,10 @@ class FederatedController(Controller):
         self.log_info(self._fl_ctx, " ".join(said))
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
-        """Sends every site its task and yields the replies in site order."""
-        return in_site_order(self._replies(messages), list(messages), self._spool)
+        """Sends every site its task and yields the replies as they come; the federation says which ones are valid.
 
-    def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace.
+        """
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
         tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
         self._tell_trainer(tasks)
@@ -233,24 +234,29 @@ class FederatedController(Controller):
             self.send(task, self._fl_ctx, targets=[site])
         waiting = set(tasks)
         assert self._federation is not None
-        good, needed = 0, min(self._federation.needed(), len(messages))
-        deadline = float("inf")
+        began = time.monotonic()
+        deadline = float("inf") if self._federation.missing() > 0 else began + self._quorum_took + self.grace
         try:
-            while waiting and time.monotonic() < deadline:
+            while waiting:
                 if self._abort.triggered:
                     raise Aborted("the job was aborted; submit it again to resume")
                 self._tensors.tidy()
-                try:
-                    site, reply = arrived.get(timeout=0.1)
+                over = time.monotonic() >= deadline
+                try:  # what came while the federation was busy with another reply came in time
+                    site, reply = arrived.get_nowait() if over else arrived.get(timeout=0.1)
                 except queue.Empty:
+                    if over:
+                        break
                     continue
                 if site not in waiting:
                     continue
+                came = time.monotonic()
                 waiting.remove(site)
-                good += isinstance(reply, Update)
-                if good >= needed and deadline == float("inf"):
-                    deadline = time.monotonic() + self.grace
                 yield site, reply
+                del reply  # one is resident at a time
+                if deadline == float("inf") and self._federation.missing() <= 0:
+                    self._quorum_took = came - began
+                    deadline = came + self.grace
         finally:
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
