@@ -280,8 +280,9 @@ class Play:
 
     def _compare(self, seen: dict[tuple[int, str], set[str]]) -> None:
         trained = self.flare.trained
+        rounds = replace(self.schedule.experiment.rounds, max_missed=10**6)  # a resumed job asks who was benched
         server, model = in_engine(
-            self.schedule.experiment, DATA, self.flare.folder / "plain",
+            replace(self.schedule.experiment, rounds=rounds), DATA, self.flare.folder / "plain",
             lambda site, message: site in seen[message.round, message.phase],
             lambda site, message: (site, message.round, message.phase) in trained,
         )  # fmt: skip

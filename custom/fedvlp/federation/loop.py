@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,11 @@ class Rounds:
 
 
 class Federation:
-    """The round loop. ``report`` is called with each phase's record after it is checkpointed."""
+    """The round loop. ``report`` is called with each phase's record after it is checkpointed.
+
+    Sites of which it is known that they are ``present`` are all asked once, those too that were benched when the run
+    was stopped: who resumes a run to take a site back does not wait for its next probe.
+    """
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Federation:
         wire: Wire = PLAIN,
         checkpoint: Path | None = None,
         report: Callable[[dict[str, Any]], None] = lambda record: None,
+        present: Collection[str] = (),
     ) -> None:
         require(list(server.sites) == sorted(set(server.sites)), "the sites of a run must be sorted and distinct")
         require(bool(server.sites), "a run needs at least one site")
@@ -121,6 +126,7 @@ class Federation:
         if self.snapshots:
             server.make_room = self.snapshots.save
         self.report = report
+        self._to_ask = set(present)
         self._empty = 0
         self._norms: dict[str, Norms] = {}  # of the updates of this phase that were checked, by site
         self._passed: set[str] = set()  # sites whose replies in this phase passed the gate
@@ -229,6 +235,8 @@ class Federation:
 
     def _absent(self, site: str) -> bool:
         """Whether a site has been silent for as many phases as the last ``max_missed`` rounds had."""
+        if site in self._to_ask:
+            return False
         now, most = self.server.round, self.rounds.max_missed
         silent = self.server.missed.get(site, 0)
         return now >= most and silent >= sum(len(self.method.phases(round)) for round in range(now - most, now))
@@ -265,6 +273,7 @@ class Federation:
             )
         for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
+        self._to_ask -= messages.keys()
         self._refuse_emptiness(replies)
 
     def _valid(
