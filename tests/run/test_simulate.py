@@ -105,7 +105,7 @@ def test_the_summary_compares_the_first_with_the_last_model(finished: Any) -> No
 def test_the_environment_says_how_to_repeat_it(finished: Any) -> None:
     folder, _, _ = finished
     noted = json.loads((folder.path / "environment.json").read_text())
-    assert noted == environment(folder.experiment())
+    assert noted == {**environment(folder.experiment()), "id": folder.id}
     assert noted["packages"]["torch"] == version("torch")
     assert noted["seed"] == 0
 
