@@ -16,7 +16,7 @@ from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, enve
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
-from fedvlp.flare.paths import SitePaths, under
+from fedvlp.flare.paths import SitePaths, folder_at_site
 from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
@@ -41,7 +41,7 @@ class TaskHandler:
         self._assemble = assemble
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
-        self._folder = ""
+        self._run: tuple[str, str | None] | None = None  # folder and id
         self._start: Start | None = None  # of the model that the run starts from, as this site builds it
 
     def answer(
@@ -67,7 +67,7 @@ class TaskHandler:
         envelope = envelope_at(Path(self.paths.local).parent)
         if envelope is not None:
             envelope.admit(self.experiment)
-        site = self._prepared(run["folder"])
+        site = self._prepared(run)
         self._refuse_crafted(message, site)
         refuse_overflow(self.paths.site, site.client.data.num_train, most_samples)
         if envelope is None:
@@ -118,16 +118,17 @@ class TaskHandler:
         except InitialWeightsError:
             return site.client.state()  # its first task: nothing is loaded yet
 
-    def _prepared(self, folder: str) -> Site:
-        if self._site is None or folder != self._folder:
+    def _prepared(self, run: dict[str, str]) -> Site:
+        named = run["folder"], run.get("id")
+        if self._site is None or named != self._run:
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
+            local, path = Path(self.paths.local), folder_at_site(self.paths, run).parent.parent
             experiment = at_site(self.experiment, self.paths.site, local)
             assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
             self._site = assembly.site(self.paths.site)
-            self._folder, self._start = folder, None
+            self._run, self._start = named, None
         return self._site
 
 
