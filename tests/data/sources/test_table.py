@@ -267,6 +267,40 @@ def test_a_text_with_unquoted_commas_is_not_cut_in_silence(tmp_path: Path) -> No
     assert "more cells than columns 1 (row 1)" in silent_error(source)
 
 
+def quoted(folder: Path, reports: dict[int, str]) -> TableSource:
+    """A table of twelve films of twelve patients as written by hand, so that a mark in ``reports`` stays lone."""
+    lines = ["image,report,patient_id,Edema"]
+    for i in range(12):
+        text = reports.get(i, "no canary effusion seen")
+        lines.append(f"{picture(folder / f'{i}.png', i)},{text},p{i},1")
+    (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return TableSource(str(folder / "pairs.csv"), image_size=16)
+
+
+LONE = {
+    "one": ({3: '"no canary effusion seen'}, "the row that begins in line 5 is not CSV"),
+    "two that open": ({3: '"no canary effusion seen', 9: '"no canary effusion'}, "the row that begins in line 5 is not"),
+    "two of neighbours": ({3: '"no effusion, seen', 4: 'no canary effusion"'}, "line 5 is where such rows begin"),
+    "two around others": ({3: '"no canary effusion seen', 9: 'no canary effusion"'}, "line 5 is where such rows begin"),
+}
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_a_lone_quotation_mark_takes_no_other_patients_rows_into_a_report(case: str, tmp_path: Path) -> None:
+    reports, said = LONE[case]
+    assert said in silent_error(quoted(tmp_path, reports))
+
+
+def test_reports_of_several_lines_in_quotation_marks_are_read(tmp_path: Path) -> None:
+    """With commas, numbers, empty lines and marks written twice; and where a film comes last, before or after a text."""
+    text = '"Edema, 3, mild.\r\n\r\n1. Heart, lungs, ribs, 1\n2, the ""canary"" sign.\nn,o,p1,1"'
+    cohort = quoted(tmp_path, {3: text}).build()
+    assert len(cohort) == 12
+    assert cohort.reports[3] == "edema 3 mild heart lungs ribs 1 2 the canary sign n o p1 1"
+    rows = [["Small effusion,\nand edema, no, p1\nHeart, normal.", row[0]] for row in good(tmp_path, 4)]
+    assert len(TableSource(write(tmp_path, rows, ["report", "image"]), image_size=16).build()) == 4
+
+
 def test_a_report_longer_than_csv_reads_by_itself_is_read(tmp_path: Path) -> None:
     rows = good(tmp_path, 2)
     limit = csv.field_size_limit()
