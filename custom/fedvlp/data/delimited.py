@@ -11,6 +11,7 @@ import io
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """What separates the cells of a table -> its name."""
@@ -198,7 +199,7 @@ def _with_rows_within(table: list[list[str]], delimiter: str) -> list[int]:
 
     def joins(column: int, cell: str) -> bool:
         pieces = [piece for piece in LINE_BREAK.split(cell) if piece]
-        for ended, begun in zip(pieces, pieces[1:], strict=False):
+        for ended, begun in pairwise(pieces):
             if ended.count(delimiter) < width - 1 - column or begun.count(delimiter) < column:
                 continue
             cells = dict(enumerate(begun.split(delimiter, column)[:column]))
