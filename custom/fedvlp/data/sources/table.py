@@ -143,6 +143,10 @@ class TableSource:
         """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
+    def folder(self) -> Path:
+        """The folder that names of images are relative to. Two films of one name are one film only in one folder."""
+        return (Path(self.root) if self.root else Path(self.path).parent).resolve()
+
     def names_sites(self) -> bool:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
         return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
@@ -175,9 +179,8 @@ class TableSource:
         self._check()
         table, columns = self._read(self._named())
         present = self._present(columns)
-        root = Path(self.root) if self.root else Path(self.path).parent
         skips = _Skips(len(table), self.max_skipped)
-        rows, files = self._select(table, present, root.resolve(), skips)
+        rows, files = self._select(table, present, self.folder(), skips)
         skips.check()  # before hours of decoding
         reported = rows[:most] if self.report_column else []
         texts = [row[self.report_column] for row in reported]
@@ -355,7 +358,7 @@ class TableSource:
         """
         if not _names(self.mask_columns):
             return None
-        root = (Path(self.root) if self.root else Path(self.path).parent).resolve()
+        root = self.folder()
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
             resolved = [_resolve(root, row[column]) for row in rows]
