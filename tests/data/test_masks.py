@@ -51,6 +51,15 @@ def test_a_mask_covers_what_it_is_of(tmp_path: Path) -> None:
         assert not mask[:, :2].any(), "the padding is in no mask"
 
 
+def test_a_table_refuses_a_mask_of_other_proportions_than_its_film(tmp_path: Path) -> None:
+    source = table(tmp_path, "mask0.png")
+    save(tmp_path / "mask2.png", np.ones((60, 60), np.uint8))
+    cohort = source.build()
+    assert cohort.masks is not None
+    with pytest.raises(ValueError, match="60 x 60 pixels has other proportions than its film, which has 30 x 40"):
+        cohort.masks(np.array([2]))
+
+
 def test_masks_follow_their_rows(tmp_path: Path) -> None:
     cohort = table(tmp_path, "mask0.png").build()
     taken = cohort.take(np.array([3, 1])).take(np.array([1, 0]))

@@ -442,6 +442,18 @@ def test_a_class_may_be_called_none_where_it_is_named(tmp_path: Path, caplog: py
     assert "'finding': 2 cells hold a word for nothing" in caplog.text
 
 
+def test_capitals_make_no_class_of_their_own(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    for row, word in zip(rows, ["Normal", "normal", "Edema", "EDEMA"], strict=True):
+        row[5] = word
+    source = TableSource(write(tmp_path, rows), image_size=16, label_columns="finding")
+    found = source.build()
+    assert found.label_names == ("Edema", "Normal")
+    expected = [[0, 1], [0, 1], [1, 0], [1, 0]]
+    np.testing.assert_array_equal(found.labels, expected)
+    np.testing.assert_array_equal(replace(source, label_values="edema,normal").build().labels, expected)
+
+
 def test_free_text_is_no_label(tmp_path: Path) -> None:
     rows = good(tmp_path, 70)
     for i, row in enumerate(rows):

@@ -367,7 +367,8 @@ class TableSource:
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        return partial(read_masks, files, self.image_size)
+        films = [_resolve(root, row[self.image_column])[0] for row in rows]
+        return partial(read_masks, files, self.image_size, films=films)
 
     def _people(self, rows: list[Row], present: set[str]) -> _People:
         """Whose the ``rows`` are. A study is one of its patient: the same number at another patient is another study.
@@ -481,9 +482,10 @@ def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | N
 def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels [N, L] of N words, nan for a missing one, and the L classes: ``values``, or the words that occur.
 
-    A word for "nothing", such as "none", is a class only where ``values`` has it.
+    A word for "nothing", such as "none", is a class only where ``values`` has it. Capitals make no class of their own.
     """
-    missing = np.array([report_text.is_missing(word) and word not in values for word in words])  # [N]
+    wanted = {word.casefold() for word in values}
+    missing = np.array([report_text.is_missing(word) and word.casefold() not in wanted for word in words])  # [N]
     if not values and (count := sum(bool(word) for word, lost in zip(words, missing, strict=True) if lost)):
         log.warning(
             "table source: label column %r: %d cells hold a word for nothing (none, na, null, nan) and have no label; "
@@ -491,12 +493,14 @@ def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np
             column,
             count,
         )
-    names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
+    first = {word.casefold(): word for word in reversed(words) if not report_text.is_missing(word)}
+    names = values or tuple(sorted(first.values()))
     if len(names) > _MAX_CLASSES:
         raise ValueError(
             f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}"
         )
-    labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
+    seen, classes = (np.array([word.casefold() for word in of]) for of in (words, names))
+    labels = (seen[:, None] == classes).astype(np.float32)  # [N, L]
     labels[missing] = np.nan
     return labels, names
 
