@@ -175,7 +175,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_site_without_the_file_says_what_to_copy(tmp_path: Path) -> None:
-    with pytest.raises(SiteConfigError, match=r"copy provisioning/site/fedvlp\.json"):
+    with pytest.raises(SiteConfigError, match=r"a site takes the one of its kit's archive"):
         at_site(named(), "st-anna", tmp_path / "local")
 
 

@@ -305,10 +305,21 @@ def test_the_list_is_written_into_a_policy_and_into_nothing_else(tmp_path: Path)
     shutil.copy(POLICIES["client"] / "resources.json", file)
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"class_allow_list": ["fedvlp."]}))
-    write("client", file)
+    assert write("client", file) == ["fedvlp."]
     assert json.loads(file.read_text()) == content
     other = tmp_path / "other.json"
     other.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="has no components"):
         write("client", other)
     assert other.read_text() == '{"a": 1}'
+
+
+def test_what_writing_the_list_removes_is_said(tmp_path: Path) -> None:
+    """A class of a plugin, above all, which the operator added on purpose."""
+    file = tmp_path / "resources.json"
+    content = json.loads((POLICIES["server"] / "resources.json").read_text())
+    file.write_text(json.dumps(content | {"class_allow_list": [*needed("server"), "lab_methods.MyMethod"]}))
+    done = CliRunner().invoke(cli, ["site", "classes", "--server", "--into", str(file)], catch_exceptions=False)
+    assert "do not need them: lab_methods.MyMethod. Add again what you want" in done.output
+    again = CliRunner().invoke(cli, ["site", "classes", "--server", "--into", str(file)], catch_exceptions=False)
+    assert "removed" not in again.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -78,6 +78,14 @@ def test_they_reach_server_sites_controller_and_children() -> None:
     assert (controller["task_timeout"], controller["grace"]) == (t.task_timeout, t.grace)
     assert child["path"] == "fedvlp.flare.ChildExecutor"
     assert child["args"]["task_timeout"] == t.task_timeout
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_size_of_published_towers_says_nothing_about_their_vocabulary() -> None:
+    """It is found with random weights: the job's own tokenizer is none of its business."""
+    paper = presets.get("feddra-paper")
+    small = replace(paper, model=replace(paper.model, image_tower="tiny", text_layers=1))
+    assert model_bytes(small) > 4 * 28_996 * 768
 
 
 def test_the_size_is_that_of_all_tensors_that_travel() -> None:

@@ -201,6 +201,7 @@ def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or 
         )
     if not status:
         raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
-    print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in status.items()}
+    print(" ".join(f"{key}={value}" for key, value in shown.items() if value != ""))
     if status["status"] != "finished":
         raise typer.Exit(1)
