@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
+from fedvlp.core.seeds import seeded
 from fedvlp.core.types import EVALUATE, Broadcast, group
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
@@ -436,3 +438,18 @@ def test_a_model_with_adapters_is_not_saved(tmp_path: Path) -> None:
     model.merge_adapters()
     model.save(tmp_path / "model")
     assert torch.equal(vectors(load_model(tmp_path / "model")), vectors(model))
+
+
+def test_adapters_have_random_streams_of_their_own() -> None:
+    """No two modules of a run, and none of the next seed's, begin with the same draws."""
+    streams = []
+    for seed in (0, 1):
+        model = replace(PRIVATE, adapter_layers="every").build(seed)
+        for name in ("image_adapter", "text_adapter", "image_private", "text_private"):
+            first = next(one for one in model.get_submodule(name).values())
+            streams.append(first.down.detach().flatten()[:8] * first.down.shape[1] ** 0.5)  # uniform in -1..1
+        for stream in range(8):
+            drawn = seeded(seed, stream, lambda: nn.Linear(8, 1)).weight.detach().flatten() * 8**0.5
+            streams.append(drawn)
+    close = [torch.allclose(one, other, atol=1e-5) for one, other in itertools.combinations(streams, 2)]
+    assert not any(close)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.client import frozen_tensors
+from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
 from fedvlp.models import adapters
@@ -208,11 +209,12 @@ class DualEncoder(Usable, nn.Module):
         if not config.adapters:
             return
         rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
-        self.image_adapter = seeded(seed, 7, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
-        self.text_adapter = seeded(seed, 8, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
+        own = named_seed(seed, "adapters")
+        self.image_adapter = seeded(own, 0, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
+        self.text_adapter = seeded(own, 1, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
         if config.adapter_private:
-            self.image_private = seeded(seed, 9, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
-            self.text_private = seeded(seed, 10, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
+            self.image_private = seeded(own, 2, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
+            self.text_private = seeded(own, 3, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
         towers = {"image_encoder.": self.image_encoder, "text_encoder.": self.text_encoder}
         self._frozen = tuple(
             prefix + name for prefix, tower in towers.items() for name in adapters.frozen(tower, rank, layers)
