@@ -133,8 +133,8 @@ SETTINGS = [{"adapter_rank": 8}, {"adapter_rank": 32, "adapter_alpha": 128.0}]
 def test_an_adapters_first_steps_in_one_direction_pass(settings: dict[str, Any]) -> None:
     """AdamW moves every weight by about its learning rate, in the signs of a gradient, which are nearly of rank 1.
 
-    0.01 is seven times what fifty steps of the preset fedavg reach. The towers' own weights, to which that is added, lie
-    in every direction.
+    0.01 is seven times what fifty steps of the preset fedavg reach. The towers' own weights, to which that is added,
+    lie in every direction.
     """
     state, _ = adapters(**settings)
     start = start_of(state)

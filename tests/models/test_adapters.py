@@ -397,9 +397,7 @@ def test_a_stopped_run_goes_on_with_its_sites_private_adapters(privately: RunFol
     ids=["frozen", "adapted", "private"],
 )
 @pytest.mark.parametrize("method", [FedAvg, Centralized], ids=["fedavg", "centralized"])
-def test_no_task_changes_a_frozen_tower(
-    statistics: str, changes: dict[str, Any], method: Any, tmp_path: Path
-) -> None:
+def test_no_task_changes_a_frozen_tower(statistics: str, changes: dict[str, Any], method: Any, tmp_path: Path) -> None:
     """Its running statistics are what it has learned, also where those of the heads are each site's own."""
     experiment = replace(
         small(method(local_steps=1)), model=replace(frozen_batch_norm(tmp_path), **changes), norm_statistics=statistics
@@ -417,7 +415,9 @@ def test_no_task_changes_a_frozen_tower(
 
 def test_a_saved_model_says_which_statistics_were_frozen(tmp_path: Path) -> None:
     """Records of a new site then change those of the heads alone; a second save still says so."""
-    experiment = replace(small(FedAvg(local_steps=1)), model=frozen_batch_norm(tmp_path / "init"), norm_statistics="site")
+    experiment = replace(
+        small(FedAvg(local_steps=1)), model=frozen_batch_norm(tmp_path / "init"), norm_statistics="site"
+    )
     run = RunFolder.create(tmp_path / "run", experiment)
     simulate(experiment, run)
     start, one = whole(experiment.model).state_dict(), load_model(run.path, [BATCH])

@@ -224,7 +224,7 @@ def test_a_run_says_what_it_costs(tmp_path: Any) -> None:
 def test_a_site_without_a_modality_is_told_so() -> None:
     here = client()
     films = {name: tensor for name, tensor in batch().items() if not name.startswith("text")}
-    with pytest.raises(ValueError, match="a: the objective has no term for a batch of .*image"):
+    with pytest.raises(ValueError, match=r"a: the objective has no term for a batch of .*image"):
         gradient(here, films)
 
 

@@ -134,7 +134,7 @@ class Stepper:
         return loss
 
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
-        """Micro-batches of nearly equal size; a last one of one record alone would have no negatives, nor a variance."""
+        """Micro-batches of nearly equal size: a last one of one record would have no negatives, nor a variance."""
         if self.training.channels_last and "image" in batch:
             batch = {**batch, "image": batch["image"].contiguous(memory_format=torch.channels_last)}
         total = _size(batch)
