@@ -78,12 +78,12 @@ def refuse_settings(method: Method, training: Training) -> None:
 def refuse_modules(client: Client) -> None:
     """Raises RecordPrivacyError for a model or an objective that keeps more of records than trained weights."""
     modules: list[nn.Module] = [*client.model.modules(), *client.objective.modules()]
-    kept = client.objective.state_dict().keys() - {name for name, _ in client.objective.named_parameters()}
+    untrained = client.objective.state_dict().keys() - {name for name, _ in client.objective.named_parameters()}
     wrong = {
         "statistics of batch normalisation are exact; set model.head_norm=layer": any(
             isinstance(module, BatchNorm) and module.training for module in modules
         ),
-        "the objective keeps more than trained weights; choose another": bool(kept),
+        "the objective keeps more than trained weights; choose another": bool(untrained),
         "the objective draws views of its own; choose another": hasattr(client.objective, "draw"),
         "its groups have whole reports; set objective.sentences=false": "sentences"
         in getattr(client.objective, "needs", ()),
