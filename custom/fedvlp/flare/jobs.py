@@ -94,7 +94,7 @@ def job_files(
     meta = {
         "name": experiment.name,
         "resource_spec": {},
-        "min_clients": experiment.rounds.needed(len(sites)),
+        "min_clients": _least_sites(experiment, len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }
     seconds = timeouts.task_timeout if timeouts else task_timeout
@@ -119,6 +119,15 @@ def job_files(
             f"out, or install the plugin at every site as a package with an entry point in the group {plugins.GROUP}"
         )
     return texts | ({"app/custom/README.md": NOTE} | code if custom else {})
+
+
+def _least_sites(experiment: Experiment, sites: int) -> int:
+    """Sites without which FLARE neither begins the job nor goes on with it: the quorum, or as many as a round asks.
+
+    Not the quorum among those that a round asks: the run has the sites that are there when it begins, and with fewer
+    than that a round would not draw.
+    """
+    return min(experiment.rounds.needed(sites), experiment.method.asked(sites))
 
 
 def _passes_on(experiment: Experiment, custom: bool, child: bool) -> bool:
