@@ -187,6 +187,7 @@ def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
 OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Experiment], Experiment]]] = {
     "--child --processes": ({"child": True, "processes": 2}, lambda e: e),
     "--link-mbit": ({"timeouts": Timeouts.of(10**8, 50.0), "child": True}, lambda e: e),
+    "--child --task-minutes": ({"child": True, "task_timeout": 18_000}, lambda e: e),
     "--encrypted": ({"encrypted": True}, lambda e: replace(e, rounds=e.rounds.of_encrypted())),
     "--set wire": ({}, lambda e: override(e, "wire.up", "float16")),
     "--data named": ({"sites": ("st-anna",)}, lambda e: replace(e, data=NamedData("pretrain"))),

@@ -354,6 +354,25 @@ def test_a_silent_site_has_the_tasks_time_and_no_more(make: Make) -> None:
         assert said in job.panic
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *(("task_timeout", value, "takes whole seconds, at least 1") for value in (0, -1, 3600.0, "3600", True)),
+        *(("grace", value, "takes seconds, 0 or more") for value in (-5.0, "60", float("inf"), float("nan"), True)),
+        *(("task_check_period", value, "takes seconds above 0") for value in (0, "1", float("nan"))),
+    ],
+)
+def test_a_limit_that_bounds_nothing_is_refused(name: str, value: object, expected: str) -> None:
+    """FLARE ended the job without a reason, or waited for ever; a grace below 0 dropped a site."""
+    with pytest.raises(ValueError, match=rf"^{name} is {value!r}; it {expected}"):
+        FederatedController(**{name: value})
+
+
+def test_the_least_limits_are_taken() -> None:
+    made = FederatedController(task_timeout=1, grace=0, name="toy", method=Method())
+    assert (made.task_timeout, made.grace) == (1, 0)
+
+
 def test_a_time_limit_shorter_than_the_grace_ends_the_waiting(make: Make) -> None:
     flare = make({("c", 0): Fate(train=1e9)})
     flare.submit(task_timeout=20, grace=500.0)

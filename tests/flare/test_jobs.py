@@ -12,7 +12,7 @@ from fedvlp.deploy.site_config import NamedData, SiteConfigError
 from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import from_config
+from fedvlp.run.config import from_config, override
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -103,6 +103,15 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
     receiver = {part["id"]: part for part in server["components"]}["mlflow"]
     assert receiver["args"] == {"tracking_uri": "http://host:5000", "kw_args": {"experiment_name": "fedavg"}}
     assert server["components"][-1]["id"] == "results", "copies what the others have written"
+
+
+@pytest.mark.parametrize(("drawn", "quorum", "least"), [(2, 0, 2), (2, 1, 1), (0, 0, 4), (9, 0, 4), (9, 3, 3)])
+def test_a_job_goes_on_with_as_many_sites_as_a_round_asks(drawn: int, quorum: int, least: int) -> None:
+    """Of five sites, two may die where a round draws two of them; FLARE ended such a job."""
+    experiment = presets.get("creamfl")
+    for key, value in {"method.sites_per_round": drawn, "rounds.quorum": quorum}.items():
+        experiment = override(experiment, key, str(value))
+    assert json.loads(job_files(experiment)["meta.json"])["min_clients"] == least
 
 
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:

@@ -61,6 +61,10 @@ def jobs_export(
     link_mbit: Annotated[
         float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
     ] = None,
+    task_minutes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Minutes a site's task may take, by default 60; with --link-mbit without transfers."),
+    ] = None,
     encrypted: Annotated[
         bool, typer.Option("--encrypted", help="The server adds ciphertexts: the sites' own filters must encrypt.")
     ] = False,
@@ -84,10 +88,12 @@ def jobs_export(
     _refuse_sites_without_records(experiment, at or [])
     if isinstance(experiment.data, NamedData):
         experiment = for_sites(experiment, at or [])
-    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
+    longest = 60 * (task_minutes or 60)
+    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit, longest)
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
-    options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
+    waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
+    options = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))

@@ -57,6 +57,10 @@ class Schedule:
         """Which model ``phase`` trains, where the method has several: a site may keep normalisation for each."""
         return "model"
 
+    def asked(self, sites: int) -> int:
+        """How many of a run's ``sites`` take part in a phase that trains."""
+        return sites
+
     def discloses(self) -> str:
         """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import time
@@ -28,6 +29,7 @@ from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
+from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
@@ -64,7 +66,7 @@ class FederatedController(Controller):
     """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
 
     ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the valid
-    replies make the quorum, the others get ``grace`` seconds more.
+    replies make the quorum, the others get ``grace`` seconds more. Raises ValueError for values that bound nothing.
     """
 
     def __init__(
@@ -74,6 +76,17 @@ class FederatedController(Controller):
         task_check_period: float = 0.05,
         **experiment: Any,
     ) -> None:
+        require(
+            type(task_timeout) is int and task_timeout > 0,
+            f"task_timeout is {task_timeout!r}; it takes whole seconds, at least 1, e.g. 7200",
+        )
+        require(
+            _is_number(grace) and 0 <= grace < math.inf, f"grace is {grace!r}; it takes seconds, 0 or more, e.g. 60"
+        )
+        require(
+            _is_number(task_check_period) and 0 < task_check_period < math.inf,
+            f"task_check_period is {task_check_period!r}; it takes seconds above 0, e.g. 0.05",
+        )
         super().__init__(task_check_period=task_check_period)
         self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
@@ -374,6 +387,10 @@ def deployed(meta: Mapping[str, Any]) -> set[str]:
     """The sites that a job names; none where it is for all."""
     named = (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
     return {name for names in named for name in names if isinstance(name, str)} - {SERVER_SITE_NAME, ALL_SITES}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _in_short(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedvlp import __version__
@@ -11,7 +12,7 @@ from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import EVALUATE, Broadcast, State, Update
-from fedvlp.deploy.envelope import Behind, Watched
+from fedvlp.deploy.envelope import Behind, Envelope, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
@@ -21,8 +22,13 @@ from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.lock import FolderInUseError, only_writer
+from fedvlp.training import distributed
 
 logger = logging.getLogger(__name__)
+
+LAST_ONE_ENDS = 60.0
+"""Seconds that a task waits for another process at this site, which ends soon or leaves its task after the step."""
 
 
 class RefusedError(ValueError):
@@ -68,6 +74,18 @@ class TaskHandler:
         if envelope is not None:
             envelope.admit(self.experiment)
         site = self._prepared(run)
+        with alone(site):
+            return self._answered(site, message, should_stop, envelope, most_samples)
+
+    def _answered(
+        self,
+        site: Site,
+        message: Broadcast,
+        should_stop: Callable[[], bool],
+        envelope: Envelope | None,
+        most_samples: int | None,
+    ) -> Update:
+        """The update, within what this site lets a job do."""
         self._refuse_crafted(message, site)
         refuse_overflow(self.paths.site, site.client.data.num_train, most_samples)
         if envelope is None:
@@ -130,6 +148,28 @@ class TaskHandler:
             self._site = assembly.site(self.paths.site)
             self._run, self._start = named, None
         return self._site
+
+
+@contextmanager
+def alone(site: Site) -> Iterator[None]:
+    """Keeps other processes from the site's memory for the time of a task; of several that share it, rank 0 does.
+
+    A process of the job before may still be at a task, whose memory would take the place of what this job remembers.
+    Between tasks nobody holds it: in the simulator a site is answered for by a trainer or by its own process in turn.
+    Raises RefusedError where the other does not end in time.
+    """
+    with ExitStack() as held:
+        if site.memory.folder is not None and distributed.rank() == 0:
+            try:
+                held.enter_context(only_writer(site.memory.folder, LAST_ONE_ENDS))
+            except FolderInUseError as error:
+                logger.error("%s", error)
+                raise RefusedError(
+                    f"another process at {site.client.name} still works on this run after {LAST_ONE_ENDS:g} s, as "
+                    "one of an earlier job may; the log of the site says which. Wait for it to end, or end it there: "
+                    "the site is asked again in a later round"
+                ) from None
+        yield
 
 
 def refuse_overflow(site: str, samples: int, most: int | None) -> None:
