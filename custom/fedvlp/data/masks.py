@@ -75,7 +75,7 @@ def _check_proportions(mask: tuple[int, ...], film: tuple[int, int]) -> None:
 
 
 def read_masks(
-    files: Mapping[str, Sequence[Path | None]], size: int, rows: np.ndarray, films: Sequence[Path] | None = None
+    files: Mapping[str, Sequence[Path | None]], size: int, rows: np.ndarray, films: Sequence[Path | None] | None = None
 ) -> dict[str, np.ndarray]:
     """By structure, bool [n, size, size] of ``rows`` [n]; ``files`` name those of every row, None has no mask.
 
