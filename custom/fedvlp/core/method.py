@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Generator, Tensor
 
@@ -189,6 +189,9 @@ class SiteHooks(Schedule):
 @dataclass(frozen=True)
 class Method(ServerHooks, SiteHooks):
     """FedAvg, and the hooks of every other method."""
+
+    def refuse_settings(self, experiment: Any) -> None:
+        """Raises ValueError for settings of the ``Experiment`` that is being made, with which the method goes wrong."""
 
 
 def sends(method: Schedule, names: Iterable[str]) -> bool:

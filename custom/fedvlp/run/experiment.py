@@ -104,6 +104,7 @@ class Experiment:
             dp_sgd.refuse_settings(self.method, self.training)
         for name in ("method", "objective", "extra"):
             object.__setattr__(self, name, self._following(name))
+        self.method.refuse_settings(self)
 
     def pinned(self) -> Experiment:
         """The same with the checksum of every weights that models start from. Raises InitialWeightsError."""
