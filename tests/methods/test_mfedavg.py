@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.toy import Toy, clone, same_bytes
+from support.toy import ADAMW, Toy, clone, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.client import Client
@@ -124,6 +124,20 @@ def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
     assert start.trainer is not None
     first = start.trainer.trained(bound, start, "public")
     same_bytes(world(bound, rounds=replace(world(bound).rounds, rounds=1)).run().state, clone(first))
+
+
+@pytest.mark.parametrize(("state", "kept"), [("keep", 6), ("reset", 0)])
+def test_the_virtual_client_keeps_its_moments_where_the_sites_do(state: str, kept: int, tmp_path: Path) -> None:
+    """Three rounds of two steps: the optimiser goes on, in one run and in one that was stopped after each round."""
+    training = replace(ADAMW, optimizer_state=state)
+    rounds = Rounds(rounds=3, evaluate_every=0)
+    server = world(WITH_PUBLIC, training=training, rounds=rounds).run()
+    steps = {int(t) for name, t in server.memory.items() if name.startswith("optimizer/") and name.endswith("/step")}
+    assert steps == ({kept} if kept else set())
+    for number in (1, 2, 3):
+        again = world(WITH_PUBLIC, training=training, rounds=replace(rounds, rounds=number), folder=tmp_path).run()
+    same_bytes(again.state, server.state)
+    same_bytes(again.memory, server.memory)
 
 
 class Judged:

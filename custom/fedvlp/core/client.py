@@ -51,6 +51,10 @@ class StateMismatchError(ValueError):
     """A state does not have the tensors that this model has."""
 
 
+class NoLossError(ValueError):
+    """The objective has no loss, or not the one that a method needs, for the records of a site."""
+
+
 @dataclass
 class Client:
     """One site's trainee. The modules may be shared by several sites of one process: every task loads its state first.

@@ -29,6 +29,7 @@ class Schedule:
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
     pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
     reads_films: ClassVar[bool] = False  # whether it needs the films themselves, so that cached tokens are not enough
+    sends_plainly: ClassVar[bool] = False  # whether an ``upload`` of its own sends what FedAvg's does, and no more
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round

@@ -82,7 +82,7 @@ class MFedAvg(Method):
         trainer = server.trainer
         if not self.public or trainer is None:
             return None
-        state = trainer.trained(self, server, VIRTUAL)
+        state = trainer.as_client(self, server, VIRTUAL)
         return Update(trainer.client.name, server.round, server.phase, trainer.client.data.num_train, state)
 
     # Site half

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
@@ -117,7 +117,7 @@ class Stepper:
             with torch.autocast(self.device.type, self._low_precision, **autocast):
                 terms = losses(piece)
             if not terms:
-                raise ValueError(
+                raise NoLossError(
                     f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a "
                     "modality is missing that this method does not complete; choose another method or objective for "
                     "this site"
