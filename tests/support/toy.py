@@ -215,7 +215,7 @@ class Wired(World):
 
     def site(self, name: str) -> Any:
         folder = self.folder / "sites" / name if self.folder else None
-        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method.phases, site_memory(folder)))
+        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method, site_memory(folder)))
 
     def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
         return super().federation(exchange, wire=self.wire, **options)

@@ -58,6 +58,10 @@ class Schedule:
         """Which model ``phase`` trains, where the method has several: a site may keep normalisation for each."""
         return "model"
 
+    def moments(self, name: str, phase: str) -> str:
+        """Of which model the kept moments of the tensor ``name`` are that ``phase`` trains; "": they are not kept."""
+        return self.trainee(phase)
+
     def discloses(self) -> str:
         """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
 

@@ -40,7 +40,7 @@ class WireEnd(FLComponent):
         if self._end is None or folder != self._folder:
             paths = SitePaths.of(fl_ctx)
             own = under(Path(paths.runs), folder) / "sites" / paths.site
-            self._end = SiteEnd(self.options, self.method.phases, site_memory(own))
+            self._end = SiteEnd(self.options, self.method, site_memory(own))
             self._folder = folder
         return self._end
 

@@ -71,6 +71,12 @@ class FedRGB(RobustWeights):
     def shares(self, name: str, phase: str) -> bool:
         return self.avg_aligner or aligner(name) == (phase == "aligner")
 
+    def moments(self, name: str, phase: str) -> str:
+        """In ``aligner`` the teacher has its own, al_i being another model, and those of f' are dropped as f' is."""
+        if phase != "aligner":
+            return self.trainee(phase)
+        return "teacher" if aligner(name) else ""
+
     def multiplier(self, server: Server, site: str) -> float:
         """The weights act on the aligner phase alone (min over al* of max over w)."""
         return super().multiplier(server, site) if server.phase == "aligner" else 1.0
