@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.toy import ADAMW, Toy, clone, same_bytes
-from support.toy_multimodal import aggregated, labelled, mixed, paired, world
+from support.toy import ADAMW, Toy, World, clone, same_bytes
+from support.toy_multimodal import LABELS, aggregated, labelled, mixed, of_training, paired, world
 
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
+from fedvlp.methods.car_mfl import CARMFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.mfedavg import MFedAvg, keep_best
 from fedvlp.models.multimodal import fused
@@ -72,6 +75,17 @@ def test_a_site_sends_only_what_it_owns_and_more_is_refused() -> None:
             yield site, replace(reply, state=clone(server.state)) if site == "b" else reply  # type: ignore[type-var]
 
     assert "unexpected" in place.run(everything).history[0]["dropped"]["b"]
+
+
+@pytest.mark.parametrize("method", [PLAIN, CARMFL(local_steps=2)])
+def test_a_site_is_what_its_training_records_are(method: MFedAvg) -> None:
+    """That b's held-out records have reports as well trains no text tower there, and lends no record a report."""
+    plain = mixed()
+    theirs = {**plain, "b": of_training(1, 12)}
+    expected, server = (world(method, data).run() for data in (plain, theirs))
+    assert [record["dropped"] for record in server.history] == [{}, {}]
+    same_bytes(server.state, expected.state)
+    assert server.modalities["b"] == ("image",)
 
 
 def test_zero_features_give_the_classifiers_absent_columns_no_gradient() -> None:
@@ -216,6 +230,16 @@ def stopping_after(phases: int) -> Callable[[object], None]:
             raise KeyboardInterrupt
 
     return report
+
+
+def test_the_best_round_is_refused_where_sites_keep_part_of_the_model() -> None:
+    """The sites have what belongs to the last round alone."""
+    options: dict[str, Any] = {"model": partial(Toy, labels=LABELS, norm=True), "objective": BCE, "public": labelled(99, 10)}
+    kept = partial(World, data=mixed(), training=ADAMW, norm_statistics="site", **options)
+    for method in (PLAIN, CARMFL(local_steps=2)):
+        with pytest.raises(ValueError, match="method.best_by is val/auc/macro: the best round's model would be served"):
+            kept(method).run()
+        kept(replace(method, best_by="")).run()
 
 
 def test_refusals() -> None:

@@ -182,7 +182,7 @@ class World:
     def equip(self, server: Server) -> Server:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
-            server.modalities = {name: data.modalities for name, data in self.data.items()}
+            server.modalities = {name: data.modalities_in("train") for name, data in self.data.items()}
             memory = lambda: server.memory  # noqa: E731
             server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate, memory=memory)
         return server

@@ -143,7 +143,7 @@ class Site:
             state,
             scalars=scalars,
             metrics=metrics,
-            modalities=client.data.modalities,
+            modalities=client.modalities,
             public_id=client.public_id,
         )
 

@@ -79,9 +79,9 @@ class CARMFL(MFedAvg):
 
     def receive(self, client: Client, message: Broadcast) -> None:
         super().receive(client, message)
-        if not message.aux or client.data.modalities == MODALITIES:
+        if not message.aux or client.modalities == MODALITIES:
             return
-        (modality,) = client.data.modalities
+        (modality,) = client.modalities
         pool = message.aux[modality]
         mine, labels = features(client, client.data, modality)
         candidates = nearest(mine, pool, min(self.k, len(pool)))

@@ -16,7 +16,7 @@ from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
 from fedvlp.training.config import Training
-from fedvlp.training.grad_cache import LOCAL, MicroBatches, rows_of
+from fedvlp.training.grad_cache import LOCAL, MicroBatches
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Stepper:
         total = _size(batch)
         size = (self.training.micro_batch if self.training.accumulation == "plain" else 0) or total
         for start in range(0, total, size):
-            yield rows_of(batch, slice(start, start + size))
+            yield _piece(batch, start, min(start + size, total))
 
     @property
     def _low_precision(self) -> torch.dtype:
@@ -237,6 +237,13 @@ def _length(parameters: list[torch.nn.Parameter]) -> Tensor:
 
 def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
+
+
+def _piece(batch: Batch, start: int, stop: int) -> Batch:
+    """Some rows of a batch, and the like share of what has another number of them: public items beside the records."""
+    whole = _size(batch)
+    rows = ((name, tensor[len(tensor) * start // whole : len(tensor) * stop // whole]) for name, tensor in batch.items())
+    return {name: tensor for name, tensor in rows if len(tensor)}
 
 
 def own_rows(batch: Batch) -> Batch:
