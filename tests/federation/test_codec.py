@@ -397,7 +397,7 @@ def test_each_model_of_a_site_has_what_its_own_codes_left_out(skip: bool, tmp_pa
 @pytest.mark.parametrize("name", ["pms-fm", "fedsm"])
 def test_changes_in_8_bit_are_refused_for_such_a_method_before_it_runs(name: str) -> None:
     wire = Wire(down="int8", skip_unchanged=True)
-    with pytest.raises(ValueError, match="wire.down=int8 needs a method that sends all sites one model; .* its own"):
+    with pytest.raises(ValueError, match=r"wire.down=int8 needs a method that sends all sites one model; .* its own"):
         replace(get(name), wire=wire)
     assert replace(get("fedrgb"), wire=wire).wire is wire
 

@@ -251,7 +251,7 @@ SAMPLED = replace(SMALL, contrast_sample=6)
 def test_a_site_of_three_records_contrasts_whole_public_batches(
     accumulation: str, micro: int, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A joint step has two parts of their own lengths, here 3 records and 8 items; micro-batches have shares of both."""
+    """A joint step has two parts of their own lengths, 3 records and 8 items; a micro-batch has a share of both."""
     counts: list[int] = []
     losses = CreamFL.public_losses
 

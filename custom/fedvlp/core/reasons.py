@@ -25,7 +25,8 @@ PYTHONS = {name for name, kind in vars(builtins).items() if isinstance(kind, typ
 LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
-    "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NormalisationError", "NotHeldError", "OverlapError",
+    "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NormalisationError", "NotHeldError",
+    "OverlapError",
     "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RecordPrivacyError",
     "RefusedError",
     "SelectorError", "SiteConfigError", "StateMismatchError", "UnmeasuredError", "UnreadableImageError",
@@ -81,10 +82,10 @@ REASONS = (
     ),
     Reason(
         "NoLossError",
-        "the terms of the objective for this site's records are: *; FedDRA and FedRGB need a contrastive one. Give them "
+        "the terms of the objective for this site's records are: *; FedDRA and FedRGB need a contrastive one. Give "
+        "them sites with images and reports and an objective that contrasts the two, or choose another method",
+        "the objective has no contrastive loss for this site's records, and FedDRA and FedRGB need one. Give them "
         "sites with images and reports and an objective that contrasts the two, or choose another method",
-        "the objective has no contrastive loss for this site's records, and FedDRA and FedRGB need one. Give them sites "
-        "with images and reports and an objective that contrasts the two, or choose another method",
     ),
     # The site's envelope
     Reason(

@@ -27,7 +27,7 @@ LABEL = "wire/label"
 """In an end's memory: the label of the copy that it holds."""
 
 HELD, MISSED, DIGEST = "held/", "missed", "digest/"
-"""What names in an end's memory begin with: the copy, what 8-bit codes left out, hashes of the model that was encoded."""
+"""Beginnings of names in an end's memory: the copy, what 8-bit codes left out, hashes of what was encoded."""
 
 Phases = Callable[[int], tuple[str, ...]]
 

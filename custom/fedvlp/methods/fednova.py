@@ -58,9 +58,9 @@ class FedNova(Method):
         training = experiment.training
         require(
             training.optimizer_state == "reset" or not training.warmup_steps or not self.local_epochs,
-            f"training.optimizer_state is {training.optimizer_state} and training.warmup_steps {training.warmup_steps}: "
-            "FedNova divides by the steps of a warm-up, and with kept moments a site warms up in its first round alone; "
-            "set warmup_steps to 0 or optimizer_state to reset",
+            f"training.optimizer_state is {training.optimizer_state} and warmup_steps {training.warmup_steps}: FedNova "
+            "counts the steps of a warm-up, and with kept moments a site warms up in its first round alone; set "
+            "warmup_steps to 0 or optimizer_state to reset",
         )
 
     def taken(self, samples: int) -> int:

@@ -54,7 +54,7 @@ class MFedAvg(Method):
             not self.best_by or server.trainer is None or not server.trainer.client.site_only,
             f"method.best_by is {self.best_by}: the best round's model would be served with the last round's "
             "normalisation or private adapters, which stay at the sites (norm_statistics=site, "
-            "model.adapter_private=true); set method.best_by to nothing (method.best_by=), so that the last round's model is the result",
+            "model.adapter_private=true); set method.best_by to nothing (method.best_by=) for the last round's model",
         )
 
     def prepare(self, server: Server) -> None:

@@ -155,7 +155,7 @@ def contrastive(terms: Mapping[str, Tensor]) -> Tensor:
     if "contrastive" not in terms:
         raise NoLossError(
             f"the terms of the objective for this site's records are: {', '.join(sorted(terms)) or 'none'}; FedDRA and "
-            "FedRGB need a contrastive one. Give them sites with images and reports and an objective that contrasts the "
-            "two, or choose another method"
+            "FedRGB need a contrastive one. Give them sites with images and reports and an objective that contrasts "
+            "the two, or choose another method"
         )
     return terms["contrastive"]

@@ -107,8 +107,8 @@ class Experiment:
         models = {self.method.trainee(phase) for phase in self.method.phases(0)}
         require(
             self.wire.down != "int8" or len(models) == 1,
-            f"wire.down=int8 needs a method that sends all sites one model; {type(self.method).__name__} sends each site "
-            "its own as well. Choose bfloat16",
+            f"wire.down=int8 needs a method that sends all sites one model; {type(self.method).__name__} sends each "
+            "site its own as well. Choose bfloat16",
         )
         self.method.refuse_settings(self)
 

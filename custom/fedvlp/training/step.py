@@ -242,8 +242,8 @@ def _size(batch: Batch) -> int:
 def _piece(batch: Batch, start: int, stop: int) -> Batch:
     """Some rows of a batch, and the like share of what has another number of them: public items beside the records."""
     whole = _size(batch)
-    rows = ((name, tensor[len(tensor) * start // whole : len(tensor) * stop // whole]) for name, tensor in batch.items())
-    return {name: tensor for name, tensor in rows if len(tensor)}
+    rows = {name: t[len(t) * start // whole : len(t) * stop // whole] for name, t in batch.items()}
+    return {name: tensor for name, tensor in rows.items() if len(tensor)}
 
 
 def own_rows(batch: Batch) -> Batch:
