@@ -44,11 +44,11 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
-def _model_of(kept: str) -> tuple[str, str]:
+def _model_of(key: str) -> tuple[str, str]:
     """Of a name in that folder the model, and the optimiser's own name of the tensor: ``<parameter>/<name>``."""
-    if not kept.startswith(TRAINEE):
-        return "model", kept
-    model, _, name = kept.removeprefix(TRAINEE).partition("/")
+    if not key.startswith(TRAINEE):
+        return "model", key
+    model, _, name = key.removeprefix(TRAINEE).partition("/")
     return model, name
 
 
@@ -129,7 +129,7 @@ class Site:
             if moments and distributed.rank() == 0:
                 task = (message.round, index)
                 others = {n: t for n, t in self.moments.before(task).items() if not self._is_of(message.phase, n)}
-                self.moments.after(task, others | self._kept(message.phase, moments))
+                self.moments.after(task, others | self._named(message.phase, moments))
             if unfinished:
                 unfinished.remove()
         metrics[metric_names.SECONDS] = time.perf_counter() - began
@@ -169,19 +169,19 @@ class Site:
         before, phase = self.moments.before(task), message.phase
         return {_model_of(name)[1]: tensor for name, tensor in before.items() if self._is_of(phase, name)}
 
-    def _is_of(self, phase: str, kept: str) -> bool:
+    def _is_of(self, phase: str, key: str) -> bool:
         """Whether a phase goes on with the kept tensor of this name: those of each model are its own."""
-        model, name = _model_of(kept)
+        model, name = _model_of(key)
         return model == self.method.moments(name.rpartition("/")[0], phase)
 
-    def _kept(self, phase: str, moments: State) -> State:
+    def _named(self, phase: str, moments: State) -> State:
         """The optimiser's tensors after a phase, as they are kept."""
-        kept = {}
+        named = {}
         for name, tensor in moments.items():
             model = self.method.moments(name.rpartition("/")[0], phase)
             if model:
-                kept[name if model == "model" else f"{TRAINEE}{model}/{name}"] = tensor
-        return kept
+                named[name if model == "model" else f"{TRAINEE}{model}/{name}"] = tensor
+        return named
 
     def _unfinished(self, message: Broadcast, moments: State) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""
