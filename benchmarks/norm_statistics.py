@@ -80,6 +80,7 @@ def recalls(assembly: Assembly, states: dict[str, State]) -> dict[str, float]:
 def estimated(client: Client, state: State) -> State:
     """The state with statistics of the client's training records."""
     client.load(state)
+    client.site_only = norm_statistics.normalisation(state)
     norm_statistics.estimate(client)
     return {name: tensor.clone() for name, tensor in client.state().items()}
 

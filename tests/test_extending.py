@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,22 @@ def test_the_source_reads_what_was_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a line is no object") as refused:
         kind(path=str(lines)).build()
     assert "DOE" not in str(refused.value)
+
+
+def test_the_package_for_hospitals_builds_and_is_found(tmp_path: Path) -> None:
+    """The page's pyproject.toml with the page's method: a wheel whose entry point is the group that fedvlp looks in."""
+    (described,) = re.findall(r"^ *```toml\n( *\[build-system\].*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(textwrap.dedent(described), encoding="utf-8")
+    (tmp_path / "lab_methods").mkdir()
+    (tmp_path / "lab_methods" / "__init__.py").write_text(FILES["my_method.py"], encoding="utf-8")
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", tmp_path]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--quiet", *options, tmp_path], cwd=tmp_path, check=True, timeout=120
+    )
+    with zipfile.ZipFile(tmp_path / "lab_methods-1.0-py3-none-any.whl") as wheel:
+        assert "lab_methods/__init__.py" in wheel.namelist()
+        named = wheel.read("lab_methods-1.0.dist-info/entry_points.txt").decode()
+    assert named.split() == [f"[{plugins.GROUP}]", "lab", "=", "lab_methods"]
 
 
 def smaller(command: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.joined import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import COHORTS, SyntheticCohort
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -92,6 +94,20 @@ def test_a_source_and_its_folder_are_a_data_set_with_images(name: str, tmp_path:
     data = configured("fedavg", f"{name}:{root}", None, None, cache=tmp_path / "cache").data
     assert data == SOURCES[name].at(root, image_size=72, cache=str(tmp_path / "cache"))
     assert data.root is not None
+
+
+def test_a_public_set_follows_the_name_of_the_sites_own_data(tmp_path: Path) -> None:
+    """The exported job deals no records, and every site that takes part has the model of a site with pairs."""
+    job = ["jobs", "export", "creamfl", str(tmp_path / "job"), "--data", "named:pretrain,public=openi"]
+    done = CliRunner().invoke(app, [*job, "--at", "st-anna", "--at", "northgate"])
+    assert done.exit_code == 0, done.output
+    sites = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text())
+    settings = sites["executors"][0]["executor"]["args"]["settings"]
+    assert from_config(settings["data"]) == NamedData("pretrain", 36, public="openi")
+    dealt = settings["partition"]["args"]
+    assert (dealt["image_only"], dealt["text_only"], dealt["public"]) == (0, 0, 0)
+    paired = to_config(presets.get("creamfl").site_models[0][1])
+    assert settings["site_models"] == [["st-anna", paired], ["northgate", paired]]
 
 
 def test_settings_of_a_source_follow_its_folder(tmp_path: Path) -> None:

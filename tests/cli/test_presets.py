@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from support.plugins import PULLED, fresh, installed, pulled
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
@@ -22,6 +25,18 @@ def test_every_preset_is_listed_with_its_method() -> None:
     row = next(line for line in printed("presets").splitlines() if "│ feddra " in line)
     assert [cell.strip() for cell in row.split("│")[2:6]] == ["ConVIRT", "SyntheticCohort", "5", "6"]
     assert "FedDRA (Shuai et al., 2024): aligns, then trains all" in row
+
+
+def test_presets_of_an_installed_plugin_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --plugin, as they are run; a plugin's file is named where its preset is not known."""
+    with fresh():
+        monkeypatch.syspath_prepend(str(installed(tmp_path / "site", "their_methods", PULLED)))
+        assert "│ pulled " in printed("presets")
+    file = pulled(tmp_path, "my_method", PULLED.replace('"pulled"', '"mine"'))
+    with fresh():
+        with pytest.raises(ValueError, match=r"unknown preset 'mine'.* A preset of your own file needs --plugin FILE"):
+            printed("settings", "mine")
+        assert "│ mine " in printed("presets", "--plugin", str(file))
 
 
 def test_settings_are_shown_as_set_takes_them_and_changes_are_seen() -> None:

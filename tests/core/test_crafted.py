@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from fedvlp.core.client import named_state
 from fedvlp.core.crafted import check_crafted, signs_of, start_of
 from fedvlp.core.types import Broadcast, State
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -115,6 +117,60 @@ def test_adapters_that_began_at_zero_pass_after_their_first_steps() -> None:
     craft = trained["text_adapter.words.up"]
     craft.copy_(1000 * torch.eye(*craft.shape))
     assert check_crafted(trained, start) is not None
+
+
+def adapters(**changes: Any) -> tuple[State, float]:
+    """The tensors that travel where every layer of frozen towers has an adapter, and alpha / r of these."""
+    config = ModelConfig(init="tiny-pool", adapters="lora", adapter_layers="every", **changes)
+    state = named_state(config.build(0), torch.nn.Module())
+    return {name: tensor.clone() for name, tensor in state.items()}, config.adapter_alpha / config.adapter_rank
+
+
+SETTINGS = [{"adapter_rank": 8}, {"adapter_rank": 32, "adapter_alpha": 128.0}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_an_adapters_first_steps_in_one_direction_pass(settings: dict[str, Any]) -> None:
+    """AdamW moves every weight by about its learning rate, in the signs of a gradient, which are nearly of rank 1.
+
+    0.01 is seven times what fifty steps of the preset fedavg reach. The towers' own weights, to which that is added,
+    lie in every direction.
+    """
+    state, _ = adapters(**settings)
+    start = start_of(state)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in state.items():
+        if name.endswith(".up"):
+            signs = [torch.randn(size, generator=generator).sign() for size in tensor.shape]
+            tensor.copy_(0.01 * torch.outer(*signs))
+            before = signs_of(name, tensor)
+            assert before is not None
+            assert before.one_direction > 0.99
+    assert check_crafted(state, start) is None
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("layer", ["image_adapter.blocks/0/expand", "image_adapter.stem/0"])
+@pytest.mark.parametrize("large", [1.0, 3.0], ids=["up", "down"])
+def test_an_adapter_that_drowns_its_tower_in_one_direction_is_refused(
+    settings: dict[str, Any], layer: str, large: float
+) -> None:
+    """Robbing the Fed on a frozen layer: in every row the adapter adds the same, four times as large as the tower's.
+
+    It does not matter in which half of the adapter the size is.
+    """
+    state, scale = adapters(**settings)
+    start = start_of(state)
+    up, down = state[f"{layer}.up"], state[f"{layer}.down"]
+    tower = ModelConfig(init="tiny-pool", adapters="lora", adapter_rank=0).build(0).state_dict()
+    own = tower[layer.replace("adapter", "encoder").replace("/", ".") + ".weight"].flatten(1)
+    down[0] *= large
+    up[:, 0] = 4 * own.norm() / (scale * down[0].norm() * len(up) ** 0.5)
+    whole = own + scale * up @ down
+    assert signs_of("weight", whole).one_direction > 0.9  # type: ignore[union-attr]
+    why = check_crafted(state, start)
+    assert why is not None
+    assert why.startswith(f"{layer}.up measures one direction in all of its rows")
 
 
 def test_another_start_with_other_random_weights_passes() -> None:

@@ -94,6 +94,10 @@ def test_no_other_text_leaves(kind: str) -> None:
         ("Jane Doe", f"an error: {IN_THE_LOG}"),
         ("", f"an error: {IN_THE_LOG}"),
         (
+            "NoWeightsError: text_tower '/a/DOE^JANE': no tokenizer found (OSError). Give a local folder",
+            "NoWeightsError: the weights of a tower that the job names are not on this machine; they belong into",
+        ),
+        (
             "EnvelopeError: training.threads is Jane; this site lets a job have at most 4",
             f"EnvelopeError: {IN_THE_LOG}",
         ),

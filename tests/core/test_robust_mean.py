@@ -169,7 +169,7 @@ def test_a_disk_that_has_no_room_for_what_waits_is_said(
         raise error
 
     monkeypatch.setattr(robust_mean, "PARK_BYTES", 0)
-    monkeypatch.setattr(robust_mean, "save_file", full)
+    monkeypatch.setattr(aggregation, "save_file", full)
     mean = Averaging("median", spool=tmp_path).begin(MODEL)
     with pytest.raises(CheckpointError, match=r"the disk is full; it needs 8 bytes there\. The checkpoint is intact"):
         mean.add(MODEL, 1.0)

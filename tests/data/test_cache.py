@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import signal
 import time
 from functools import partial
@@ -255,6 +256,16 @@ def test_what_a_killed_builder_without_a_lock_left_is_removed_and_never_read(tmp
     (left / "images-00000.npy").write_bytes(b"half")
     assert np.array_equal(cached(tmp_path, "k")(np.arange(N)), PIXELS)
     assert not left.exists()
+
+
+def test_the_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        cached(tmp_path / "cache", "k")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "cache", tmp_path / "cache" / "k"):
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_key_cannot_leave_the_folder(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import pickle
 import tarfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -175,6 +176,14 @@ def test_no_tag_of_a_dicom_file_is_kept(tmp_path: Path) -> None:
     kept += repr((cohort.ids, cohort.patients, cohort.studies, cohort.fingerprint)).encode()
     assert len(cohort) == 10
     assert not [word for word in words if word in kept]
+
+
+@pytest.mark.parametrize("piece", ["a.a.a.", "12-", "1.1.", "effusion ", "A. ", "1 "])
+def test_a_search_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    """20,000 characters that begin like an address at every place; 5 s where each place was tried to the end."""
+    start = time.process_time()
+    scan([piece * (20_000 // len(piece))])
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.slow(seconds=10)

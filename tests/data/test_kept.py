@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -58,6 +60,20 @@ def test_of_other_reports_or_another_tokenizer_nothing_is_found(tmp_path: Path, 
     ids, _ = kept_tokens(asked, tmp_path)(texts)
     assert asked.asked == 3
     assert torch.equal(ids, HashTokenizer(64, tokens)(texts)[0])
+
+
+def test_what_is_kept_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """The folder and every file in it, whatever the shell's umask: here 022."""
+    before = os.umask(0o022)
+    try:
+        kept_tokens(HashTokenizer(64, 4), tmp_path / "cache")(REPORTS)
+        searched(str(tmp_path / "cache"), REPORTS, range(3))
+        searched(str(tmp_path / "other"), REPORTS, range(3))
+    finally:
+        os.umask(before)
+    files = [*(tmp_path / "cache").iterdir(), *(tmp_path / "other").iterdir()]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o600] * 3
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in tmp_path.iterdir()] == [0o700] * 2
 
 
 def test_a_damaged_file_is_written_anew(tmp_path: Path) -> None:

@@ -27,7 +27,17 @@ def test_columns_are_found_by_name_in_any_order() -> None:
 def test_the_common_list_is_chexperts() -> None:
     assert len(CHEXPERT) == len(set(CHEXPERT)) == 14
     assert set(NIH) | set(OPENI) <= set(CHEXPERT)
-    assert all(len(set(sum(terms.values(), ()))) == len(sum(terms.values(), ())) for terms in (NIH, OPENI))
+    assert all(len(set(terms)) == len(terms) for terms in (*NIH.values(), *OPENI.values()))
+    assert len(set(sum(NIH.values(), ()))) == len(sum(NIH.values(), ()))
+
+
+def test_one_heading_may_state_two_findings() -> None:
+    """Fluid or blood with air in the pleural space is an effusion and a pneumothorax."""
+    names = ("Pneumothorax", "Pleural Effusion", "Pleural Other", "Cardiomegaly")
+    rows = [["hydropneumothorax"], ["hemopneumothorax"], ["hemothorax"], ["thickening", "thickening/pleura"],
+            ["cardiac shadow", "cardiac shadow/enlarged"], ["thickening", "cardiac shadow"]]  # fmt: skip
+    expected = [[1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
+    np.testing.assert_array_equal(from_terms(rows, OPENI, names), np.array(expected, dtype=np.float32))
 
 
 def test_names_of() -> None:

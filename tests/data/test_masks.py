@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.masks import read_mask
+from fedvlp.data.masks import read_mask, read_masks
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 
@@ -51,6 +51,15 @@ def test_a_mask_covers_what_it_is_of(tmp_path: Path) -> None:
         assert not mask[:, :2].any(), "the padding is in no mask"
 
 
+def test_a_table_refuses_a_mask_of_other_proportions_than_its_film(tmp_path: Path) -> None:
+    source = table(tmp_path, "mask0.png")
+    save(tmp_path / "mask2.png", np.ones((60, 60), np.uint8))
+    cohort = source.build()
+    assert cohort.masks is not None
+    with pytest.raises(ValueError, match="60 x 60 pixels has other proportions than its film, which has 30 x 40"):
+        cohort.masks(np.array([2]))
+
+
 def test_masks_follow_their_rows(tmp_path: Path) -> None:
     cohort = table(tmp_path, "mask0.png").build()
     taken = cohort.take(np.array([3, 1])).take(np.array([1, 0]))
@@ -82,6 +91,97 @@ def test_half_of_a_pixels_area_is_inside(tmp_path: Path) -> None:
     pixels = np.array([[9, 9, 0, 9], [0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]], np.uint8)
     save(tmp_path / "m.png", pixels)
     assert read_mask(tmp_path / "m.png", 2).tolist() == [[True, False], [True, True]]
+
+
+def square(value: int = 255) -> np.ndarray:
+    """16 x 16 pixels inside of 32 x 32."""
+    pixels = np.zeros((32, 32), np.uint8)
+    pixels[8:24, 8:24] = value
+    return pixels
+
+
+EXPECTED = square() > 0
+
+
+@pytest.mark.parametrize("value", [1, 128, 255])
+@pytest.mark.parametrize("mode", ["L", "I;16", "1"])
+def test_what_is_not_0_is_inside(mode: str, value: int, tmp_path: Path) -> None:
+    """Whatever the depth; so is every structure of several in one file."""
+    deep = square(value).astype(np.uint16) * (257 if value == 255 else 1)
+    pixels = {"L": square(value), "I;16": deep, "1": square(value) > 0}[mode]
+    pixels[8, 8] = pixels.max() // 3 or 1
+    save(tmp_path / "m.png", pixels)
+    assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
+
+
+def test_what_jpeg_leaves_around_an_edge_is_outside(tmp_path: Path) -> None:
+    rows, columns = np.mgrid[:128, :128]
+    disc = (rows - 60) ** 2 + (columns - 70) ** 2 < 40**2
+    for top in (255, 120):
+        Image.fromarray((disc * top).astype(np.uint8)).save(tmp_path / "m.jpg", quality=75)
+        stored = np.asarray(Image.open(tmp_path / "m.jpg"))
+        assert (stored > 0).sum() > disc.sum() + 100
+        assert np.abs(read_mask(tmp_path / "m.jpg", 128).astype(int) - disc).sum() <= 10
+    Image.fromarray(np.zeros((32, 32), np.uint8)).save(tmp_path / "m.jpg")
+    assert not read_mask(tmp_path / "m.jpg", 32).any()
+
+
+@pytest.mark.parametrize(
+    ("palette", "indices"),
+    [
+        ([0, 0, 0] * 3, (0, 1)),  # a map of structures whose palette was lost
+        ([0, 0, 0, 255, 0, 0, 0, 0, 0], (0, 2)),
+        ([255, 255, 255, 0, 0, 0], (1, 0)),  # colours that were counted, the most frequent first
+    ],
+)
+def test_a_palette_is_no_reason_to_lose_a_structure(
+    palette: list[int], indices: tuple[int, int], tmp_path: Path
+) -> None:
+    mask = Image.fromarray(np.where(EXPECTED, indices[1], indices[0]).astype(np.uint8), mode="P")
+    mask.putpalette(palette + [0] * (768 - len(palette)))
+    mask.save(tmp_path / "m.png")
+    assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_outside(mode: str, tmp_path: Path) -> None:
+    """Red or white inside, transparent white outside."""
+    opaque = square(255)
+    match mode:
+        case "RGBA":
+            white = np.full((32, 32), 255, np.uint8)
+            image = Image.fromarray(np.dstack([white, square(0) + 255 - opaque, 255 - opaque, opaque]))
+        case "LA":
+            image = Image.fromarray(np.dstack([np.full((32, 32), 255, np.uint8), opaque]))
+        case _:
+            image = Image.fromarray((opaque == 0).astype(np.uint8), mode="P")
+            image.putpalette([255, 0, 0, 255, 255, 255] + [0] * 762)
+            image.info["transparency"] = 1
+    image.save(tmp_path / "m.png")
+    assert np.array_equal(read_mask(tmp_path / "m.png", 32), EXPECTED)
+
+
+def test_a_mask_of_other_proportions_than_its_film_is_refused(tmp_path: Path) -> None:
+    """Films of 200 x 101 pixels and, by its orientation, 101 x 200; a reduction may be rounded by a pixel."""
+    film = np.random.default_rng(0).integers(0, 255, (101, 200), dtype=np.uint8)
+    save(tmp_path / "canary.png", film)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(film).save(tmp_path / "turned.jpg", exif=exif)
+    films = [tmp_path / "canary.png", tmp_path / "turned.jpg"]
+
+    def masks(*shape: int, row: int = 0) -> np.ndarray:
+        save(tmp_path / "mask.png", np.ones(shape, np.uint8))
+        return read_masks({"lungs": [tmp_path / "mask.png"] * 2}, 40, np.array([row]), films)["lungs"]
+
+    for shape in ((101, 200), (202, 400), (51, 100), (50, 100), (102, 200)):
+        assert masks(*shape).any()
+    assert masks(200, 101, row=1).any()
+    for shape, row in (((128, 128), 0), ((200, 101), 0), ((101, 200), 1), ((104, 200), 0)):
+        with pytest.raises(ValueError, match=f"a mask of {shape[1]} x {shape[0]} pixels has other proportions") as e:
+            masks(*shape, row=row)
+        assert "canary" not in str(e.value)
+        assert ("has 200 x 101;" if row == 0 else "has 101 x 200;") in str(e.value)
 
 
 def test_the_built_in_cohort_has_masks_of_lungs_and_findings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,15 @@ def test_the_sheet_shows_images_in_order_with_split_and_labels(tmp_path: Path) -
     captions = sheet[TILE : TILE + CAPTION]
     assert (captions < 128).any(), "a caption"
     assert not (sheet[2 * TILE + CAPTION :, 2 * TILE :] < 255).any(), "no sixth"
+
+
+def test_the_sheet_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        contact_sheet(cohort(), tmp_path / "sheet.png", 2)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "sheet.png").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_sheet_is_a_sample_drawn_by_seed(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def test_a_table_is_read_by_names_and_words(tmp_path: Path) -> None:
         ("sentence,Edema\n", "'Fracture'"),
         ("", "'sentence', 'Edema', 'Fracture'"),
         ("sentence,Edema,Fracture\ncanary is here,1,2\n", "row 1 is none of 1, 0, -1"),
+        ('sentence,Edema,Fracture\n"canary is here,1,\nanother,0,\n', "sentence table: the row that begins in line 2"),
+        ('sentence,Edema,Fracture\n"canary is here,1,\nanother",0,\n', "sentence table: .* line 2 is where such"),
         ("sentence,Edema,Fracture\ncanary is here,1,\nCanary is here.,0,\n", "row 2 .*with other labels"),
     ],
 )

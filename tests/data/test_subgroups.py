@@ -20,7 +20,9 @@ from fedvlp.data.subgroups import age_band, table_of
     [
         ("0", "0-19"), ("19.9", "0-19"), ("20", "20-39"), ("059Y", "40-59"), (" 79 ", "60-79"), ("80", "80+"),
         ("103", "80+"), ("11 M", "0-19"), ("6W", "0-19"), ("30D", "0-19"), ("414", ""), ("", ""), ("adult", ""),
-        ("-3", ""), ("47Q", ""),
+        ("-3", ""), ("47Q", ""), ("45 years", "40-59"), ("45 J", "40-59"), ("45y/o", "40-59"), ("45,5", "40-59"),
+        ("45-year-old", ""), ("6 months", "0-19"), ("90+", "80+"), (">89", "80+"), ("> 79", "80+"), ("\u226580", "80+"),
+        ("79+", ""), (">18", ""), ("18+", ""), ("999+", ""),
     ],
 )  # fmt: skip
 def test_ages_are_bands_of_twenty_years(text: str, band: str) -> None:
@@ -32,6 +34,17 @@ def test_only_ages_are_cut_into_bands() -> None:
     assert values is not None
     assert (names, values.tolist()) == (("Age", "score"), [["40-59", "47"], ["", "3"]])
     assert table_of({}) == (None, ())
+
+
+def test_sexes_and_views_of_all_collections_have_one_name() -> None:
+    """What no list has stays as it is: it may be a value of its own."""
+    sexes = ["F", " female ", "M", "Male", "Unknown", "", "w", "O"]
+    views = ["AP", "pa", "Lateral", "LL", "Frontal", "AP AXIAL", "", "LATERAL"]
+    values, _ = table_of({"Sex": sexes, "VIEW": views, "gender": sexes})
+    assert values is not None
+    assert values[:, 0].tolist() == ["F", "F", "M", "M", "", "", "F", "O"]
+    assert values[:, 1].tolist() == ["AP", "PA", "lateral", "lateral", "frontal", "AP AXIAL", "", "lateral"]
+    assert values[:, 2].tolist() == list(map(str.strip, sexes)), "columns of other names are not touched"
 
 
 def people(count: int, **columns: list[str]) -> Cohort:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import warnings
 import zlib
@@ -12,7 +14,7 @@ import pytest
 import torch
 
 from fedvlp.data import radiograph
-from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film, read_radiograph
 from fedvlp.data.transforms import decode, decoding, eval_batch, square, train_batch
 
 Image = pytest.importorskip("PIL.Image")
@@ -291,6 +293,156 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_radiograph(path)
 
 
+def test_a_broken_installation_is_no_property_of_a_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cv2", None)
+    with pytest.raises(ModuleNotFoundError, match="cv2"):
+        read_radiograph(png(tmp_path / "a.png", ramp()))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EIO, "x", "canary.png"), rf"could not be read \({os.strerror(errno.EIO)}\); see that its disk"),
+        (PermissionError(errno.EACCES, "x", "canary.png"), "this account may read its files"),
+        (MemoryError("canary"), "for lack of memory; decode with fewer workers"),
+    ],
+)
+def test_what_the_machine_is_to_blame_for_is_not_said_of_the_film(
+    error: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder's own OSError has no number, and seeking where a damaged file points to is EINVAL."""
+    path = png(tmp_path / "canary.png", ramp())
+
+    def fails(kind: Exception) -> None:
+        def of(*given: object) -> None:
+            raise kind
+
+        monkeypatch.setattr(radiograph, "_of_pil", of)
+
+    fails(error)
+    with pytest.raises(ImageAccessError, match=said) as caught:
+        decode(path, 16)
+    assert "canary" not in str(caught.value)
+    for other in (OSError("broken data stream"), OSError(-2), OSError(errno.EINVAL, "Invalid argument")):
+        fails(other)
+        assert refusal(path) == "corrupt image"
+
+
+def padded_films(kind: str, photometric: str, folder: Path) -> tuple[Path, Path]:
+    """A film of 40 x 40, and the same between stripes of 5 columns that its header calls padding."""
+    film = np.random.default_rng(3).integers(1500, 2500, (40, 40)).astype(np.uint16)
+    limits = {}
+    match kind:
+        case "12 bits":
+            tags, value, bits = {}, 0, 12
+        case "window":
+            tags, value, bits = {"WindowCenter": 2000, "WindowWidth": 501}, 0, 12
+        case "16 bits":
+            tags, value, bits = {}, 65535, 16
+        case "range":
+            tags, value, bits = {}, 3000, 12
+            limits = {"PixelPaddingRangeLimit": 2900}
+        case "beyond the bits":
+            tags, value, bits = {}, 0xF830, 12
+        case "signed":
+            film = (film.astype(np.int32) - 2000).astype(np.int16)
+            tags, value, bits = {"PixelRepresentation": 1}, -32768, 16
+        case "8 bits":
+            film = (film // 8 - 100).astype(np.uint8)
+            tags, value, bits = {}, 255, 8
+        case "8-bit window":
+            film = (film // 8 - 100).astype(np.uint8)
+            tags, value, bits = {"WindowCenter": 150, "WindowWidth": 81}, 255, 8
+    stripes = np.full((40, 5), value).astype(film.dtype)
+    if limits:
+        stripes[::2] = 2950
+    padded = np.hstack([stripes, film, stripes])
+    plain = dicom(folder / "plain.dcm", film, photometric, bits=bits, **tags)
+    return plain, dicom(
+        folder / "padded.dcm", padded, photometric, bits=bits, PixelPaddingValue=value, **limits, **tags
+    )
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize(
+    "kind", ["12 bits", "window", "16 bits", "range", "beyond the bits", "signed", "8 bits", "8-bit window"]
+)
+def test_padding_is_black_and_changes_nothing_within_the_film(kind: str, photometric: str, tmp_path: Path) -> None:
+    plain, padded = padded_films(kind, photometric, tmp_path)
+    expected, seen = read_radiograph(plain), read_radiograph(padded)
+    assert np.abs(seen[:, 5:-5] - expected).max() < 1e-3
+    assert np.abs(np.hstack([seen[:, :5], seen[:, -5:]])).max() < 1e-3
+    assert expected.std() > 20
+    small = read_radiograph(padded, 25)
+    assert np.abs(small - by_area(seen, *small.shape)).max() < 0.1 + 1e-3
+    if kind != "beyond the bits":  # which pydicom's own decoding cuts off
+        import pydicom
+
+        assert np.array_equal(read_film(pydicom.dcmread(padded)), seen)
+
+
+def test_a_film_that_is_padding_alone_is_constant_and_one_without_is_as_it_was(tmp_path: Path) -> None:
+    image = ramp(top=4000, dtype=np.uint16)
+    whole = read_radiograph(dicom(tmp_path / "a.dcm", image, bits=12))
+    assert np.array_equal(read_radiograph(dicom(tmp_path / "b.dcm", image, bits=12, PixelPaddingValue=4095)), whole)
+    empty = {"PixelPaddingValue": 0, "PixelPaddingRangeLimit": 4095}
+    assert refusal(dicom(tmp_path / "c.dcm", image, bits=12, **empty)) == "constant image"
+
+
+def tiff(path: Path, pixels: np.ndarray, photometric: int) -> Path:
+    """A TIFF of one strip, little-endian: Pillow writes none whose least value is white."""
+    height, width = pixels.shape
+    entries = [
+        (256, 4, width), (257, 4, height), (258, 3, 8 * pixels.itemsize), (259, 3, 1), (262, 3, photometric),
+        (273, 4, 8), (277, 3, 1), (278, 4, height), (279, 4, pixels.nbytes),
+    ]  # fmt: skip
+    table = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    head = b"II*\0" + struct.pack("<I", 8 + pixels.nbytes)
+    path.write_bytes(head + pixels.tobytes() + struct.pack("<H", len(entries)) + table + bytes(4))
+    return path
+
+
+@pytest.mark.parametrize(("white_is_zero", "dtype"), [(w, d) for w in (False, True) for d in (np.uint8, np.uint16)])
+def test_a_tiff_is_shown_as_its_photometric_tag_says(white_is_zero: bool, dtype: type, tmp_path: Path) -> None:
+    top = np.iinfo(dtype).max
+    image = ramp(top=top, dtype=dtype)
+    path = tiff(tmp_path / "a.tif", image, 0 if white_is_zero else 1)
+    shown = 255 * image.astype(np.float32) / top
+    expected = 255 - shown if white_is_zero else shown
+    assert np.abs(read_radiograph(path) - expected).max() < 0.01
+    with Image.open(path) as opened:
+        assert np.abs(read_film(opened) - expected).max() < 0.01
+
+
+def test_a_dicom_file_without_its_preamble_is_read(tmp_path: Path) -> None:
+    """Not if it is deflated: its header would inflate without bound."""
+    pydicom = pytest.importorskip("pydicom")
+    whole = dicom(tmp_path / "whole.dcm", ramp(top=4095, dtype=np.uint16), bits=12)
+    (tmp_path / "bare.dcm").write_bytes(whole.read_bytes()[132:])
+    assert np.array_equal(read_radiograph(tmp_path / "bare.dcm"), read_radiograph(whole))
+    data = pydicom.dcmread(whole)
+    data.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    data.save_as(tmp_path / "deflated.dcm", enforce_file_format=True)
+    (tmp_path / "canary.dcm").write_bytes((tmp_path / "deflated.dcm").read_bytes()[132:])
+    assert refusal(tmp_path / "canary.dcm") == "unsupported transfer syntax"
+
+
+def test_the_first_image_of_a_phones_jpeg_is_the_film(tmp_path: Path) -> None:
+    """Several frames of another format are refused."""
+    first, second = Image.fromarray(ramp(80, 64)), Image.fromarray(ramp(80, 64)[::-1].copy())
+    first.save(tmp_path / "one.jpg", quality=95)
+    first.save(tmp_path / "phone.mpo", format="MPO", save_all=True, append_images=[second], quality=95)
+    (tmp_path / "phone.mpo").rename(tmp_path / "phone.jpg")
+    with Image.open(tmp_path / "phone.jpg") as opened:
+        assert opened.n_frames == 2
+        assert np.array_equal(read_film(opened), read_radiograph(tmp_path / "one.jpg"))
+    for longest in (None, 20):
+        one, phone = (read_radiograph(tmp_path / name, longest) for name in ("one.jpg", "phone.jpg"))
+        assert np.array_equal(one, phone)
+    Image.fromarray(ramp()).save(tmp_path / "pages.tif", save_all=True, append_images=[Image.fromarray(ramp())])
+    assert refusal(tmp_path / "pages.tif") == "multi-frame image"
+
+
 def test_a_monai_pipeline_begins_with_decoding(tmp_path: Path) -> None:
     """What it returns is what `decode` returns, and another transform follows; making it warns of nothing."""
     from monai.transforms import Compose, ScaleIntensity
@@ -379,6 +531,23 @@ def test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused(tmp_path
         file.write(b"\0" * 128 + b"DICM")
         pydicom.filewriter.write_file_meta_info(file, meta)
     assert refusal(tmp_path / "b.dcm") == "unsupported transfer syntax"
+
+
+def test_jpeg_lossless_is_read_with_the_extra_and_else_named_with_its_remedy() -> None:
+    """A file that pydicom comes with."""
+    pytest.importorskip("pydicom")
+    from importlib.util import find_spec
+
+    from pydicom.data import get_testdata_file
+
+    from fedvlp.data.preprocessing import Preprocessing
+
+    file = get_testdata_file("SC_rgb_jpeg_gdcm.dcm", download=False)
+    if find_spec("gdcm"):
+        assert read_radiograph(Path(str(file)), 32).std() > 20
+        return
+    with pytest.raises(ValueError, match=r"pip install 'fedvlp\[dicom\]' reads JPEG Lossless too"):
+        Preprocessing(32, 32).films([str(file)])
 
 
 def test_truncated_empty_foreign_missing_and_constant_files(tmp_path: Path) -> None:

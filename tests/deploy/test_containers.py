@@ -42,6 +42,14 @@ def test_no_container_has_rights_or_writes_into_its_image(name: str) -> None:
     assert service.keys().isdisjoint({"network_mode", "pid", "ipc", "userns_mode", "devices", "user"})
 
 
+def test_a_site_without_a_gpu_can_start() -> None:
+    """A reservation that the machine cannot serve would keep the container from starting: it is a file of its own."""
+    assert "deploy" not in site()["services"]["site"]
+    beside = yaml.safe_load((DOCKER / "gpu.yml").read_text(encoding="utf-8"))
+    assert beside["services"].keys() == {"site"}, "nothing else gets a device"
+    assert beside["services"]["site"].keys() == {"deploy"}, "nor does it get anything else"
+
+
 def test_nothing_listens_but_the_server() -> None:
     assert {name for name, service in SERVICES.items() if "ports" in service or "expose" in service} == {
         "server.yml: server"

@@ -55,6 +55,17 @@ def unpacked(made: kits.Made, folder: Path) -> Path:
     return folder / made.name
 
 
+def links(kit: Path) -> dict[str, set[str]]:
+    """The pages of a kit's guide that each page leads to, all of which are there."""
+    leads = {}
+    for page in sorted((kit / "guide").glob("*.md")):
+        found = {target for _, target in kits.LINK.findall(page.read_text(encoding="utf-8"))}
+        leads[page.name] = {t.partition("#")[0] for t in found if t[0] != "#" and not t.startswith("https://")}
+        for target in leads[page.name]:
+            assert (kit / "guide" / target).is_file(), f"{page.name} leads to {target}"
+    return leads
+
+
 def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> None:
     made = make(copied / "maria-hilf", PROVISIONING, tmp_path / "send")
     assert (made.role, made.name, made.server) == ("site", "maria-hilf", f"{HOST}:{PORT}")
@@ -69,9 +80,10 @@ def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> No
     assert "tar -xf maria-hilf.tar" in guide
     assert f"SERVER={HOST}" in guide
     assert f"TCP {PORT}" in guide
-    linked = {target.partition("#")[0] for _, target in kits.LINK.findall(guide)}
-    assert linked == {"PRIVACY.md", "RUNBOOK.md"}
-    assert all((kit / "guide" / target).is_file() for target in linked)
+    linked = links(kit)
+    assert linked["README.md"] == {"PRIVACY.md", "RUNBOOK.md", "own-data.md", "security.md"}
+    assert "README.md" in linked["security.md"], "the site's guide, by its name in the kit"
+    assert (kit / "docker" / "gpu.yml").is_file()
     commands = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE))
     assert "provisioning/" not in commands
     for file in re.findall(r"-f (\S+)", commands):
@@ -95,6 +107,7 @@ def test_the_server_has_its_policies(copied: Path, tmp_path: Path) -> None:
     for name in ("resources.json", "authorization.json"):
         assert (kit / "local" / name).read_bytes() == (PROVISIONING / "server" / name).read_bytes()
     assert (kit / "local" / "site.env").is_file()
+    assert {"README.md", "RUNBOOK.md"} <= links(kit)["LEAD.md"]
     ports = yaml.safe_load((kit / "docker" / "server.yml").read_text())["services"]["server"]["ports"]
     assert ports == [f"{PORT}:{PORT}"]
 

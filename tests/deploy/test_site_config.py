@@ -69,7 +69,7 @@ def test_the_job_decides_the_image_size_and_the_rest_is_unchanged(tmp_path: Path
 
 def test_a_named_data_set_travels_in_a_job_as_its_name_alone() -> None:
     config = to_config(NamedData("pretrain"))
-    assert config == {"path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72}}
+    assert config == {"path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72, "public": ""}}
     assert from_config(config) == NamedData("pretrain")
     assert fingerprint(named("a")) != fingerprint(named("b"))
 
@@ -175,7 +175,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_site_without_the_file_says_what_to_copy(tmp_path: Path) -> None:
-    with pytest.raises(SiteConfigError, match=r"copy provisioning/site/fedvlp\.json"):
+    with pytest.raises(SiteConfigError, match=r"a site takes the one of its kit's archive"):
         at_site(named(), "st-anna", tmp_path / "local")
 
 

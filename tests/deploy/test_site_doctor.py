@@ -140,6 +140,16 @@ def test_the_doctor_says_which_patients_may_be_counted_and_whether_they_can(kit:
     assert failed(kit) == ["patients that may be counted"]
 
 
+def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> None:
+    """So that an engineer sees a data set of the hospital's own patients there."""
+    assert found(kit)["public data sets"].found.startswith("none")
+    change(kit / "local" / "fedvlp.json", lambda c: c.update(public=["pretrain"]))
+    assert failed(kit) == []
+    check = found(kit)["public data sets"]
+    assert check.ok is None
+    assert check.found.startswith("pretrain: a job may send something about every single record")
+
+
 @pytest.mark.parametrize(
     ("file", "edit", "line"),
     [

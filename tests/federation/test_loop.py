@@ -235,6 +235,17 @@ def test_who_is_benched_survives_a_restart(tmp_path: Path) -> None:
     assert [site for _, _, site in exchange.asked] == ["a", "b"]
 
 
+def test_of_benched_sites_those_that_are_known_to_be_there_are_asked_when_a_run_goes_on(tmp_path: Path) -> None:
+    """b and c were benched in round 2, of which c is there: it is asked, and when it fails, benched again."""
+    path = tmp_path / "s"
+    federation(Scripted(b=failing(0, 1), c=failing(0, 1)), rounds=2, quorum=1, checkpoint=path).run()
+    saved, phase = Server.load(path)
+    exchange = Scripted(c=failing(2))
+    federation(exchange, one=saved, rounds=5, quorum=1, probe_every=10, present="ac").run(phase)
+    assert [(round, site) for round, _, site in exchange.asked] == [(2, "a"), (2, "c"), (3, "a"), (4, "a")]
+    assert saved.missed == {"a": 0, "b": 5, "c": 5}
+
+
 @pytest.mark.parametrize("field", ["max_missed", "probe_every", "max_samples"])
 def test_rounds_refuses_what_cannot_work(field: str) -> None:
     with pytest.raises(ValueError, match=field):
@@ -422,7 +433,7 @@ def test_an_evaluation_may_not_carry_tensors() -> None:
 
 
 def test_a_duplicate_or_a_reply_of_a_stranger_does_not_count() -> None:
-    """Every exchange that does not itself go from site to site hands replies on through ``in_site_order``."""
+    """An exchange may hand replies on through ``in_site_order`` itself, as workers do."""
 
     def noisy(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         for site, message in messages.items():

@@ -298,7 +298,7 @@ def layer_of(one: Client) -> nn.BatchNorm1d:
 
 
 def toy_client(data: Any, **options: Any) -> Client:
-    return Client("a", 0, Toy(norm=True, dropout=0.5), ConVIRT(), data, **options)
+    return Client("a", 0, Toy(norm=True, dropout=0.5), ConVIRT(), data, site_only=frozenset(NORM), **options)
 
 
 def test_statistics_are_means_over_whole_batches_of_32() -> None:
@@ -351,14 +351,25 @@ def test_the_objectives_normalisation_is_estimated_too() -> None:
         def forward(self, output: Any, batch: Any) -> dict[str, Tensor]:
             return {"contrastive": self.norm(output.image).square().sum()}
 
-    one = Client("a", 0, Toy(), Objective(), pairs(0, 12))
+    own = frozenset({"objective.norm.running_mean"})
+    one = Client("a", 0, Toy(), Objective(), pairs(0, 12), site_only=own)
     estimate(one)
     image = one.model(next(one.data.batches("train", 12, drop_last=True))).image
     torch.testing.assert_close(one.objective.norm.running_mean, image.mean(dim=0).detach())  # type: ignore[union-attr]
 
 
+def test_statistics_that_do_not_stay_at_the_site_are_left_alone() -> None:
+    """Of the image tower alone here: of a frozen tower, or where private adapters are all that stays."""
+    one = toy_client(pairs(0, 12))
+    one.site_only = frozenset(name for name in NORM if name.startswith("image"))
+    before = clone(one.state())
+    estimate(one)
+    moved = {name for name in before if not torch.equal(before[name], one.state()[name])}
+    assert {name.partition("_")[0] for name in moved} == {"image"}
+
+
 def test_a_model_that_was_not_sent_is_not_completed() -> None:
-    one = toy_client(pairs(0), site_only=frozenset(NORM))
+    one = toy_client(pairs(0))
     assert complete(one, {}, {}) == {}
 
 

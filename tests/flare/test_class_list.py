@@ -187,6 +187,7 @@ def test_an_honest_job_passes_both(preset: str, side: str, kit: Path) -> None:
 OPTIONS: dict[str, tuple[dict[str, Any], Callable[[Experiment], Experiment]]] = {
     "--child --processes": ({"child": True, "processes": 2}, lambda e: e),
     "--link-mbit": ({"timeouts": Timeouts.of(10**8, 50.0), "child": True}, lambda e: e),
+    "--child --task-minutes": ({"child": True, "task_timeout": 18_000}, lambda e: e),
     "--encrypted": ({"encrypted": True}, lambda e: replace(e, rounds=e.rounds.of_encrypted())),
     "--set wire": ({}, lambda e: override(e, "wire.up", "float16")),
     "--data named": ({"sites": ("st-anna",)}, lambda e: replace(e, data=NamedData("pretrain"))),
@@ -305,10 +306,21 @@ def test_the_list_is_written_into_a_policy_and_into_nothing_else(tmp_path: Path)
     shutil.copy(POLICIES["client"] / "resources.json", file)
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"class_allow_list": ["fedvlp."]}))
-    write("client", file)
+    assert write("client", file) == ["fedvlp."]
     assert json.loads(file.read_text()) == content
     other = tmp_path / "other.json"
     other.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="has no components"):
         write("client", other)
     assert other.read_text() == '{"a": 1}'
+
+
+def test_what_writing_the_list_removes_is_said(tmp_path: Path) -> None:
+    """A class of a plugin, above all, which the operator added on purpose."""
+    file = tmp_path / "resources.json"
+    content = json.loads((POLICIES["server"] / "resources.json").read_text())
+    file.write_text(json.dumps(content | {"class_allow_list": [*needed("server"), "lab_methods.MyMethod"]}))
+    done = CliRunner().invoke(cli, ["site", "classes", "--server", "--into", str(file)], catch_exceptions=False)
+    assert "do not need them: lab_methods.MyMethod. Add again what you want" in done.output
+    again = CliRunner().invoke(cli, ["site", "classes", "--server", "--into", str(file)], catch_exceptions=False)
+    assert "removed" not in again.output

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import Any, ClassVar
 
 import pytest
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from support.flare_memory import (
     DEAD_AFTER,
@@ -28,6 +32,7 @@ from support.flare_memory import (
     ToyModel,
     in_engine,
     serialised,
+    site_executor,
     told,
     toy_experiment,
 )
@@ -36,16 +41,22 @@ from support.toy import same_bytes, small, three_sites
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Failure, FailureKind
+from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update
+from fedvlp.federation.codec import Wire
 from fedvlp.federation.loop import Federation
+from fedvlp.federation.site_memory import SiteMemory
+from fedvlp.federation.wire import SiteEnd
 from fedvlp.flare import controller as controller_module
 from fedvlp.flare import messages, trainer_link
 from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.tracking import RUN_FOLDER
 from fedvlp.flare.trainer_link import TrainerLostError
 from fedvlp.methods import METHODS
 from fedvlp.models import initial
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
+from fedvlp.run.metrics import Record
 from fedvlp.run.rollback import rollback
 
 Make = Callable[..., MemoryFlare]
@@ -248,6 +259,73 @@ def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> N
     assert_engines_bytes(flare, tmp_path, ("a", 0))
 
 
+def test_a_refused_update_does_not_start_the_grace(make: Make, tmp_path: Path) -> None:
+    """a's weights are NaN at 1.2 s, b replies at 1.2 s, c, which makes the quorum of two, only at 30.2 s."""
+    flare = make({("a", 0): Fate(change=with_nan), ("c", 0): Fate(train=30.0)})
+    flare.submit(grace=5.0)
+    assert [list(record) for record in dropped(flare)] == [["a"], [], []]
+    assert "NaN or infinite" in dropped(flare)[0]["a"]
+    assert_engines_bytes(flare, tmp_path, ("a", 0))
+
+
+@dataclass(frozen=True)
+class SlowServer(Method):
+    """FedAvg whose server takes 3 s for every update that it looks at."""
+
+    wait: ClassVar[Callable[[float], None]]
+
+    def objection(self, server: Server, update: Update) -> str | None:
+        SlowServer.wait(3.0)
+        return None
+
+
+def test_replies_that_came_while_the_server_was_busy_are_in_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three come at 1.2 s; b makes the quorum, and the server has looked at it after the grace of 2 s."""
+    flare = make(experiment=toy_experiment(SlowServer(local_steps=2)))
+    monkeypatch.setattr(SlowServer, "wait", flare.clock.wait, raising=False)
+    flare.submit(grace=2.0)
+    assert dropped(flare) == [{}, {}, {}]
+
+
+class BehindTheWire(Executor):
+    """A site's executor behind its end of the wire."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        super().__init__()
+        self._inner = site_executor(experiment)
+        self._end = SiteEnd(experiment.wire, experiment.method, SiteMemory(None))
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        message, run = messages.receive_broadcast(shareable)
+        task = messages.send_broadcast(self._end.decode(message), run)
+        reply = self._inner.execute(task_name, task, fl_ctx, abort_signal)
+        return messages.send_update(self._end.encode(messages.receive_update(reply, fl_ctx.get_identity_name())))
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_sites_that_are_asked_again_have_the_time_of_the_quorum_and_the_grace(make: Make, quorum: int) -> None:
+    """b and c lost their copies of the model, a trains for 3 s. Asked again, c trains for 3 s, b never answers.
+
+    With a the quorum of 1 holds: c has as long as a took, and the grace. With c that of 2 does: b has the grace.
+    """
+    experiment = replace(toy_experiment(quorum=quorum, evaluate_every=0), wire=Wire(skip_unchanged=True))
+    flare = make(experiment=experiment)
+    asked: list[str] = []
+
+    def fate(task: Task) -> Fate:
+        if task.round == 0 or task.site == "a":
+            return Fate(train=3.0)
+        asked.append(task.site)
+        if asked.count(task.site) == 1:
+            return Fate(change=filtered)
+        return Fate(train=1e9 if task.site == "b" else 3.0)
+
+    flare.fates, flare.make_executor = fate, BehindTheWire
+    flare.submit(grace=2.0)
+    assert dropped(flare) == [{}, {"b": "no reply within 2 s of the quorum"}]
+    assert flare.clock.now < 20.0, "not the hour that a task may take"
+
+
 def test_by_default_all_sites_but_one_are_the_quorum(make: Make) -> None:
     flare = make({("c", 0): Fate(train=100.0)}, toy_experiment(quorum=0))
     flare.submit(grace=10.0)
@@ -274,6 +352,25 @@ def test_a_silent_site_has_the_tasks_time_and_no_more(make: Make) -> None:
     assert status(flare)["status"] == "stopped"
     for said in ("1 valid updates, 2 needed", "b: task ended as ", "c: task ended as ", "TIMEOUT"):
         assert said in job.panic
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *(("task_timeout", value, "takes whole seconds, at least 1") for value in (0, -1, 3600.0, "3600", True)),
+        *(("grace", value, "takes seconds, 0 or more") for value in (-5.0, "60", float("inf"), float("nan"), True)),
+        *(("task_check_period", value, "takes seconds above 0") for value in (0, "1", float("nan"))),
+    ],
+)
+def test_a_limit_that_bounds_nothing_is_refused(name: str, value: object, expected: str) -> None:
+    """FLARE ended the job without a reason, or waited for ever; a grace below 0 dropped a site."""
+    with pytest.raises(ValueError, match=rf"^{name} is {value!r}; it {expected}"):
+        FederatedController(**{name: value})
+
+
+def test_the_least_limits_are_taken() -> None:
+    made = FederatedController(task_timeout=1, grace=0, name="toy", method=Method())
+    assert (made.task_timeout, made.grace) == (1, 0)
 
 
 def test_a_time_limit_shorter_than_the_grace_ends_the_waiting(make: Make) -> None:
@@ -587,6 +684,157 @@ def test_a_finished_run_is_not_resumed_and_the_next_has_a_folder_of_its_own(make
     runs = sorted((flare.folder / "server" / "runs" / "toy").iterdir())
     assert [run.name for run in runs] == ["001", "002"]
     assert (runs[0] / "model/model.safetensors").read_bytes() == (runs[1] / "model/model.safetensors").read_bytes()
+
+
+def test_a_finished_run_is_not_trained_again_by_a_clone_of_its_job(make: Make) -> None:
+    flare = make()
+    flare.submit()
+    before = status(flare)
+    flare.run.status_file.write_text('{"status": "running", "round": 2}')  # killed before it said so
+    trained, flare.meta = dict(flare.fetched), {"cloned_from": "job-1"}
+    job = flare.submit()
+    assert (job.panic, status(flare)["status"], before["status"]) == ("", "finished", "finished")
+    assert status(flare)["round"] == 2
+    assert dict(flare.fetched) == trained
+    assert flare.run.path.name == "001"
+    assert job.engine.new_context().get_prop(RUN_FOLDER) == str(flare.run.path), "its results come along"
+
+
+def test_a_clone_goes_on_with_a_run_that_has_not_finished(make: Make, tmp_path: Path) -> None:
+    flare = make()
+    flare.meta = {"cloned_from": "job-0"}
+    flare.clock.plan(2.0, lambda: flare.job.abort_now())
+    flare.submit()
+    flare.submit()
+    assert status(flare)["status"] == "finished"
+    assert_engines_bytes(flare, tmp_path)
+
+
+class WithoutModel(FederatedController):
+    """As the controller of an encrypted run, which has no model to write."""
+
+    def _finish(self, folder: RunFolder, state: State, history: list[Record]) -> None:
+        pass
+
+
+def test_a_finished_run_without_a_model_is_not_resumed(make: Make) -> None:
+    flare = make()
+    flare.make_controller = WithoutModel
+    flare.submit()
+    flare.submit()
+    assert flare.run.path.name == "002"
+    assert len(flare.records) == 3
+
+
+def test_a_run_whose_sites_are_not_here_is_stopped_at_once(make: Make, tmp_path: Path, monkeypatch: Any) -> None:
+    """The same preset is given to c, d and e, of which only c is in the run that lost its quorum."""
+    make({(name, 1): Fate(train=1e9) for name in "bc"}).submit(task_timeout=50)
+    others = dict(zip("cde", three_sites().values(), strict=True))
+    flare = MemoryFlare(tmp_path, monkeypatch, toy_experiment(), others)
+    job = flare.submit()
+    said = (
+        "goes on with the sites that it began with, a, b, c: 1 of them are here, 2 needed. Absent: a, b; here: c, d, e."
+    )
+    assert job.panic.startswith(f"run toy/001 {said}")
+    assert status(flare)["status"] == "stopped"
+    assert (flare.clock.now, flare.fetched) == (0.0, {})
+
+
+def test_who_is_not_here_and_who_came_after_the_beginning_is_noted(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run begins with a and b; c is there when it is resumed, the job's d never."""
+    two = {name: data for name, data in three_sites().items() if name != "c"}
+    flare = MemoryFlare(tmp_path, monkeypatch, toy_experiment(), two)
+    flare.meta = {"deploy_map": {"app": ["server", "a", "b", "c", "d"]}}
+    flare.clock.plan(2.0, lambda: flare.job.abort_now())
+    flare.submit()
+    assert (status(flare)["absent"], "not_in_run" in status(flare)) == ("c, d", False)
+    resumed, resumed_meta = make(), flare.meta
+    resumed.meta = resumed_meta
+    with caplog.at_level(logging.WARNING, logger=FederatedController.__module__):
+        resumed.submit()
+    assert (status(resumed)["status"], status(resumed)["absent"], status(resumed)["not_in_run"]) == (
+        "finished",
+        "d",
+        "c",
+    )
+    assert "not here, though the job or its run names them: d" in caplog.text
+    assert "not asked, as the run began without them: c" in caplog.text
+
+
+def test_a_job_for_all_misses_nobody(make: Make) -> None:
+    flare = make()
+    flare.meta = {"deploy_map": {"app": ["@ALL"]}}
+    flare.submit()
+    assert "absent" not in status(flare)
+
+
+def test_a_benched_site_is_asked_when_the_job_is_submitted_again(make: Make) -> None:
+    """c misses rounds 0 and 1 and is benched in round 2, in which the job is aborted."""
+    flare = make({("c", round): Fate(train=1e9) for round in range(2)}, toy_experiment(rounds=3, evaluate_every=0))
+
+    def abort_in_round_2() -> None:
+        if ("a", 2, "train") in flare.fetched:
+            flare.job.abort_now()
+        else:
+            flare.clock.plan(0.2, abort_in_round_2)
+
+    flare.clock.plan(0.2, abort_in_round_2)
+    flare.submit(grace=2.0)
+    assert ("c", 2, "train") not in flare.fetched
+    flare.submit(grace=2.0)
+    assert dropped(flare)[2] == {}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_sites_do_not_go_on_with_what_they_remember_of_another_run(make: Make, tmp_path: Path, known: bool) -> None:
+    """The server's runs were removed, so its next one is 001 again. c's first task is lost, and it misses round 0."""
+    experiment = replace(toy_experiment(rounds=3), model=ToyModel(norm=True), norm_statistics="site")  # type: ignore[arg-type]
+    flare = make(experiment=experiment)
+    flare.submit()
+    shutil.rmtree(tmp_path / "server" / "runs")
+    if not known:  # what a site remembers of a server that gave no id
+        for file in tmp_path.rglob("run_id.txt"):
+            file.unlink()
+    flare.fates = lambda task: Fate(down=None) if (task.site, task.round, task.attempt) == ("c", 0, 0) else Fate()
+    flare.fetched.clear()
+    flare.submit(grace=2.0)
+    assert list(dropped(flare)[0]) == ["c"]
+    assert_never_trained(flare, tmp_path, "c", 0)
+
+
+def assert_never_trained(flare: MemoryFlare, tmp_path: Path, site: str, round: int) -> None:
+    """The model file is that of the plain round loop in which the site never saw that round's task."""
+    there = refuse_all_but((site, round))
+    _, model = in_engine(flare.experiment, flare.data, tmp_path / "plain", there, there)
+    assert flare.run.model.read_bytes() == model.read_bytes()
+    memory = tmp_path / site / "runs" / "toy" / "001" / "sites" / site
+    newest = max(memory.glob("*.safetensors")).name
+    assert (memory / newest).read_bytes() == (tmp_path / "plain" / "sites" / site / newest).read_bytes()
+
+
+def test_a_run_of_an_older_fedvlp_goes_on_without_an_id(make: Make, tmp_path: Path) -> None:
+    flare = make(experiment=toy_experiment(small(METHODS["local"])))
+    flare.clock.plan(2.0, lambda: flare.job.abort_now())
+    flare.submit()
+    flare.run.environment.write_text("{}")
+    flare.submit()
+    assert_engines_bytes(flare, tmp_path)
+
+
+def test_a_job_that_flare_ends_is_stopped_and_not_aborted(make: Make) -> None:
+    """`fedvlp jobs keep` goes on with it: nobody aborted it."""
+    flare = make()
+
+    def policy() -> None:
+        with flare.job.engine.new_context() as context:
+            flare.job.communicator.system_panic("Aborting job due to deployment policy violation", context)
+
+    flare.clock.plan(2.0, policy)
+    flare.submit()
+    said = "FLARE ended the job: Aborting job due to deployment policy violation; submit it again to resume"
+    assert (status(flare)["status"], status(flare)["reason"]) == ("stopped", said)
 
 
 # --- other ends --------------------------------------------------------------------------------------------------

@@ -37,10 +37,11 @@ from fedvlp.flare import child, child_protocol, messages, task_handler
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
-from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.lock import in_use, only_writer
 
 LOCAL = toy_experiment(small(METHODS["local"]))
 FEDAVG = toy_experiment()
@@ -200,6 +201,33 @@ def test_a_site_is_built_once_a_run_and_anew_for_the_next(
     for folder in ("toy/001", "toy/001", "toy/002"):
         own.answer(message(data, LOCAL), said_of(LOCAL, folder), lambda: False)
     assert built == [tmp_path / "runs" / "toy" / "001", tmp_path / "runs" / "toy" / "002"]
+
+
+def test_a_process_of_the_job_before_is_waited_for(
+    data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A straggler wrote its round 5 after the next job's process had written round 6, which was forgotten then."""
+    own = TaskHandler(LOCAL, SitePaths("a", str(tmp_path / "runs"), str(tmp_path / "local")))
+    memory = tmp_path / "runs" / "toy" / "001" / "sites" / "a"
+
+    def answered() -> Update:
+        return own.answer(message(data, LOCAL), said_of(LOCAL, "toy/001"), lambda: False)
+
+    monkeypatch.setattr(task_handler, "LAST_ONE_ENDS", 0.0)
+    straggler = only_writer(memory)
+    with straggler, pytest.raises(RefusedError, match=r"^another process at a still works on this run after 0 s"):
+        answered()
+    assert {file.name for file in memory.iterdir()} == {"writer.lock"}
+    monkeypatch.setattr(task_handler, "LAST_ONE_ENDS", 30.0)
+    straggler = only_writer(memory)
+    straggler.__enter__()
+    threading.Timer(0.3, straggler.__exit__, (None, None, None)).start()
+    assert answered().site == "a"
+    assert not in_use(memory), "between tasks another process may answer for the site"
+    with pytest.MonkeyPatch.context() as second:
+        second.setattr(task_handler.distributed, "rank", lambda: 1)
+        with only_writer(memory):  # as rank 0 of the same task does
+            assert answered().site == "a"
 
 
 def test_the_sites_own_settings_decide_about_its_data(
@@ -442,7 +470,7 @@ def test_the_child_answers_its_tasks_until_there_are_no_more(
     child.main()
     updates = list(replies(client))
     assert [update.round for update in updates if isinstance(update, Update)] == [0, 1]
-    memories = (tmp_path / "runs" / "toy" / "001" / "sites" / "a").iterdir()
+    memories = (tmp_path / "runs" / "toy" / "001" / "sites" / "a").glob("*.safetensors")
     assert sorted(file.name for file in memories) == ["00000-0.safetensors", "00001-0.safetensors"]
 
 

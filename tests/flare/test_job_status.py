@@ -193,3 +193,5 @@ def test_status_of_a_downloaded_job(tmp_path: Path) -> None:
     assert (run().exit_code, run().output) == (1, "status=stopped reason=2 valid updates, 4 needed. round=3\n")
     file.write_text(json.dumps({"status": "finished", "reason": "", "round": 6}))
     assert (run().exit_code, run().output) == (0, "status=finished round=6\n")
+    file.write_text(json.dumps({"status": "finished", "round": 6, "val_r1_average": 27.299999999999997}))
+    assert run().output == "status=finished round=6 val_r1_average=27.3\n"

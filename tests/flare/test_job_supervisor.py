@@ -118,6 +118,14 @@ def test_a_site_that_came_back_is_taken_in_by_a_new_submission(
     assert said == ["job j goes on without site-2, which came back\nsubmitted again as j+"]
 
 
+def test_a_job_that_ends_is_left_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE ends it at the sites first, and calls it running at the server for as long as the results are copied."""
+    ended: Sites = {"site-1": None, "site-2": None}
+    server = Server((RUNNING, BOTH), *[(RUNNING, ended)] * 4, DONE)
+    verdict, said = kept(monkeypatch, server)
+    assert (verdict.complete, said, server.asked) == (True, [], [])
+
+
 def test_a_server_that_died_is_waited_for_and_its_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(*[(RUNNING, {})] * 4, DONE)
     server.downs = 2

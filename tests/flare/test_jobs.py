@@ -12,7 +12,7 @@ from fedvlp.deploy.site_config import NamedData, SiteConfigError
 from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import from_config
+from fedvlp.run.config import from_config, override
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -97,7 +97,7 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
     assert meta["min_clients"] == 2
     client = json.loads(files["app/config/config_fed_client.json"])["executors"][0]["executor"]["args"]
     assert client["data"] == {
-        "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72},
+        "path": "fedvlp.deploy.NamedData", "args": {"name": "pretrain", "image_size": 72, "public": ""},
     }  # fmt: skip
     server = json.loads(files["app/config/config_fed_server.json"])
     receiver = {part["id"]: part for part in server["components"]}["mlflow"]
@@ -105,12 +105,13 @@ def test_a_job_for_hospitals_names_them_and_their_data_and_no_path(tmp_path: Pat
     assert server["components"][-1]["id"] == "results", "copies what the others have written"
 
 
-@pytest.mark.parametrize("name", ["car-mfl", "creamfl"])
-def test_the_sites_own_data_has_no_public_set(name: str) -> None:
-    """The server could not build it: such a job was stopped at its start, at hospitals."""
-    experiment = replace(presets.get(name), data=NamedData("pretrain"))
-    with pytest.raises(SiteConfigError, match=f"{name} needs a public set"):
-        job_files(experiment, custom=False, sites=("northgate", "riverside"))
+@pytest.mark.parametrize(("drawn", "quorum", "least"), [(2, 0, 2), (2, 1, 1), (0, 0, 4), (9, 0, 4), (9, 3, 3)])
+def test_a_job_goes_on_with_as_many_sites_as_a_round_asks(drawn: int, quorum: int, least: int) -> None:
+    """Of five sites, two may die where a round draws two of them; FLARE ended such a job."""
+    experiment = presets.get("creamfl")
+    for key, value in {"method.sites_per_round": drawn, "rounds.quorum": quorum}.items():
+        experiment = override(experiment, key, str(value))
+    assert json.loads(job_files(experiment)["meta.json"])["min_clients"] == least
 
 
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.flare_memory import Engine
 
-from fedvlp.flare.paths import HOME, SIMULATED, PathError, SitePaths, runs_root, under
+from fedvlp.flare.paths import HOME, SIMULATED, TRAINED, PathError, SitePaths, folder_at_site, runs_root, under
 
 
 def test_a_site_keeps_its_runs_in_its_own_workspace(tmp_path: Path) -> None:
@@ -47,3 +47,43 @@ def test_a_name_that_is_no_run_of_this_site_is_refused_and_not_repeated(tmp_path
 
 def test_the_name_of_a_run_is_resolved(tmp_path: Path) -> None:
     assert under(tmp_path / "runs", "feddra-paper/001") == (tmp_path / "runs" / "feddra-paper" / "001").resolve()
+
+
+ONE, OTHER = "0" * 32, "f" * 32
+
+
+def remembering(tmp_path: Path, run: dict[str, str]) -> tuple[SitePaths, Path]:
+    """A site that remembers something of a run."""
+    paths = SitePaths("a", str(tmp_path / "runs"), "")
+    own = folder_at_site(paths, run)
+    for name in ("00000-0.safetensors", "forgotten.00000-0", "optimizer/x", "wire/y", TRAINED):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).touch()
+    return paths, own
+
+
+@pytest.mark.parametrize("before", [{"id": ONE}, {}])
+def test_what_a_site_remembers_of_another_run_of_that_name_goes_and_a_trained_model_stays(
+    tmp_path: Path, before: dict[str, str]
+) -> None:
+    paths, own = remembering(tmp_path, {"folder": "fedavg/001", **before})
+    assert folder_at_site(paths, {"folder": "fedavg/001", "id": OTHER}) == own
+    assert sorted(file.name for file in own.iterdir()) == ["run_id.txt", TRAINED]
+
+
+@pytest.mark.parametrize(("before", "now"), [({"id": ONE}, {"id": ONE}), ({"id": ONE}, {}), ({}, {})])
+def test_a_site_keeps_what_it_remembers_of_the_same_run_and_where_the_server_gives_no_id(
+    tmp_path: Path, before: dict[str, str], now: dict[str, str]
+) -> None:
+    paths, own = remembering(tmp_path, {"folder": "fedavg/001", **before})
+    folder_at_site(paths, {"folder": "fedavg/001", **now})
+    assert (own / "00000-0.safetensors").exists()
+    assert (own / "wire" / "y").exists()
+
+
+@pytest.mark.parametrize("number", ["", "../x", "F" * 32, 7])
+def test_an_id_of_another_form_is_refused_and_nothing_goes(tmp_path: Path, number: Any) -> None:
+    paths, own = remembering(tmp_path, {"folder": "fedavg/001", "id": ONE})
+    with pytest.raises(PathError, match="32 hexadecimal digits"):
+        folder_at_site(paths, {"folder": "fedavg/001", "id": number})
+    assert (own / "00000-0.safetensors").exists()

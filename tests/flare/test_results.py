@@ -49,6 +49,13 @@ def test_at_its_end_the_job_has_the_whole_run_but_what_was_under_way(tmp_path: P
     assert files(run).items() >= expected.items(), "the server keeps its copy"
 
 
+def test_tensors_are_linked_and_what_is_written_in_place_is_copied(tmp_path: Path, run: Path) -> None:
+    """The server's tables grow when the run goes on; the job's copy does not."""
+    target = end(tmp_path, run)
+    linked = {name for name in files(target) if (target / name).samefile(run / name)}
+    assert linked == {"model/model.safetensors"}
+
+
 @pytest.mark.parametrize(
     ("job", "event", "named"),
     [(SIMULATED, EventType.END_RUN, True), ("job-1", EventType.START_RUN, True), ("job-1", EventType.END_RUN, False)],

@@ -252,37 +252,37 @@ class Play:
     def hearing(self, asking: Asking) -> Hearing:
         """A site's first reply counts if it is valid and came before its task's time was up and the grace was over.
 
-        The grace runs from the reply that makes the quorum; what is invalid in a way that only the check of updates
-        finds (``invalid``) counts for that, an error does not. A phase is over when everybody has replied or run out of
-        time.
+        The grace runs from the valid reply that makes the quorum. A phase is over when everybody has replied or run out
+        of time.
         """
         rounds = self.schedule.experiment.rounds
-        first: dict[str, tuple[float, bool, bool]] = {}
+        first: dict[str, tuple[float, bool]] = {}
         up = asking.began + self.schedule.task_timeout
         for arrival in self.flare.arrivals:
             task = arrival.task
             here = arrival.job == asking.job and (task.job, task.round, task.phase) == asking.key
             if here and task.site not in first and arrival.time <= up + PASS + HAIR:
-                first[task.site] = arrival.time, arrival.usable, arrival.valid
-        good = sorted(time for time, usable, _ in first.values() if usable)
+                first[task.site] = arrival.time, arrival.valid
+        good = sorted(time for time, valid in first.values() if valid)
         needed = min(rounds.needed(len(DATA)), len(asking.sites))
         deadline = good[needed - 1] + self.schedule.grace if len(good) >= needed else float("inf")
         result = Hearing()
-        for site, (came, _, valid) in first.items():
+        for site, (came, valid) in first.items():
             if valid and came <= min(deadline, up) - HAIR:
                 result.must.add(site)
             elif valid and came <= min(deadline + TICK, up + PASS) + HAIR:
                 result.may.add(site)
         silent = [site for site in asking.sites if site not in first]
-        last = max((came for came, _, _ in first.values()), default=0.0)
+        last = max((came for came, _ in first.values()), default=0.0)
         result.earliest = min(deadline, up if silent else last)
         result.latest = min(deadline, up + PASS if silent else last)
         return result
 
     def _compare(self, seen: dict[tuple[int, str], set[str]]) -> None:
         trained = self.flare.trained
+        rounds = replace(self.schedule.experiment.rounds, max_missed=10**6)  # a resumed job asks who was benched
         server, model = in_engine(
-            self.schedule.experiment, DATA, self.flare.folder / "plain",
+            replace(self.schedule.experiment, rounds=rounds), DATA, self.flare.folder / "plain",
             lambda site, message: site in seen[message.round, message.phase],
             lambda site, message: (site, message.round, message.phase) in trained,
         )  # fmt: skip

@@ -7,6 +7,7 @@ tests/flare/test_smoke.py, at five and at one the README's own commands (tests/t
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,17 @@ from support.simulator import assert_same_metrics, simulator
 from support.toy import same_bytes
 
 from fedvlp.core.server_state import Server
+from fedvlp.data.cohort import PUBLIC
+from fedvlp.deploy.named_data import NamedData
+from fedvlp.deploy.site_config import own_source, public_source
 from fedvlp.flare.jobs import write_job
 from fedvlp.run import presets
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import for_sites, undealt
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from fedvlp.run.site_sources import SiteSources
 
 pytestmark = pytest.mark.slow(seconds=50)
 
@@ -73,6 +79,23 @@ def test_same_bytes_as_the_engine(
     assert len(memories) == 3 * remembering  # two rounds and the evaluation
     for memory in memories:
         assert (flare.path / memory.relative_to(engine.path)).read_bytes() == memory.read_bytes()
+
+
+def test_sites_and_server_that_name_a_public_set_are_the_engine_that_has_all_records(tmp_path: Path) -> None:
+    """Each process draws what it has by the names in the job, and the server's model learns from the public set."""
+    usual, sites = small("creamfl", **SERVER_TRAINS), ("northgate", "st-anna")
+    data = NamedData("synthetic", 36, public="synthetic")
+    experiment = for_sites(replace(usual, data=data, partition=undealt(usual.partition)), sites)
+    sources = ((PUBLIC, public_source(data, tmp_path)), *((site, own_source(data, site, tmp_path)) for site in sites))
+    whole = replace(experiment, data=SiteSources(sources))
+    engine = RunFolder.create(tmp_path / "engine", whole)
+    simulate(whole, engine)
+    done = simulator(write_job(experiment, tmp_path / "job", sites=sites), tmp_path, 2)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    flare = RunFolder(tmp_path / "runs" / "creamfl" / "001")
+    assert flare.model.read_bytes() == engine.model.read_bytes()
+    assert_same_metrics(flare, engine)
+    same_bytes(*(Server.load(folder.checkpoint)[0].memory for folder in (flare, engine)))
 
 
 def test_a_lost_quorum_fails_the_job_and_the_same_job_resumes(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.apis.shareable import Shareable
+from typer.testing import CliRunner
 
+from fedvlp.cli import app
 from fedvlp.core.client import named_state
 from fedvlp.flare.jobs import job_files
 from fedvlp.flare.pieces import PIECE, SETTING
@@ -78,6 +81,44 @@ def test_they_reach_server_sites_controller_and_children() -> None:
     assert (controller["task_timeout"], controller["grace"]) == (t.task_timeout, t.grace)
     assert child["path"] == "fedvlp.flare.ChildExecutor"
     assert child["args"]["task_timeout"] == t.task_timeout
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_size_of_published_towers_says_nothing_about_their_vocabulary() -> None:
+    """It is found with random weights: the job's own tokenizer is none of its business."""
+    paper = presets.get("feddra-paper")
+    small = replace(paper, model=replace(paper.model, image_tower="tiny", text_layers=1))
+    assert model_bytes(small) > 4 * 28_996 * 768
+
+
+LINK = ["--link-mbit", "50"]
+
+
+@pytest.mark.parametrize("link", [[], LINK], ids=["", "link"])
+@pytest.mark.parametrize("child", [[], ["--child"]], ids=["", "child"])
+def test_a_phase_may_take_longer_than_an_hour(link: list[str], child: list[str], tmp_path: Path) -> None:
+    """As `fedvlp jobs export --task-minutes 300` writes it: 5 hours, and with a link both ways of the model."""
+    size = model_bytes(presets.get("fedavg"))
+    seconds = Timeouts.of(size, 50.0, 18_000.0).task_timeout if link else 18_000
+    assert seconds == 18_000 or seconds >= 18_000 + 2 * 600
+    assert limits(tmp_path, ["--task-minutes", "300", *link, *child]) == (seconds, seconds if child else None)
+
+
+def test_a_job_without_either_leaves_the_limits_to_the_controller(tmp_path: Path) -> None:
+    assert limits(tmp_path, ["--child"]) == (None, None)
+    hour = Timeouts.of(model_bytes(presets.get("fedavg")), 50.0).task_timeout
+    assert limits(tmp_path, [*LINK, "--child"]) == (hour, hour)
+
+
+def limits(folder: Path, options: list[str]) -> tuple[int | None, int | None]:
+    """Seconds that a task may take at the controller and at the child executor of an exported job; None: not said."""
+    done = CliRunner().invoke(app, ["jobs", "export", "fedavg", str(folder / "job"), *options])
+    assert done.exit_code == 0, done.output
+    server, client = (
+        json.loads((folder / "job/app/config" / f"config_fed_{side}.json").read_text()) for side in ("server", "client")
+    )
+    controller, executor = server["workflows"][0]["args"], client["executors"][0]["executor"]["args"]
+    return controller.get("task_timeout"), executor.get("task_timeout")
 
 
 def test_the_size_is_that_of_all_tensors_that_travel() -> None:

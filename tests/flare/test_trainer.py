@@ -248,6 +248,27 @@ def test_a_trainer_that_falls_silent_costs_one_task(folder: Path, parent: int) -
     assert asks.ask(NOTHING, {}, never, silence=60.0).failure
 
 
+def test_a_clock_that_is_put_does_not_end_a_trainer(folder: Path) -> None:
+    """Its signs of life seem an hour old when this machine's clock has been put forward; they still come."""
+    stands_for_it = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        (folder / PROCESS).write_text(f"{stands_for_it.pid} {started_at(stands_for_it.pid)}")
+
+        def serve(connection: Connection) -> None:
+            receive(connection)
+            for second in range(15):
+                os.utime(folder / PROCESS, (second, second))
+                time.sleep(0.1)
+            send(connection, {"aborted": False}, {})
+
+        Stub(folder, serve)
+        assert not link(folder).ask({}, {}, never, silence=1.0).aborted
+        assert stands_for_it.poll() is None
+    finally:
+        stands_for_it.kill()
+        stands_for_it.wait()
+
+
 def test_a_trainer_that_hangs_in_a_task_of_nobody_is_replaced(folder: Path, parent: int) -> None:
     """Whoever had asked it was killed; the next task is not lost."""
     asks = TrainerLink(folder / "place", parent, started_at(parent) or "")

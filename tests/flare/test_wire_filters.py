@@ -107,6 +107,17 @@ def test_a_site_whose_folder_is_gone_is_sent_all(tmp_path: Path) -> None:
     assert server.bytes["bytes_down"] == 2 * 600 + 4 * 20, "nothing, as nothing changed; then everything in bfloat16"
 
 
+def test_what_the_site_holds_of_another_run_of_that_name_is_not_used(tmp_path: Path) -> None:
+    fl_ctx = context(tmp_path)
+    component = fl_ctx.get_engine().get_component("wire")
+    first = component.of(RUN | {"id": "0" * 32}, fl_ctx)
+    memory = first._memory.folder
+    memory.mkdir(parents=True)
+    assert component.of(RUN | {"id": "0" * 32}, fl_ctx) is first
+    assert component.of(RUN | {"id": "1" * 32}, fl_ctx) is not first
+    assert not memory.exists()
+
+
 def test_errors_pass_and_whatever_is_no_update_of_tensors_is_refused(tmp_path: Path) -> None:
     fl_ctx = context(tmp_path)
     failed = wire.send_failure(Failure(FailureKind.FAILED, "no"))

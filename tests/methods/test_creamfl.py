@@ -247,11 +247,11 @@ def test_a_pass_over_the_public_set_sees_every_item_once() -> None:
 SAMPLED = replace(SMALL, contrast_sample=6)
 
 
-@pytest.mark.parametrize(("accumulation", "micro", "seen"), [("cached", 0, [8]), ("plain", 2, [5, 3])])
-def test_a_site_of_three_records_contrasts_whole_public_batches(
+@pytest.mark.parametrize(("accumulation", "micro", "seen"), [("cached", 0, [8]), ("plain", 2, [3, 5])])
+def test_a_site_of_five_records_contrasts_whole_public_batches(
     accumulation: str, micro: int, seen: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A joint step has two parts of their own lengths, 3 records and 8 items; a micro-batch has a share of both."""
+    """A joint step has two parts of their own lengths, 5 records and 8 items; a micro-batch has a share of both."""
     counts: list[int] = []
     losses = CreamFL.public_losses
 
@@ -261,7 +261,7 @@ def test_a_site_of_three_records_contrasts_whole_public_batches(
 
     monkeypatch.setattr(CreamFL, "public_losses", counted)
     training = replace(ADAMW, batch_size=8, accumulation=accumulation, micro_batch=micro)
-    made = world(replace(SMALL, joint=True), data={"a": lone(2, 3, "image")}, training=training)
+    made = world(replace(SMALL, joint=True), data={"a": lone(2, 5, "image")}, training=training)
     made.rounds = replace(made.rounds, rounds=1)
     made.run()
     assert counts == seen * 4

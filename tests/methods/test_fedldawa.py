@@ -103,3 +103,17 @@ def test_the_first_rounds_are_fedavg_s_bit_for_bit() -> None:
     assert FedLDAWA().plain_rounds == 3, "as released: round index <= 2"
     with pytest.raises(ValueError, match="plain_rounds is -1"):
         FedLDAWA(plain_rounds=-1)
+
+
+def test_the_cosine_does_not_depend_on_the_number_of_threads() -> None:
+    """The process of a FLARE server sets none."""
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    own, reference = torch.randn(2, 100_000, generator=generator)
+    found = set()
+    try:
+        for threads in (1, 2, 3, 4, 8):
+            torch.set_num_threads(threads)
+            found.add(divergence(own, reference))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1

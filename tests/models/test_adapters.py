@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.towers import encoder
+from support.towers import encoder, frozen_batch_norm
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.client import Client, named_state
-from fedvlp.core.types import group
+from fedvlp.core.seeds import seeded
+from fedvlp.core.types import EVALUATE, Broadcast, group
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.methods import Centralized, FedAvg, FedDRA
 from fedvlp.models.adapters import LAYERS, Adapted, Adapter, adapt, frozen, merge
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import InitialWeightsError, load_initial, save_initial
@@ -387,3 +389,67 @@ def test_a_stopped_run_goes_on_with_its_sites_private_adapters(privately: RunFol
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     ends = [load_model(run.path).state_dict() for run in (privately, other)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@pytest.mark.parametrize(
+    ("statistics", "changes"),
+    [("site", {"adapter_rank": 0}), ("site", {}), ("averaged", {"adapter_private": True})],
+    ids=["frozen", "adapted", "private"],
+)
+@pytest.mark.parametrize("method", [FedAvg, Centralized], ids=["fedavg", "centralized"])
+def test_no_task_changes_a_frozen_tower(statistics: str, changes: dict[str, Any], method: Any, tmp_path: Path) -> None:
+    """Its running statistics are what it has learned, also where those of the heads are each site's own."""
+    experiment = replace(
+        small(method(local_steps=1)), model=replace(frozen_batch_norm(tmp_path), **changes), norm_statistics=statistics
+    )
+    assembly = Assembly(experiment)
+    site = assembly.site(assembly.sites()[0])
+    before, state = site.client.model.towers_digest(), assembly.server(assembly.sites()).state
+    for phase in ("train", EVALUATE):
+        site.handle(Broadcast(0, phase, state, evaluate=1))
+        assert site.client.model.towers_digest() == before, phase
+    if statistics == "site":
+        kept = site.memory.newest()["norm/served/image_head.1.running_mean"]
+        assert float(kept.abs().max()) > 0, "the heads' are estimated"
+
+
+def test_a_saved_model_says_which_statistics_were_frozen(tmp_path: Path) -> None:
+    """Records of a new site then change those of the heads alone; a second save still says so."""
+    experiment = replace(
+        small(FedAvg(local_steps=1)), model=frozen_batch_norm(tmp_path / "init"), norm_statistics="site"
+    )
+    run = RunFolder.create(tmp_path / "run", experiment)
+    simulate(experiment, run)
+    start, one = whole(experiment.model).state_dict(), load_model(run.path, [BATCH])
+    frozen = [name for name in start if name.startswith("image_encoder.") and name.endswith(("_mean", "_var"))]
+    assert frozen
+    assert all(torch.equal(start[name], one.state_dict()[name]) for name in frozen)
+    assert not torch.equal(start["image_head.1.running_mean"], one.state_dict()["image_head.1.running_mean"])
+    one.save(tmp_path / "again")
+    assert load_model(tmp_path / "again").frozen_statistics == ("image_encoder",)
+
+
+def test_a_model_with_adapters_is_not_saved(tmp_path: Path) -> None:
+    """It would be a folder that nothing reads."""
+    model = SHIPPED.build(0)
+    with pytest.raises(ValueError, match="call merge_adapters first"):
+        model.save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    model.merge_adapters()
+    model.save(tmp_path / "model")
+    assert torch.equal(vectors(load_model(tmp_path / "model")), vectors(model))
+
+
+def test_adapters_have_random_streams_of_their_own() -> None:
+    """No two modules of a run, and none of the next seed's, begin with the same draws."""
+    streams = []
+    for seed in (0, 1):
+        model = replace(PRIVATE, adapter_layers="every").build(seed)
+        for name in ("image_adapter", "text_adapter", "image_private", "text_private"):
+            first = next(one for one in model.get_submodule(name).values())
+            streams.append(first.down.detach().flatten()[:8] * first.down.shape[1] ** 0.5)  # uniform in -1..1
+        for stream in range(8):
+            drawn = seeded(seed, stream, lambda: nn.Linear(8, 1)).weight.detach().flatten() * 8**0.5
+            streams.append(drawn)
+    close = [torch.allclose(one, other, atol=1e-5) for one, other in itertools.combinations(streams, 2)]
+    assert not any(close)

@@ -36,3 +36,13 @@ def test_a_folder_without_a_model_says_so(tmp_path: Path, content: str | None) -
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match="holds no trained model; give the folder of a run that has finished"):
         load_model(tmp_path)
+
+
+def test_batches_for_the_statistics_must_reach_every_layer(tmp_path: Path) -> None:
+    """Else heads would normalise by the mean 0 and the variance 1 of no records."""
+    ModelConfig(**SIZES, head_norm="batch").build(0).save(tmp_path)
+    films, words = torch.rand(4, 1, 16, 16), torch.randint(2, 64, (4, 8))
+    for batches, lacking in (([], "image or text"), ([{"image": films}], "text"), ([{"text": words}], "image")):
+        with pytest.raises(ValueError, match=f"statistics: no batch has {lacking}, and"):
+            load_model(tmp_path, batches)
+    assert load_model(tmp_path, [{"image": films}, {"text": words}])

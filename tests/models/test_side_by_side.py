@@ -194,3 +194,4 @@ def test_it_may_gain_where_a_core_is_idle_and_no_random_number_is_drawn(
 ) -> None:
     monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda _: set(range(cores)))
     assert may_gain(ModelConfig(text_tower=text).build(0), threads) == gains
+    assert not may_gain(ModelConfig(text_tower=text, gradient_checkpointing=True).build(0), threads)

@@ -131,3 +131,14 @@ def test_preparation_and_prompts_are_saved_with_the_model(tmp_path: Path) -> Non
     again = DualEncoder.from_pretrained(tmp_path)
     assert (again.preprocessing, again.prompts) == (model.preprocessing, model.prompts)
     assert str(again.device) == "cpu"
+
+
+def test_every_module_gets_its_own_mode_back() -> None:
+    """A frozen tower is in evaluation mode while the rest trains, and stays so."""
+    model = ready().train()
+    model.image_encoder.eval()
+    modes = [module.training for module in model.modules()]
+    assert len(set(modes)) == 2
+    model.encode_image([1, 2])
+    model.encode_text("no edema")
+    assert [module.training for module in model.modules()] == modes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from support.films import MAE, SIDE, Films, drawn, model
+from support.films import MAE, MODEL, SIDE, Films, drawn, model
 from torch import Tensor, nn
 
 from fedvlp.core.types import VLOutput
@@ -140,3 +141,20 @@ def test_a_tower_without_a_square_grid_is_refused() -> None:
 def test_what_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         MAEConfig(**wrong)
+
+
+def test_of_colour_every_channel_is_restored() -> None:
+    """Three channels of each patch; a grey film at such a model counts as three equal ones."""
+    encoder = replace(MODEL, in_channels=3).build(0)
+    objective = MAE.build(encoder, 0)
+    colour = 2 * torch.rand(4, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) - 1
+    grey = colour[:, :1]
+    errors = {}
+    for name, films in (("colour", colour), ("grey", grey), ("repeated", grey.expand(-1, 3, -1, -1))):
+        batch = drawn(objective, films)
+        error = objective(encoder(batch), batch)["masked"]
+        error.backward()
+        errors[name] = error.item()
+    assert errors["grey"] == errors["repeated"] != errors["colour"]
+    with pytest.raises(ValueError, match=r"films of 3 channels, and a decoder that restores 1; set model.in_channels"):
+        masked_error(torch.zeros(4, 4, 64), colour, torch.ones(4, 4, dtype=torch.bool))

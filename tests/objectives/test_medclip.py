@@ -140,6 +140,30 @@ def test_the_scale_is_learned_and_clamped() -> None:
         torch.testing.assert_close(least, semantic_matching(output.image, output.text, similarity, 1.0))  # type: ignore[arg-type]
 
 
+def test_a_scale_that_reached_its_limit_comes_back() -> None:
+    """Twenty steps on pairs that agree take it beyond the limit; on pairs that do not it falls, at its own pace."""
+    image = units(16, 8, 1).float()
+    agree, differ = VLOutput(image, image), VLOutput(image, units(16, 8, 2).float())
+    objective = MedCLIP(temperature=0.0101)
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+
+    def step(output: VLOutput) -> float:
+        optimizer.zero_grad()
+        objective(output, {})["contrastive"].backward()
+        optimizer.step()
+        objective.after_step()
+        return objective.logit_scale.item()
+
+    reached = [step(agree) for _ in range(20)][-1]
+    assert reached == pytest.approx(math.log(100.0), abs=1e-6)
+    falling = [step(differ) for _ in range(60)]
+    assert falling[-1] < reached - 0.1
+    with torch.no_grad():
+        objective.logit_scale.fill_(-1.0)
+    objective.after_step()
+    assert objective.logit_scale.item() == 0
+
+
 def test_absent_modalities_and_empty_batches() -> None:
     assert MedCLIP()(VLOutput(image=units(4, 8, 0)), {}) == {}
     assert MedCLIP()(VLOutput(text=units(4, 8, 0)), {}) == {}

@@ -170,6 +170,22 @@ def test_sinkhorn_by_hand() -> None:
     torch.testing.assert_close(sinkhorn(scores, iterations=1), torch.tensor([[3 / 5, 2 / 5], [1 / 3, 2 / 3]]))
 
 
+@pytest.mark.parametrize("epsilon", [0.029, 0.01, 0.001])
+def test_hard_codes_are_those_of_exact_arithmetic(epsilon: float) -> None:
+    """Exponentials of cosines by a small epsilon leave float32; the codes are those of 80 digits all the same."""
+    import mpmath
+
+    scores = (units(6, 5, seed=3) @ units(4, 5, seed=4).T).float()
+    with mpmath.workdps(80):
+        q = [[mpmath.exp(mpmath.mpf(float(value)) / mpmath.mpf(epsilon)) for value in row] for row in scores]
+        for _ in range(3):
+            sums = [mpmath.fsum(column) for column in zip(*q, strict=True)]
+            q = [[value / total for value, total in zip(row, sums, strict=True)] for row in q]
+            q = [[value / mpmath.fsum(row) for value in row] for row in q]
+        expected = torch.tensor([[float(value) for value in row] for row in q])
+    torch.testing.assert_close(sinkhorn(scores, epsilon), expected, rtol=2e-3, atol=1e-6)
+
+
 # Words and regions
 
 

@@ -148,3 +148,10 @@ def test_films_need_a_trained_model(tmp_path: Path, folder: RunFolder) -> None:
     done = CliRunner().invoke(app, ["report", str(begun.path), "--films"])
     assert isinstance(done.exception, ValueError)
     assert "has not finished, so there is no model to show films with" in str(done.exception)
+
+
+def test_a_run_without_recalls_says_so(tmp_path: Path) -> None:
+    """As at hospitals whose policy lets none leave: a sentence, in the place of a table that would be empty."""
+    folder = simulated(tmp_path, SMALL)
+    done = CliRunner().invoke(app, ["report", str(folder.path)], catch_exceptions=False)
+    assert done.output.startswith("no recall left the sites (their policy), or none was measured\nreport ")

@@ -105,7 +105,7 @@ def test_the_summary_compares_the_first_with_the_last_model(finished: Any) -> No
 def test_the_environment_says_how_to_repeat_it(finished: Any) -> None:
     folder, _, _ = finished
     noted = json.loads((folder.path / "environment.json").read_text())
-    assert noted == environment(folder.experiment())
+    assert noted == {**environment(folder.experiment()), "id": folder.id}
     assert noted["packages"]["torch"] == version("torch")
     assert noted["seed"] == 0
 
@@ -259,9 +259,31 @@ def test_the_unfinished_run_of_the_same_configuration_is_found(tmp_path: Path) -
     other.model.parent.mkdir()
     other.model.touch()
     assert RunFolder.latest(tmp_path, changed) is None
+    assert RunFolder.newest(tmp_path, changed) == other
     assert RunFolder.latest(tmp_path, SMALL) == mine
     newer = RunFolder.create(tmp_path, SMALL)
     assert RunFolder.latest(tmp_path, SMALL) == newer
+
+
+@pytest.mark.parametrize(
+    ("status", "finished"),
+    [('{"status": "finished"}', True), ('{"status": "stopped"}', False), ("{", False), ("[]", False)],
+)
+def test_a_run_whose_server_has_no_model_has_finished_when_it_says_so(
+    tmp_path: Path, status: str, finished: bool
+) -> None:
+    """An encrypted run's model is at the sites alone."""
+    folder = RunFolder.create(tmp_path, SMALL)
+    folder.status_file.write_text(status)
+    assert (RunFolder.latest(tmp_path, SMALL) is None) == folder.finished == finished
+
+
+def test_every_run_has_an_id_of_its_own_but_older_ones(tmp_path: Path) -> None:
+    first, second = RunFolder.create(tmp_path, SMALL), RunFolder.create(tmp_path, SMALL)
+    assert first.id != second.id
+    assert len(first.id) == 32
+    first.environment.write_text("{}")
+    assert first.id == ""
 
 
 @pytest.mark.parametrize(

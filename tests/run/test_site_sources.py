@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from support.presets import SMALL
 from support.published import COLLECTIONS
 
 from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.patients import patient_names
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -74,6 +76,65 @@ def test_records_at_two_sites_are_refused_and_so_are_two_sites_of_a_name(tmp_pat
         SiteSources((("north", north), ("north", north)))
     with pytest.raises(ValueError, match="there is none"):
         SiteSources(())
+
+
+def hospital(folder: Path, seed: int, size: int = 40) -> TableSource:
+    """A table whose files and patients are named as every other hospital's."""
+    table = write(SyntheticCohort(sites=2, size=size, image_size=32, seed=seed), folder)
+    content = table.read_text(encoding="utf-8")
+    for kind in ("patient", "study"):
+        content = content.replace(f"syn-{kind}-{seed}-", "")
+    table.write_text(content, encoding="utf-8")
+    return TableSource(str(table), image_size=32, burned_in="accept")
+
+
+def test_two_hospitals_may_name_files_and_number_patients_alike(tmp_path: Path) -> None:
+    """Each patient counts once at each of them, and their splits are each one's own."""
+    north, south = hospital(tmp_path / "a", 1), hospital(tmp_path / "b", 2)
+    own = [north.build(), south.build()]
+    assert own[0].ids == own[1].ids
+    assert set(own[0].patients) & set(own[1].patients)
+    joined = SiteSources((("north", north), ("south", south))).build()
+    assert len(set(joined.ids)) == len(joined) == 80
+    assert len(set(joined.patients)) == sum(len(set(cohort.patients)) for cohort in own)
+    assert len(set(joined.studies)) == sum(len(set(cohort.studies)) for cohort in own)
+    assert joined.splits.tolist() == [*own[0].splits, *own[1].splits]
+
+
+def test_a_public_table_has_the_same_ids_whoever_joins_it(tmp_path: Path) -> None:
+    """The server has it alone, each site beside its own: both compare a hash of the ids."""
+    public, own = hospital(tmp_path / "a", 1), hospital(tmp_path / "b", 2)
+    ids = {
+        SiteSources(sites).build().ids[:40]
+        for sites in (((PUBLIC, public),), ((PUBLIC, public), ("north", own)), ((PUBLIC, public), ("south", own)))
+    }
+    assert len(ids) == 1
+
+
+def test_one_table_at_two_sites_is_refused(tmp_path: Path) -> None:
+    """And so are two tables of one folder that share films, or a patient who is held out at one of them alone."""
+    table = hospital(tmp_path / "a", 1)
+    with pytest.raises(ValueError, match="40 records are at north and at south"):
+        SiteSources((("north", table), ("south", replace(table, root=f"{tmp_path}/a/../a")))).build()
+    with Path(table.path).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, own in (("one", rows[:20]), ("two", rows[20:])):
+        with (tmp_path / "a" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows({**row, "patient_id": str(index)} for index, row in enumerate(own))
+    one, two = (replace(table, path=str(tmp_path / "a" / f"{name}.csv"), split_column="") for name in ("one", "two"))
+    with pytest.raises(ValueError, match="patients are in more than one split"):
+        SiteSources((("north", one), ("south", replace(two, seed=1)))).build()
+
+
+def test_patients_are_counted_by_the_names_that_hospitals_gave_them(tmp_path: Path) -> None:
+    north, south = hospital(tmp_path / "a", 1), hospital(tmp_path / "b", 2)
+    both = SiteSources((("north", north), ("south", south)))
+    assert patient_names(both, "south") == south.patient_names()
+    assert patient_names(both) == [*north.patient_names(), *south.patient_names()]
+    with pytest.raises(ValueError, match="'west' has no data set; expected one of north, south"):
+        patient_names(both, "west")
 
 
 def test_a_configuration_comes_back_from_json(tmp_path: Path) -> None:

@@ -117,6 +117,9 @@ class Arrivals:
 
     def get(self, timeout: float) -> Any:
         self._clock.wait(timeout, lambda: bool(self._items))
+        return self.get_nowait()
+
+    def get_nowait(self) -> Any:
         if not self._items:
             raise queue.Empty
         return self._items.popleft()
@@ -189,6 +192,9 @@ class ToyAssembly:
 
     def site(self, name: str) -> Site:
         return self._world.site(name)
+
+    def gate(self) -> None:
+        """Toys have no reports."""
 
     open = Assembly.open
 
@@ -429,7 +435,7 @@ class Job(FLComponent):
     def run(self) -> None:
         """From START_RUN to END_RUN; a killed server leaves everything as it is."""
         with self.engine.new_context() as context:
-            meta = {JobMetaKey.MIN_CLIENTS: 1}
+            meta = {JobMetaKey.MIN_CLIENTS: 1, **self.flare.meta}
             context.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=True)
             self.fire_event(EventType.START_RUN, context)
             self.communicator.initialize_run(context)
@@ -478,6 +484,7 @@ class MemoryFlare:
     ) -> None:  # fmt: skip
         self.folder, self.experiment, self.data, self.fates = folder, experiment, data, fates
         self.clock = Clock()
+        self.meta: dict[str, Any] = {}  # more of the next jobs' meta.json
         self.make_controller: Callable[..., FederatedController] = FederatedController
         self.make_executor: Callable[[Experiment], Executor] = site_executor
         self.carry: Callable[[Shareable], Shareable] = copy.deepcopy  # what serialising a message does to it

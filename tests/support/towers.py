@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedvlp.core.client import Client
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
+from fedvlp.models.initial import save_initial
 from fedvlp.objectives.convirt import ConVIRT
 from support.toy import Pairs
 
@@ -43,6 +45,20 @@ def client(model: DualEncoder | None = None, objective: nn.Module | None = None,
     model = model or encoder()
     dtype = next(model.parameters()).dtype
     return Client("a", 0, model, objective or ConVIRT(), records(dtype=dtype), **options)  # type: ignore[arg-type]
+
+
+def frozen_batch_norm(folder: Path) -> ModelConfig:
+    """A frozen image tower that normalises by the batch, with statistics that it has learned, and heads that do too.
+
+    Its weights are written to ``folder``.
+    """
+    config = ModelConfig(image_tower="test_resnet", head_hidden=32, head_norm="batch", alignment=False, max_tokens=32)
+    model = config.build(0)
+    model.image_encoder.train()
+    for _ in range(5):
+        model.image_encoder(torch.randn(8, 1, 64, 64, generator=torch.Generator().manual_seed(4)))
+    save_initial(model, folder, {}, torch.float32)
+    return replace(config, init=str(folder), adapters="lora", adapter_layers="every", adapter_rank=2)
 
 
 def local_bert(folder: Path, words: Sequence[str]) -> Path:

@@ -1,4 +1,4 @@
-"""A site trains a whole run with the precision that it chose at its first task, whatever it would choose later."""
+"""Site and server train a whole run with the precision that they chose first, whatever they would choose later."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.toy import World
 
+from fedvlp.federation import server_trainer
 from fedvlp.federation import site as site_module
+from fedvlp.methods.mfedavg import MFedAvg
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -65,3 +68,17 @@ def test_a_sites_next_process_goes_on_with_its_choice(
     assert json.loads((tmp_path / "sites" / "site-1" / CHOICE).read_text()) == {
         "precision": "float32", "attention": "sdpa",
     }  # fmt: skip
+
+
+def test_a_server_that_trains_goes_on_with_its_choice(
+    found: dict[tuple[str, str], float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(MFedAvg(local_steps=1, public=True), training=AUTO)
+    trained: list[Training] = []
+    monkeypatch.setattr(server_trainer, "train", lambda m, c, b, training, *rest, **k: trained.append(training) or {})
+    for explicit in (1.5, -1.0):  # the server that is started again would choose otherwise
+        found["bfloat16", "explicit"] = explicit
+        server = world.server()
+        server.folder = tmp_path
+        server.trainer.trained(world.method, server, "public")
+    assert [(one.precision, one.attention) for one in trained] == [("float32", "sdpa")] * 2

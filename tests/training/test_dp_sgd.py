@@ -20,7 +20,7 @@ from fedvlp.core.metric_names import RECORD_EPSILON, loss_term
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.methods import SCAFFOLD, FedAvg, FedDRA, FedProx, FedRGB
-from fedvlp.objectives import BYOLConfig, ConVIRTConfig, GLoRIAConfig
+from fedvlp.objectives import BYOLConfig, ConVIRTConfig, GLoRIAConfig, MedCLIPConfig, MGCAConfig
 from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.cautions import cautions, train_sizes
 from fedvlp.run.folder import RunFolder
@@ -219,3 +219,28 @@ def test_a_run_says_what_it_costs(tmp_path: Any) -> None:
     card = (folder.model.parent / "README.md").read_text()
     assert "Epsilon of record-level training" in card
     assert "The unit is one record" in " ".join(card.split())
+
+
+def test_a_site_without_a_modality_is_told_so() -> None:
+    here = client()
+    films = {name: tensor for name, tensor in batch().items() if not name.startswith("text")}
+    with pytest.raises(ValueError, match=r"a: the objective has no term for a batch of .*image"):
+        gradient(here, films)
+
+
+def test_of_an_objective_only_what_travels_counts_and_sentences_are_refused() -> None:
+    """GLoRIA has a table of the tokenizer's; MGCA counts steps; MedCLIP may ask for sentences."""
+    here = client()
+    for config, said in (
+        (GLoRIAConfig(), ""),
+        (MedCLIPConfig(), ""),
+        (MGCAConfig(), "keeps more than trained weights"),
+        (MedCLIPConfig(sentences=True), "set objective.sentences=false"),
+    ):
+        here.objective = config.build(here.model, 0)
+        here.set_trainable(lambda name: True)
+        if said:
+            with pytest.raises(RecordPrivacyError, match=said):
+                dp_sgd.refuse_modules(here)
+        else:
+            dp_sgd.refuse_modules(here)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from support.towers import frozen_batch_norm
 
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS
+from fedvlp.data import loader
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.methods import FedDRA, FedFed
 from fedvlp.models.dual_encoder import ModelConfig
@@ -43,11 +45,19 @@ def runs_of_towers(model: Any, counts: list[int]) -> None:
     model.image_encoder.register_forward_hook(lambda module, inputs, output: counts.append(len(output)))
 
 
-def test_training_is_the_same(tmp_path: Path) -> None:
-    """A whole run of two rounds with anchors, evaluation and both phases, to the last digits of float32."""
+@pytest.mark.parametrize("normalised", [False, True], ids=["tiny", "batch norm"])
+def test_training_is_the_same(normalised: bool, tmp_path: Path) -> None:
+    """A whole run of two rounds with anchors, evaluation and both phases, to the last digits of float32.
+
+    Also of a tower that normalises by the batch, beside heads whose statistics each site has its own of.
+    """
+    changes: dict[str, Any] = {}
+    if normalised:
+        model = replace(frozen_batch_norm(tmp_path / "init"), adapter_rank=0, alignment=True)
+        changes = {"model": model, "norm_statistics": "site"}
     models = []
     for name, cached in (("plain", False), ("cached", True)):
-        folder = RunFolder.create(tmp_path / name, experiment(cache_features=cached))
+        folder = RunFolder.create(tmp_path / name, replace(experiment(cache_features=cached), **changes))
         simulate(folder.experiment(), folder)
         server, _ = folder.server() or pytest.fail("no server")
         models.append((server.state, summary(folder.history())["trained"]))
@@ -90,6 +100,31 @@ def test_a_batch_has_the_tokens_of_its_own_records() -> None:
     torch.testing.assert_close(batch[TEXT_TOKENS][real], encoded.text[real], rtol=1e-5, atol=1e-5)
     assert len(set(batch["row"].tolist())) == 8
     assert batch["row"].tolist() != list(range(8))
+
+
+@pytest.mark.parametrize("crop", [64, 72])
+def test_of_a_training_batch_one_film_is_read_and_the_same_records_are_drawn(
+    crop: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where films are cropped: corners are drawn for all of them. Whoever shares images finds none to share."""
+    plain, cached = (Assembly(experiment(crop=crop, cache_features=on)).data("site-1") for on in (False, True))
+    next(cached.train_batches(1, 8, torch.Generator()))  # the tokens of all records
+    generators = [torch.Generator().manual_seed(5) for _ in range(2)]
+    read: list[int] = []
+    corners = loader.random_corners
+
+    def counted(images: torch.Tensor, *others: Any) -> Any:
+        read.append(len(images))
+        return corners(images, *others)
+
+    monkeypatch.setattr(loader, "random_corners", counted)
+    cached.share_images(None)
+    drawn = zip(plain.train_batches(20, 8, generators[0]), cached.train_batches(20, 8, generators[1]), strict=True)
+    for own, other in drawn:
+        assert torch.equal(own["row"], other["row"])
+        assert torch.equal(own["text"], other["text"])
+    assert read == 20 * [8, 1]
+    assert torch.equal(generators[0].get_state(), generators[1].get_state())
 
 
 def test_in_a_folder_they_outlast_the_process(tmp_path: Path) -> None:

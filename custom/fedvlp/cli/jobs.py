@@ -47,7 +47,8 @@ def jobs_export(
     preset: Annotated[str, typer.Argument(help="Name of a preset.")],
     out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
     data: Annotated[
-        str | None, typer.Option(help=DATA + " or named:NAME (the sites' own), with a public set named:NAME,public=SET.")
+        str | None,
+        typer.Option(help=DATA + " or named:NAME (the sites' own), with a public set named:NAME,public=SET."),
     ] = None,
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
@@ -60,6 +61,10 @@ def jobs_export(
     link_mbit: Annotated[
         float | None, typer.Option(help="Speed of the slowest link in Mbit/s; sets all timeouts for this model.")
     ] = None,
+    task_minutes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Minutes a site's task may take, by default 60; with --link-mbit without transfers."),
+    ] = None,
     encrypted: Annotated[
         bool, typer.Option("--encrypted", help="The server adds ciphertexts: the sites' own filters must encrypt.")
     ] = False,
@@ -70,8 +75,8 @@ def jobs_export(
     plugins: Plugins = None,
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
-    from fedvlp.flare.jobs import write_job
     from fedvlp.deploy.named_data import NamedData
+    from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
     from fedvlp.run.cautions import drawn_data
     from fedvlp.run.fitting import for_sites
@@ -83,10 +88,12 @@ def jobs_export(
     _refuse_sites_without_records(experiment, at or [])
     if isinstance(experiment.data, NamedData):
         experiment = for_sites(experiment, at or [])
-    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit)
+    longest = 60 * (task_minutes or 60)
+    timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit, longest)
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
-    options = {"sites": at or (), "mlflow": mlflow, "child": child, "timeouts": timeouts, "encrypted": encrypted}
+    waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
+    options = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))
@@ -200,6 +207,7 @@ def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or 
         )
     if not status:
         raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
-    print(" ".join(f"{key}={value}" for key, value in status.items() if value != ""))
+    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in status.items()}
+    print(" ".join(f"{key}={value}" for key, value in shown.items() if value != ""))
     if status["status"] != "finished":
         raise typer.Exit(1)

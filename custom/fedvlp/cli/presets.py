@@ -17,14 +17,14 @@ app = typer.Typer()
 
 @app.command()
 def presets(plugins: Plugins = None) -> None:
-    """Lists the presets: what `simulate` and `jobs export` take."""
+    """Lists the presets that `simulate` and `jobs export` take: fedvlp's, installed plugins', and those of --plugin."""
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
     from fedvlp.run.presets import PRESETS, get, of_plugins
 
     use_plugins(plugins)
-    rows = [(name, *_in_short(get(name))) for name in (*PRESETS, *of_plugins())]
+    rows = [(name, *_in_short(get(name))) for name in (*PRESETS, *of_plugins(installed=True))]
     columns = ("preset", "objective", "data", "sites", "rounds", "method")
     Console().print(plain_table("presets", columns, rows, right=False))
     print("fedvlp settings PRESET shows what can be changed in one of them")

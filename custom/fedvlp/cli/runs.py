@@ -260,7 +260,11 @@ def report(
     if not history:
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
-    Console().print(*summary_tables(experiment.name, summary(history)))
+    tables = summary_tables(experiment.name, summary(history))
+    if tables:
+        Console().print(*tables)
+    else:  # as at hospitals under privacy-dp.json
+        print("no recall left the sites (their policy), or none was measured")
     print(f"report {write_report(folder, intervals, films)}")
 
 

@@ -132,8 +132,10 @@ def site_classes(
     if into is None:
         print("\n".join(class_list.needed(side)))
         return
-    class_list.write(side, into)
+    removed = class_list.write(side, into)
     print(f"{into}: {len(class_list.needed(side))} classes")
+    if removed:
+        print(f"removed, since fedvlp's own jobs do not need them: {', '.join(removed)}. Add again what you want there")
 
 
 @policy.command("accept")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.change import BESIDE, BLOCK, EXACT_NUMEL, KINDS, Norms, change_norms, kind_of
@@ -289,25 +289,40 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
     if payload(reply) < PARK_BYTES or not all(map(_is_dense, tensors.values())):
         return lambda: reply  # what no file holds, the gate will refuse
+    read, names = put_on_disk(tensors, spool), list(tensors)
+    bare = replace(reply, state={}, aux={})
+    del tensors
+
+    def back() -> Reply:
+        fields: dict[str, State] = {"state": {}, "aux": {}}
+        for key in names:
+            field, _, rest = key.partition("/")
+            fields[field][rest] = read(key)
+        return replace(bare, state=fields["state"], aux=fields["aux"])
+
+    return back
+
+
+def put_on_disk(tensors: Mapping[str, Tensor], spool: Path) -> Callable[[str], Tensor]:
+    """Writes tensors into the folder ``spool``; the result maps one of them. Raises CheckpointError.
+
+    The file has no name any more when this returns: what is open stays readable, and a run that ends, however that
+    comes, leaves nothing behind. Files with a name are of writers that were killed, since a run has one writer at a
+    time; they are removed.
+    """
     spool.mkdir(parents=True, exist_ok=True)
+    for left in spool.glob("*.safetensors"):
+        left.unlink(missing_ok=True)
     handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
     os.close(handle)
     try:
         save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
+        read: Callable[[str], Tensor] = safe_open(name, framework="pt").__enter__().get_tensor
+        return read
     except (OSError, SafetensorError) as error:
+        raise unwritten(Path(name), error, _size(tensors), "The checkpoint") from error
+    finally:
         os.unlink(name)
-        raise unwritten(Path(name), error, payload(reply), "The checkpoint") from error
-    bare = replace(reply, state={}, aux={})
-
-    def back() -> Reply:
-        fields: dict[str, State] = {"state": {}, "aux": {}}
-        for key, tensor in load_file(name).items():
-            field, _, rest = key.partition("/")
-            fields[field][rest] = tensor
-        os.unlink(name)
-        return replace(bare, state=fields["state"], aux=fields["aux"])
-
-    return back
 
 
 def _is_dense(value: object) -> bool:

@@ -38,9 +38,9 @@ def replace_durably(temporary: Path, path: Path) -> None:
         os.close(directory)
 
 
-def _make_room(path: Path) -> None:
-    """Makes the folder, and removes what writers of ``path`` that were killed left in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _make_room(path: Path, private: bool = False) -> None:
+    """Makes the folder, ``private`` its owner's alone, and removes what killed writers of ``path`` left in it."""
+    path.parent.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)
     for left in path.parent.glob(f".{path.name}.*.tmp"):
         _discard(left)
 
@@ -120,11 +120,13 @@ def save_text(path: Path, text: str) -> None:
     save_bytes(path, text.encode())
 
 
-def save_bytes(path: Path, content: bytes) -> None:
-    """Writes ``content`` atomically. Raises CheckpointError."""
+def save_bytes(path: Path, content: bytes, private: bool = False) -> None:
+    """Writes ``content`` atomically, for its owner alone if it is ``private``. Raises CheckpointError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        _make_room(path)
+        _make_room(path, private)
+        if private:
+            temporary.touch(mode=0o600)
         temporary.write_bytes(content)
         replace_durably(temporary, path)
     except OSError as error:

@@ -6,6 +6,10 @@ one record (Fowl et al., 2022, https://arxiv.org/abs/2110.13057; MedLeak, Shi et
 https://arxiv.org/abs/2407.09972). Such weights look unlike any that training gives. Each sign is compared with the
 model that the run starts from, which the site builds itself: what that has too is no sign.
 
+An adapter of a frozen weight W (LoRA: W + s B A) is judged by the sum, for B begins at 0 and its first steps lie nearly
+in one direction. A state has neither W nor s: W is taken for as large as A at the start, as linear layers start so too,
+and s for ``AMPLIFIED``.
+
 What this cannot see: a model that was trained, by ordinary training, to answer some records with a large loss (Geminio,
 Shan et al., 2025), and constructions that hide below these limits. The envelope's least number of records per update
 and differential privacy hold against these too.
@@ -14,7 +18,7 @@ and differential privacy hold against these too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -31,6 +35,8 @@ ONE_DIRECTION = 0.9  # share of the square sum that one direction has: all rows 
 GROWTH = 50.0  # times the root mean square of the start, or the usual one of this model (at least ``FLOOR``)
 SPIKE = 500.0  # times the same, of the largest value
 FLOOR = 0.1
+AMPLIFIED = 10.0  # alpha / r of an adapter, at most
+UP, DOWN = ".up", ".down"  # B [out, r] and A [r, in] of an adapter (models/adapters.py)
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,33 @@ def start_of(state: Mapping[str, Tensor]) -> Start:
 
 def check_crafted(state: Mapping[str, Tensor], start: Start) -> str | None:
     """Why this received model looks made to single out records, or None. Tensors that ``start`` lacks are passed by."""
-    seen = {name: now for name in start if name in state and (now := signs_of(name, state[name])) is not None}
+    seen = {name: now for name in start if name in state and (now := _signs_in(state, name, start)) is not None}
     usual = median(now.scale for now in seen.values()) if seen else 0.0
     for name, now in seen.items():
         problem = _problem(now, start[name], usual)
         if problem:
             return f"{name} {problem}; training gives no such weights: the model may be made to single out records"
     return None
+
+
+def _signs_in(state: Mapping[str, Tensor], name: str, start: Start) -> Signs | None:
+    """As ``signs_of`` a tensor of ``state``; the one direction of an adapter is that of its whole weight."""
+    now, down = signs_of(name, state[name]), name.removesuffix(UP) + DOWN
+    adapter = name.endswith(UP) and down in state and down in start
+    if now is None or not adapter or min(state[name].shape) < SMALLEST:
+        return now
+    return replace(now, one_direction=_of_whole(state[name], state[down], start[down].scale))
+
+
+@torch.no_grad()
+def _of_whole(up: Tensor, down: Tensor, scale: float) -> float:
+    """The share that one direction of s B A [out, in] has of the square sum of W + s B A; W has this root mean square.
+
+    Where B = Q R, with Q orthonormal, R A [r, in] has the singular values of B A.
+    """
+    change = AMPLIFIED * torch.linalg.qr(up.detach().float(), mode="r").R @ down.detach().float()
+    total = float(change.square().sum())
+    return _one_direction(change, total + scale**2 * len(up) * down.shape[1])
 
 
 def _problem(now: Signs, before: Signs, usual: float) -> str | None:

@@ -62,6 +62,10 @@ class Schedule:
         """Of which model the kept moments of the tensor ``name`` are that ``phase`` trains; "": they are not kept."""
         return self.trainee(phase)
 
+    def asked(self, sites: int) -> int:
+        """How many of a run's ``sites`` take part in a phase that trains."""
+        return sites
+
     def discloses(self) -> str:
         """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
 

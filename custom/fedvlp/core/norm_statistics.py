@@ -13,14 +13,14 @@ with initial ones, which change nothing, and goes on with those of its last trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from fedvlp.core.client import TARGET
+from fedvlp.core.client import OBJECTIVE, TARGET
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, State, is_private, is_statistic
 
@@ -113,30 +113,35 @@ def _initial(client: Client) -> State:
 
 
 def estimate(client: Client) -> None:
-    """Sets the running statistics of the client's model to the means over batches of its training records.
+    """Sets the running statistics that stay at the client's site to the means over batches of its training records.
 
-    A layer that these do not reach (the site lacks its modality) reads the public set, if there is one; else it keeps
-    what it has. Leaves model and objective in eval mode, so dropout is off.
+    All others stay as they are: those of a frozen tower are what it has learned. A layer that these records do not
+    reach (the site lacks its modality) reads the public set, if there is one; else it keeps what it has. Leaves model
+    and objective in eval mode, so dropout is off.
     """
-    modules = (client.model, client.objective)
-    layers = [layer for module in modules for layer in normalising(module)]
-    of_objective = bool(normalising(client.objective))
+    layers = normalising(client.model, client.site_only)
+    of_objective = normalising(client.objective, client.site_only, OBJECTIVE)
+    layers += of_objective
 
     def run(batch: Batch) -> None:
         output = client.model(batch)
         if of_objective:
             client.objective(output, batch)
 
-    for module in modules:
+    for module in (client.model, client.objective):
         module.eval()
     for data in (client.data, client.public):
         if data is not None and layers:
             layers = set_statistics(layers, run, _batches(client, data))
 
 
-def normalising(module: nn.Module) -> list[BatchNorm]:
-    """The batch normalisations of a module."""
-    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
+def normalising(module: nn.Module, statistics: Collection[str], prefix: str = "") -> list[BatchNorm]:
+    """The batch normalisations of a module whose running means are named in ``statistics``, after ``prefix``."""
+    return [
+        layer
+        for name, layer in module.named_modules(prefix=prefix.rstrip("."))
+        if isinstance(layer, BatchNorm) and f"{name}.running_mean" in statistics
+    ]
 
 
 @torch.no_grad()

@@ -25,12 +25,10 @@ PYTHONS = {name for name, kind in vars(builtins).items() if isinstance(kind, typ
 LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
-    "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NormalisationError", "NotHeldError",
-    "OverlapError",
-    "PHIError", "PathError", "PluginError", "PrivacyError", "PublicSetError", "RecordKeyError", "RecordPrivacyError",
-    "RefusedError",
-    "SelectorError", "SiteConfigError", "StateMismatchError", "UnmeasuredError", "UnreadableImageError",
-    "UnreadableRunError",
+    "ImageAccessError", "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NoWeightsError",
+    "NormalisationError", "NotHeldError", "OverlapError", "PHIError", "PathError", "PluginError", "PrivacyError",
+    "PublicSetError", "RecordKeyError", "RecordPrivacyError", "RefusedError", "SelectorError", "SiteConfigError",
+    "StateMismatchError", "UnmeasuredError", "UnreadableImageError", "UnreadableRunError",
 )  # fmt: skip
 KINDS = frozenset({*PYTHONS, *LIBRARIES, *OWN})
 """The kinds of errors that may be named: Python's, of libraries that read files, and fedvlp's own."""
@@ -49,6 +47,11 @@ class Reason:
         """The sentence as it leaves."""
         return self.leaves or self.said
 
+
+NO_TOWER = (
+    "the weights of a tower that the job names are not on this machine; they belong into models/ of its kit, under the "
+    "tower's name"
+)
 
 REASONS = (
     Reason("MemoryError OutOfMemoryError", "this site's memory is too small; lower training.batch_size"),
@@ -147,7 +150,7 @@ REASONS = (
     ),
     Reason(
         "SiteConfigError",
-        "this site has no local/fedvlp.json; copy provisioning/site/fedvlp.json and edit it",
+        "this machine has no local/fedvlp.json; *",
         "this site has no local/fedvlp.json",
     ),
     Reason(
@@ -231,6 +234,9 @@ REASONS = (
         "selector: an embedding is missing for these records; leave it out of extra.embeddings, or let the sites "
         "without reports retrieve some (partition.retrieve)",
     ),
+    Reason("NoWeightsError", "image_tower *: pretrained weights could not be loaded *", NO_TOWER),
+    Reason("NoWeightsError", "text_tower *", NO_TOWER),
+    Reason("NoWeightsError", "* has not been fetched on this machine; *", NO_TOWER),
     Reason(
         "InitialWeightsError",
         "model.init * has the SHA-256 *, but the experiment was made with *",

@@ -7,20 +7,15 @@ https://arxiv.org/abs/1803.01498, definitions 1 (median) and 2 (trimmed mean).
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from fedvlp.core.aggregation import PARK_BYTES, StreamingMean
-from fedvlp.core.checkpoint import unwritten
+from fedvlp.core.aggregation import PARK_BYTES, StreamingMean, put_on_disk
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 
@@ -134,15 +129,4 @@ def _stored(state: State, spool: Path | None) -> Callable[[str], Tensor]:
     size = sum(t.numel() * t.element_size() for t in state.values())
     if spool is None or size < PARK_BYTES:
         return {name: tensor.clone() for name, tensor in state.items()}.__getitem__
-    spool.mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(dir=spool, suffix=".safetensors")
-    os.close(handle)
-    try:
-        try:
-            save_file({name: tensor.contiguous() for name, tensor in state.items()}, path)
-        except (OSError, SafetensorError) as error:
-            raise unwritten(Path(path), error, size, "The checkpoint") from error
-        read: Callable[[str], Tensor] = safe_open(path, framework="pt").__enter__().get_tensor
-        return read
-    finally:
-        os.unlink(path)  # what is open stays readable, and a run that is killed leaves nothing behind
+    return put_on_disk(state, spool)

@@ -21,7 +21,8 @@ def seed(*names: object) -> int:
 def seeded(run: int, module: int, build: Callable[[], M]) -> M:
     """Builds a module with a CPU generator of its own: unaffected by the global generators and by the other modules.
 
-    Parts 0 to 5 are those of the dual encoder, 6 what is added to it, 7 the objective.
+    Parts 0 to 5 are those of the dual encoder, 6 what is added to it, 7 the objective. There are no more than 8: part 8
+    would be part 0 of the next run's seed.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed((run * 8 + module) % 2**63)

@@ -99,7 +99,7 @@ def cached_images(
         return ImageCache(key, in_memory)
     target = Path(folder) / key
     if not target.exists():
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(Path(folder) / f".{key}.lock") as alone:
             if not target.exists():
                 write(target, key, items, decode, shape, building, alone)

@@ -164,6 +164,20 @@ class Cohort:
         """The same rows, each at its site of ``sites`` (N names)."""
         return replace(self, sites=tuple(sites))
 
+    def named_by(self, owner: str) -> Cohort:
+        """The same rows, whose ids, patients and studies are those of an ``owner``: no other owner has any of them."""
+
+        def named(values: Sequence[str]) -> tuple[str, ...]:
+            return tuple(value and digest(owner, value)[:16] for value in values)
+
+        return replace(
+            self,
+            ids=named(self.ids),
+            patients=named(self.patients),
+            studies=named(self.studies),
+            report_from=None if self.report_from is None else named(self.report_from),
+        )
+
     def has_image(self) -> np.ndarray:
         """[N] bool: which rows have an image."""
         return np.ones(len(self), dtype=bool) if self.imaged is None else np.asarray(self.imaged)

@@ -68,7 +68,7 @@ KINDS: dict[str, re.Pattern[str]] = {
         rf"|\b{_NAME}(?:stra\u00dfe|strasse)\s+\d"
         rf"|\b(?:\d{{1,5}},?\s+)(?:rue|avenue|via|calle|rua)\s+{_NAME}|\b(?i:p\.?\s?o\.?\s+box)\s+\d"
     ),
-    "email or link": re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.]+|\bhttps?://\S+|\bwww\.\S+", re.IGNORECASE),
+    "email or link": re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+|\bhttps?://\S+|\bwww\.\S+", re.IGNORECASE),
     "age above 89": re.compile(
         rf"\b{_OVER_89}(?:\s*-?\s*(?:years?|yrs?)\s*-?\s*old|\s*-?\s*y\.?/?o\b|[MF])\b|\b(?i:aged?)\s+{_OVER_89}\b"
         r"(?!\s*(?:days|weeks|months))"

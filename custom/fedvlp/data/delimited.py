@@ -9,8 +9,9 @@ import codecs
 import csv
 import io
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "pipe"}
 """What separates the cells of a table -> its name."""
@@ -26,6 +27,9 @@ SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # what Excel writes above a table,
 SHOWN = 5
 """Numbers of lines that an error names."""
 
+LINE_BREAK = re.compile(r"\r\n|\r|\n")
+RUN = re.compile(r"[^\W_]+")  # of letters and digits
+
 
 @dataclass(frozen=True)
 class Table:
@@ -39,14 +43,16 @@ class Table:
 def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str = "") -> Table:
     """The table of a file's bytes. ``wanted``: names of columns to look for; "" for what is told from the file.
 
-    Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be told, for no CSV, and
-    for a column that is there twice.
+    Raises ValueError for bytes that are no text of one encoding, for a delimiter that cannot be told or is not one
+    character, for what ``rows`` refuses, and for a column that is there twice.
     """
     text, known = decoded(raw, encoding)
     if above := SEPARATOR_LINE.match(text):
         text, delimiter = text[above.end() :], delimiter or above[1]
     mark = delimiter or _delimiter(text, wanted)
-    lines = _lines(text, mark)
+    if len(mark) != 1:
+        raise ValueError(f"table source: data.delimiter is {mark!r}; expected one character")
+    lines = rows(io.StringIO(text, newline=""), "table source", mark, first=2 if above else 1)
     columns = [name.strip() for name in lines[0]] if lines else []
     if repeated := [number for number, name in enumerate(columns, start=1) if name in columns[: number - 1]]:
         raise ValueError(
@@ -131,10 +137,10 @@ def _delimiter(text: str, wanted: Collection[str]) -> str:
     Without any of the ``wanted``, two that make as many columns are a comma: no column is taken from such a table.
     """
     names = {name.casefold() for name in wanted}
-    first = io.StringIO(text, newline="").readline()
+    first = io.StringIO(text, newline="").readline(csv.field_size_limit())  # at most what a cell may have
     score = {}
     for mark in DELIMITERS:
-        cells = [cell.strip().casefold() for cell in next(iter(_lines(first, mark)), [])]
+        cells = [cell.strip().casefold() for cell in next(csv.reader([first], delimiter=mark), [])]
         score[mark] = (len(names & set(cells)), len(cells))
     best = max(score.values())
     marks = [mark for mark, reached in score.items() if reached == best]
@@ -146,17 +152,74 @@ def _delimiter(text: str, wanted: Collection[str]) -> str:
     return marks[0]
 
 
-def _lines(text: str, delimiter: str) -> list[list[str]]:
-    """Cells of all lines. Raises ValueError for no CSV, and for a delimiter that is not one character."""
-    if len(delimiter) != 1:
-        raise ValueError(f"table source: data.delimiter is {delimiter!r}; expected one character")
+def rows(lines: Iterable[str], source: str, delimiter: str = ",", first: int = 1) -> list[list[str]]:
+    """Cells of all rows of a CSV; an empty line has none. ``first``: number of its first line in the file.
+
+    Raises ValueError, with the name of the ``source`` and numbers of lines, where a quotation mark opens no cell or
+    closes none, and where a cell seems to hold other rows, as between two lone quotation marks.
+    """
+    table: list[list[str]] = []
+    starts: list[int] = []  # line in which each row begins
+    start = first
     limit = csv.field_size_limit(2**31 - 1)  # a report may exceed the default of 131,072 characters
     try:
-        return list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
-    except csv.Error as error:
-        raise ValueError(f"table source: the table is not a CSV ({type(error).__name__})") from None
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        for row in reader:
+            table.append(row)
+            starts.append(start)
+            start = first + reader.line_num
+    except csv.Error:
+        raise ValueError(
+            f"{source}: the row that begins in line {start} is not CSV: a quotation mark in it opens no cell or closes "
+            "none. Write it twice, in a cell that is itself in quotation marks, or export the table again"
+        ) from None
     finally:
         csv.field_size_limit(limit)
+    if swallowed := [starts[index] for index in _with_rows_within(table, delimiter)]:
+        raise ValueError(
+            f"{source}: a cell seems to hold several rows, as between two lone quotation marks: {_numbers(swallowed)} "
+            "where such rows begin. Write a quotation mark twice, in a cell that is itself in quotation marks; if the "
+            "cell is right, export the table with another delimiter, such as the tab"
+        )
+    return table
+
+
+def _with_rows_within(table: list[list[str]], delimiter: str) -> list[int]:
+    """Indices of the rows with a cell in which one row seems to end and the next to begin.
+
+    There, the cells before and after a line break look as those of their columns do in the rest of the table.
+    """
+    width = len(table[0]) if table else 0
+    looks: dict[int, set[str]] = {}  # column -> how its cells look
+
+    def fits(column: int, cell: str) -> bool:
+        if column not in looks:
+            looks[column] = {_look(row[column]) for row in table[1:] if len(row) == width}
+        return not cell or _look(cell) in looks[column]
+
+    def joins(column: int, cell: str) -> bool:
+        pieces = [piece for piece in LINE_BREAK.split(cell) if piece]
+        for ended, begun in pairwise(pieces):
+            if ended.count(delimiter) < width - 1 - column or begun.count(delimiter) < column:
+                continue
+            cells = dict(enumerate(begun.split(delimiter, column)[:column]))
+            cells |= dict(enumerate(ended.rsplit(delimiter, width - 1 - column)[1:], start=column + 1))
+            if any(cells.values()) and all(fits(*item) for item in cells.items()):
+                return True
+        return False
+
+    return [
+        index
+        for index, row in enumerate(table[1:], start=1)
+        if any(("\n" in cell or "\r" in cell) and joins(column, cell) for column, cell in enumerate(row[:width]))
+    ]
+
+
+def _look(cell: str) -> str:
+    """A cell as others of its kind look: "p10" as "p9", "10.png" as "9.png", a text of several words as any other."""
+    if len(cell.split()) > 1:
+        return "words"
+    return RUN.sub(lambda run: "0" if any(map(str.isdigit, run[0])) else "a", cell)
 
 
 def _as_wanted(name: str, columns: list[str], wanted: Collection[str]) -> str:

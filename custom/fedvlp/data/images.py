@@ -14,10 +14,13 @@ from fedvlp.data.burned_in import ACCEPT, REASON, SEARCH, UNSEARCHED, VERSION, c
 from fedvlp.data.cache import ImageCache, cached_images
 from fedvlp.data.cache_format import Building, shape_of
 from fedvlp.data.cohort import digest
-from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, decoders, read_radiograph
 from fedvlp.data.transforms import DECODING, decode
 
 log = logging.getLogger(__name__)
+
+PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
+"""Suffixes of files that need no decoder but Pillow."""
 
 LARGE = 2 * 2**30
 """Bytes of decoded images above which a source without a cache warns: every process would hold them in memory."""
@@ -27,6 +30,7 @@ def film(file: Path, size: int, burned_in: str, colour: bool = False) -> np.ndar
     """The image in ``file`` as uint8 [size, size], in ``colour`` [size, size, 3], or why it cannot be used.
 
     ``burned_in`` is one of ``burned_in.CHOICES``; "search" looks at the pixels if the extra that can is installed.
+    Raises ImageAccessError where the reason lies not in the file: a cache keeps the reasons.
     """
     try:
         image = decode(file, size, burned_in == ACCEPT, colour)
@@ -34,6 +38,10 @@ def film(file: Path, size: int, burned_in: str, colour: bool = False) -> np.ndar
             return REASON
         return image
     except UnreadableImageError as error:
+        if error.reason == "missing image":  # it was there when it was listed
+            raise ImageAccessError(
+                "an image has gone since the data set was listed; see that its disk or share is there, and run again"
+            ) from None
         return error.reason
 
 
@@ -50,9 +58,10 @@ def films(
     """Reader of the images in ``files`` at ``size`` x ``size`` pixels; ``ids`` name them, wherever the files are.
 
     The key of a cache on disk is made of ``source``, the ids, each file's length and time of change, the image size,
-    the version of decoding, ``colour``, and whether films are searched for ``burned_in`` text. So a cache is used again
-    after the folder of the images has moved, and built again after a file has changed. ``cache`` None decodes in memory
-    at first use. Errors are those of ``cached_images``.
+    the version of decoding, ``colour``, whether films are searched for ``burned_in`` text, and, unless all files are
+    ``PLAIN``, the decoders that are installed. So a cache is used again after the folder of the images has moved, and
+    built again after a file has changed, or after a decoder was installed that films were left out for. ``cache`` None
+    decodes in memory at first use. Errors are those of ``cached_images`` and ``film``.
     """
     check_choice(burned_in)
     shape = shape_of(size, colour)
@@ -69,6 +78,7 @@ def films(
     state = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in zip(ids, stats, strict=False)]
     looked = {SEARCH: [VERSION] if can_search() else [], ACCEPT: [ACCEPT]}.get(burned_in, [])
     looked += ["colour"] if colour else []
+    looked += [] if all(file.suffix.lower() in PLAIN for file in files) else decoders()
     key = f"{source}-" + digest(DECODING, *looked, str(size), *state)[:32]
     folder = Path(cache) if cache else None
     reading = partial(film, size=size, burned_in=burned_in, colour=colour)

@@ -1,7 +1,7 @@
 """What was made of a site's reports, kept in its cache folder, so that a process that is started again finds it there.
 
-A file is named by a hash of all that it was made of. Tokens are as confidential as the reports, and lie where the
-decoded films lie (data/cache.py).
+A file is named by a hash of all that it was made of. Tokens are as confidential as the reports: they are for their
+owner alone, and lie where the decoded films lie (data/cache.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from fedvlp.core.checkpoint import CheckpointError, save_bytes, save_json
+from fedvlp.core.checkpoint import CheckpointError, save_bytes
 from fedvlp.data.deid import KINDS, Findings, scan
 from fedvlp.data.loader import Tokenize
 
@@ -45,7 +45,7 @@ class KeptTokens:
             cut = torch.tensor(getattr(self._tokenizer, "truncated", 0) - before)
             tensors = {"ids": ids.to(torch.int32), "mask": mask, "cut": cut}
             with contextlib.suppress(CheckpointError):  # a full disk costs time at the next start, and no run
-                save_bytes(file, save(tensors))
+                save_bytes(file, save(tensors), private=True)
         self.truncated += int(tensors["cut"])
         return tensors["ids"].to(torch.int64), tensors["mask"]
 
@@ -67,7 +67,7 @@ def searched(folder: str | None, reports: Sequence[str], where: Iterable[object]
     counts = scan(reports, where)
     if not counts:
         with contextlib.suppress(CheckpointError):
-            save_json(file, {"reports": len(reports)})
+            save_bytes(file, json.dumps({"reports": len(reports)}).encode(), private=True)
     return counts
 
 

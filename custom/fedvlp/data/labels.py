@@ -32,19 +32,20 @@ NIH: Terms = {
 
 OPENI: Terms = {
     "No Finding": ("normal",),
-    "Cardiomegaly": ("cardiomegaly",),
+    "Cardiomegaly": ("cardiomegaly", "cardiac shadow/enlarged"),
     "Lung Opacity": ("opacity", "infiltrate", "airspace disease"),
     "Lung Lesion": ("nodule", "mass", "granuloma", "calcified granuloma"),
     "Edema": ("pulmonary edema", "pulmonary congestion"),
     "Consolidation": ("consolidation",),
     "Pneumonia": ("pneumonia",),
     "Atelectasis": ("pulmonary atelectasis",),
-    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
-    "Pleural Effusion": ("pleural effusion",),
+    "Pneumothorax": ("pneumothorax", "hydropneumothorax", "hemopneumothorax"),
+    "Pleural Effusion": ("pleural effusion", "hydropneumothorax", "hemopneumothorax", "hemothorax"),
+    "Pleural Other": ("thickening/pleura",),
     "Fracture": ("fractures, bone",),
     "Support Devices": ("catheters, indwelling", "implanted medical device", "medical device", "tube, inserted"),
 }
-"""MeSH headings (first part, lower case) that the indexers of Open-I give to the findings."""
+"""MeSH headings that the indexers of Open-I give to the findings: the first part, or the first two, in lower case."""
 
 
 def names_of(labels: tuple[str, ...] | str) -> tuple[str, ...]:

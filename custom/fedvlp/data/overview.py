@@ -5,12 +5,14 @@ Nothing here repeats a report, an id or a path.
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fedvlp.core.checkpoint import save_bytes
 from fedvlp.data.cohort import SPLITS, Cohort
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -138,8 +140,8 @@ def contact_sheet(
 ) -> int:
     """Writes a PNG of up to ``samples`` images, drawn by ``seed``, each with its ``caption`` below.
 
-    Returns how many there are. The cohort must have at least one image. ``font``: a TrueType file; None: Pillow's own,
-    which has no accents.
+    The file is for its owner alone. Returns how many images there are. The cohort must have at least one. Raises
+    CheckpointError where it cannot be written. ``font``: a TrueType file; None: Pillow's own, which has no accents.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -155,5 +157,7 @@ def contact_sheet(
         left, top = index % columns * TILE, index // columns * (TILE + CAPTION)
         sheet.paste(Image.fromarray(pixels).resize((TILE - 4, TILE - 4), Image.Resampling.BOX), (left + 2, top + 2))
         draw.text((left + 3, top + TILE), caption(cohort, row), fill=0, font=letters)
-    sheet.save(file)
+    png = io.BytesIO()
+    sheet.save(png, "PNG")
+    save_bytes(file, png.getvalue(), private=True)
     return len(rows)

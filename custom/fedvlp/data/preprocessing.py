@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvlp.data.radiograph import UnreadableImageError, read_film
+from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film
 from fedvlp.data.report_text import clean_phrase
 from fedvlp.data.transforms import DECODING, eval_batch, square
 
@@ -25,7 +25,7 @@ REMEDIES = {
     "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
     "corrupt image": "its content is damaged or incomplete; export it again",
     "constant image": "all of its pixels are equal",
-    "unsupported transfer syntax": "its compression cannot be read here; export it uncompressed",
+    "unsupported transfer syntax": "pip install 'fedvlp[dicom]' reads JPEG Lossless too; or export it uncompressed",
     "needs the package pydicom": "pip install 'fedvlp[dicom]'",
 }
 """Reason why a film cannot be used -> what to say of it."""
@@ -73,7 +73,8 @@ class Preprocessing:
             "decoding": self.decoding,
             "grey_levels": (
                 "8-bit values as they are; deeper ones stretched from their least to their greatest to 0..255, after "
-                "the modality LUT and the first VOI window; colour to grey by ITU-R 601"
+                "the modality LUT and the first VOI window; pixels of a DICOM file's PixelPaddingValue are left out of "
+                "that range, and are black; colour to grey by ITU-R 601"
             ),
             "monochrome1": "inverted, so that bright is dense",
             "longest_side": self.longest_side,
@@ -119,8 +120,10 @@ class Preprocessing:
         """uint8 [L, L] or [L, L, 3], L = ``longest_side``."""
         try:
             return square(read_film(film, self.longest_side, self.colour), self.longest_side)
-        except UnreadableImageError as error:
+        except (UnreadableImageError, ImageAccessError) as error:
             which = "the film" if count == 1 else f"film {number} of {count}"
+            if isinstance(error, ImageAccessError):
+                raise PreparationError(f"{which} cannot be used: {error}") from None
             remedy = REMEDIES.get(error.reason, "")
             raise PreparationError(f"{which} cannot be used: {error}{remedy and f' ({remedy})'}") from None
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 MAX_PIXELS = 64_000_000  # images with more are refused by their header, before decoding (decompression bombs)
 MAX_BYTES = 512 * 1024 * 1024  # larger files are not read
 ROUNDABLE = 1275  # 16-bit values of at least this range: means rounded to whole values err by 0.1 grey level at most
+FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
+SIDEWAYS = (5, 6, 7, 8)
+PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
+BARE_DICOM = b"\x02\0\0\0"  # how a DICOM file begins whose preamble was cut off: with the length of its meta header
 
 DICOM_TAGS = (
     "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PlanarConfiguration", "PhotometricInterpretation",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "RescaleSlope", "RescaleIntercept",
     "ModalityLUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "BurnedInAnnotation",
-    "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
+    "ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelPaddingValue", "PixelPaddingRangeLimit",
 )  # fmt: skip
 """The tags that pixels depend on. No other tag of a DICOM file is read, so nothing about the patient is."""
 
@@ -32,6 +39,10 @@ class UnreadableImageError(ValueError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+class ImageAccessError(ValueError):
+    """A file could not be read now, which says nothing of the image in it. The message holds neither path nor name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +66,15 @@ def read_radiograph(
     that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is large enough.
     ``burned_in`` reads a film whose header says that text is burned into its pixels, too. ``colour`` gives red, green
     and blue, [H, W, 3], which are equal where the file is grey. Raises ``UnreadableImageError``; size and frame count
-    are checked before decoding.
+    are checked before decoding. Raises ``ImageAccessError`` where not the file is to blame but its disk, its rights or
+    the memory of this machine.
     """
-    return _guarded(lambda: _read_file(path, longest, burned_in, colour), longest, colour)
+    return _guarded(lambda: _finished(_read_file(path, longest, burned_in, colour), longest, colour))
+
+
+def shape_of_file(path: Path) -> tuple[int, int]:
+    """[H, W] of the upright image in a file, of which the header alone is read. Raises as ``read_radiograph`` does."""
+    return _guarded(lambda: _shape(path))
 
 
 def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
@@ -65,35 +82,78 @@ def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np
 
     That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey) or [H, W, 3] (RGB, uint8): uint8 keeps its
     values, any other numbers are stretched. A header that says that text is burned into the pixels refuses nothing
-    here: whoever holds a film may look at it. Raises ``UnreadableImageError``.
+    here: whoever holds a film may look at it. Raises as ``read_radiograph`` does.
     """
     if isinstance(film, (str, os.PathLike)):
         return read_radiograph(Path(film), longest, burned_in=True, colour=colour)
-    return _guarded(lambda: _of_memory(film, colour), longest, colour)
+    return _guarded(lambda: _finished(_of_memory(film, colour), longest, colour))
 
 
-def _guarded(read: Callable[[], _Values], longest: int | None, colour: bool) -> np.ndarray:
-    """What ``read`` gives, finished. Raises nothing but ``UnreadableImageError``, which quotes nothing of the file."""
+def _guarded(read: Callable[[], T]) -> T:
+    """What ``read`` gives. Errors quote nothing of the file.
+
+    Raises ``UnreadableImageError``, ``ImageAccessError``, and ImportError for a broken installation.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # decoders quote the values of tags in warnings
-            return _channels(_finished(read(), longest), colour)
+            return read()
     except UnreadableImageError:
         raise
-    except ModuleNotFoundError as error:  # pydicom is an extra
-        raise UnreadableImageError(f"needs the package {error.name}") from None
-    except Exception:  # decoders raise anything on damaged bytes, and quote paths and tags in it
+    except ImportError as error:
+        if error.name != "pydicom":  # which is an extra
+            raise
+        raise UnreadableImageError("needs the package pydicom") from None
+    except MemoryError:
+        raise ImageAccessError(
+            "an image could not be decoded for lack of memory; decode with fewer workers, or on a larger machine"
+        ) from None
+    except Exception as error:  # decoders raise anything on damaged bytes, and quote paths and tags in it
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise _no_access(error) from None
         raise UnreadableImageError("corrupt image") from None
 
 
+def _no_access(error: OSError) -> ImageAccessError:
+    """Of an error of the operating system. Decoders' own have no number; EINVAL is of offsets in a damaged file."""
+    why = os.strerror(error.errno or 0)
+    return ImageAccessError(
+        f"an image could not be read ({why}); see that its disk or share is there and that this account may read its "
+        "files, and run again"
+    )
+
+
 def _read_file(path: Path, longest: int | None, burned_in: bool, colour: bool) -> _Values:
+    dicom = _as_dicom(path)
+    return _read_pil(path, longest, colour) if dicom is None else _read_dicom(dicom, burned_in, colour)
+
+
+def _as_dicom(path: Path) -> Path | BytesIO | None:
+    """A DICOM file as pydicom reads it, in memory where its preamble is missing; None for another file."""
     if not path.is_file():
         raise UnreadableImageError("missing image")
     if path.stat().st_size > MAX_BYTES:
         raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
     with path.open("rb") as file:
-        dicom = file.read(132)[128:] == b"DICM"
-    return _read_dicom(path, burned_in, colour) if dicom else _read_pil(path, longest, colour)
+        start = file.read(132)
+    if start[128:] == b"DICM":
+        return path
+    return BytesIO(bytes(128) + b"DICM" + path.read_bytes()) if start[:4] == BARE_DICOM else None
+
+
+def _shape(path: Path) -> tuple[int, int]:
+    from PIL import Image
+
+    dicom = _as_dicom(path)
+    if dicom is None:
+        with Image.open(path, formats=FORMATS) as image:
+            turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
+            return (image.width, image.height) if turned else (image.height, image.width)
+    from pydicom import dcmread
+
+    _check_syntax(_syntax(dicom))
+    header = dcmread(_from_start(dicom), stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+    return int(header.Rows), int(header.Columns)
 
 
 def _of_memory(film: Any, colour: bool) -> _Values:
@@ -103,8 +163,8 @@ def _of_memory(film: Any, colour: bool) -> _Values:
     if any(base.__module__.startswith("pydicom.") for base in kind):
         return _read_dicom(_as_file(film), True, colour)
     if any(base.__module__.startswith("PIL.") for base in kind):
-        _check_header(film.width, film.height, getattr(film, "n_frames", 1))
-        return _of_pil(_upright(film), colour)
+        _check_header(film.width, film.height, _frames(film))
+        return _of_pil(_upright(film), colour, invert=_white_is_zero(film))
     raise UnreadableImageError("unsupported kind of film", f"{type(film).__name__}")
 
 
@@ -140,8 +200,11 @@ def _as_file(dataset: Any) -> BytesIO:
     return buffer
 
 
-def _finished(image: _Values, longest: int | None) -> np.ndarray:
-    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say."""
+def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
+    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say.
+
+    Grey ones that are wanted in ``colour`` come three times.
+    """
     low, high = image.range
     if not np.isfinite([low, high]).all():
         raise UnreadableImageError("corrupt image")
@@ -154,21 +217,22 @@ def _finished(image: _Values, longest: int | None) -> np.ndarray:
     pixels = pixels.astype(np.float32)
     if image.stretch:
         pixels = (pixels - np.float32(low)) * np.float32(255 / (high - low))
-    return 255 - pixels if image.invert else pixels
-
-
-def _channels(pixels: np.ndarray, colour: bool) -> np.ndarray:
-    """``pixels`` as they are, or, grey ones [h, w] that are wanted in ``colour``, three times: [h, w, 3]."""
+    if image.invert:
+        pixels = 255 - pixels
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
 
 
-def _range(values: np.ndarray) -> tuple[float, float]:
-    """The least and the greatest value; nan where any value is nan."""
+def _range(values: np.ndarray, padding: np.ndarray | None = None) -> tuple[float, float]:
+    """The least and the greatest value, but for ``padding`` (bool, of one shape with it); nan where any value is nan.
+
+    Both are 0 where all is padding.
+    """
     import cv2
 
     if values.dtype.kind == "f":
         return float(values.min()), float(values.max())
-    return cv2.minMaxLoc(np.asarray(values).reshape(len(values), -1))[:2]  # one pass
+    within = None if padding is None else (~padding).view(np.uint8)
+    return cv2.minMaxLoc(np.asarray(values).reshape(len(values), -1), within)[:2]  # one pass
 
 
 def _fitted(shape: tuple[int, int], longest: int) -> tuple[int, int]:
@@ -219,20 +283,30 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path, formats=("PNG", "JPEG", "TIFF")) as image:
+        with Image.open(path, formats=FORMATS) as image:
             shape = (image.height, image.width)
-            _check_header(image.width, image.height, getattr(image, "n_frames", 1))
+            _check_header(image.width, image.height, _frames(image))
             upright = _upright(image)
             if upright is image and longest is not None:
                 mode = "RGB" if colour else "L"
                 image.draft(mode, _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
-            return _of_pil(upright, colour, shape)
+            return _of_pil(upright, colour, shape, _white_is_zero(image))
     except Image.DecompressionBombError:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
+
+
+def _frames(image: Any) -> int:
+    """How many there are of a PIL image. The second one in a JPEG of a phone (MPO) is a preview, or another lens's."""
+    return 1 if image.format == "MPO" else getattr(image, "n_frames", 1)
+
+
+def _white_is_zero(image: Any) -> bool:
+    """Whether a PIL image is of a TIFF whose least value is white. PIL itself inverts those of at most 8 bits."""
+    return getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
 
 
 def _upright(image: Any) -> Any:
@@ -242,12 +316,15 @@ def _upright(image: Any) -> Any:
     return ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
 
 
-def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None) -> _Values:
-    """The values of a PIL image; ``shape`` is that of its file, where it was decoded at reduced size."""
+def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, invert: bool = False) -> _Values:
+    """The values of a PIL image; ``shape`` is that of its file, where it was decoded at reduced size.
+
+    ``invert``: those of more than 8 bits are stored with white as 0.
+    """
     shape = shape or (image.height, image.width)
-    if image.mode[0] in "IF":  # 16-bit PNG
+    if image.mode[0] in "IF":  # more than 8 bits
         deep = np.asarray(image)
-        return _Values(deep, shape, _range(deep), stretch=True)
+        return _Values(deep, shape, _range(deep), stretch=True, invert=invert)
     pixels = np.asarray(image.convert("RGB" if colour else "L"))
     return _Values(pixels, shape, _range(pixels))
 
@@ -274,15 +351,35 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         return _Values(grey, shape, _range(grey))
     native = _native(source, header) if isinstance(source, Path) else None
     stored = _decoded(source) if native is None else native
-    limits = _range(stored)
+    padding = _padding(stored, header)
+    limits = _range(stored, padding)
     if native is not None and not _fits_bits(limits, header):
         stored = _decoded(source)
-        limits = _range(stored)
+        limits = _range(stored, padding)
     values = _presented(stored, limits, header)
     changed = values is not stored
     stretch = stored.dtype != np.uint8 or int(header.BitsStored) != 8 or changed
     inverted = header.PhotometricInterpretation == "MONOCHROME1"
-    return _Values(values, shape, _range(values) if changed else limits, stretch, inverted)
+    if changed:
+        limits = _range(values, padding)
+    if padding is not None:
+        darkest = (limits if stretch else (0, 255))[1 if inverted else 0]
+        values = np.where(padding, values.dtype.type(darkest), values)
+    return _Values(values, shape, limits, stretch, inverted)
+
+
+def _padding(stored: np.ndarray, header: Any) -> np.ndarray | None:
+    """Bool [H, W]: pixels that are no part of the film, as the header says; None where there are none.
+
+    They have PixelPaddingValue, or a value from there to PixelPaddingRangeLimit.
+    """
+    if header.get("PixelPaddingValue") is None:
+        return None
+    ends = [header.PixelPaddingValue, header.get("PixelPaddingRangeLimit")]
+    given = [end for end in ends if end is not None]
+    low, high = np.sort(np.array(given).astype(stored.dtype))[[0, -1]]  # signed or not, as the pixels are
+    padding = (stored >= low) & (stored <= high)
+    return padding if padding.any() else None
 
 
 def _from_start(source: Path | BytesIO) -> Path | BytesIO:
@@ -293,12 +390,12 @@ def _from_start(source: Path | BytesIO) -> Path | BytesIO:
 
 def _syntax(source: Path | BytesIO) -> Any:
     """The transfer syntax, before anything else is read: a deflated file inflates while its header is read."""
-    from pydicom import dcmread
-    from pydicom.filereader import read_file_meta_info
+    from pydicom.filereader import read_dataset, read_file_meta_info
 
     if isinstance(source, Path):
         return read_file_meta_info(source).get("TransferSyntaxUID")
-    return dcmread(_from_start(source), specific_tags=["Rows"], stop_before_pixels=True).file_meta.TransferSyntaxUID
+    source.seek(132)
+    return read_dataset(source, False, True, stop_when=lambda tag, *_: tag >> 16 != 2).get("TransferSyntaxUID")
 
 
 def _decoded(source: Path | BytesIO) -> np.ndarray:
@@ -353,6 +450,22 @@ def _presented(stored: np.ndarray, limits: tuple[float, float], header: Any) -> 
     table = np.zeros(2 ** (8 * stored.itemsize), dtype=np.uint16)
     table[levels.view(bits)] = np.round((shown - shown.min()) * (65535 / (shown.max() - shown.min())))
     return cv2.LUT(np.asarray(stored).view(bits), table)
+
+
+def decoders() -> list[str]:
+    """Which DICOM files can be decoded here, and by what."""
+    try:
+        from pydicom.pixels import get_decoder
+        from pydicom.uid import AllTransferSyntaxes
+    except ImportError:
+        return []
+    known = ["pydicom"]
+    for uid in AllTransferSyntaxes:
+        try:
+            known += [f"{uid} {name}" for name in get_decoder(uid).available_plugins]
+        except NotImplementedError:
+            continue
+    return known
 
 
 def _check_syntax(uid: Any) -> None:

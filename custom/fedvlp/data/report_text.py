@@ -8,6 +8,9 @@ import unicodedata
 _SENTENCE_END = re.compile(r"[0-9]+\.|\.")  # list numbers ("1.") and full stops
 _TOKEN = re.compile(r"\w+")
 _HEADING = re.compile(r"^[ \t]*([A-Z][A-Z0-9 \t/,&()-]*[A-Z)]):", re.MULTILINE)  # in capitals, first of its line
+_LETTERS = str.maketrans(
+    {"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "\u0131": "i", "ŋ": "ng"}
+)  # that no accent makes of others
 _MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 
@@ -20,7 +23,8 @@ def clean_report(text: str, min_words: int = 3) -> str:
     """Lower-case ASCII words joined by spaces; "" when fewer than ``min_words`` remain.
 
     Sentences end at "." and "<digits>."; those of one word or fewer are dropped.
-    Differs: accented letters keep their base letter ("pneumonía" is "pneumonia", upstream "pneumona").
+    Differs: accented letters keep their base letter ("pneumonía" is "pneumonia", upstream "pneumona"), and letters that
+    have none are written out ("größe" is "grosse").
     """
     words: list[str] = []
     for sentence in _SENTENCE_END.split(unicodedata.normalize("NFC", text)):
@@ -62,7 +66,7 @@ def sections(report: str) -> dict[str, str]:
 
 
 def _to_ascii(token: str) -> str:
-    """The token without accents; characters that have no ASCII form are left out."""
+    """The token in small letters without accents; characters that have no ASCII form are left out."""
     if token.isascii():
         return token
-    return unicodedata.normalize("NFKD", token).encode("ascii", "ignore").decode("ascii")
+    return unicodedata.normalize("NFKD", token.translate(_LETTERS)).encode("ascii", "ignore").decode("ascii")

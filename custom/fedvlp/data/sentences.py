@@ -7,13 +7,13 @@ no sentence here, but may get a whole report before (data/report_imputation.py).
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from fedvlp.data import delimited
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.report_text import clean_report, sentences
 
@@ -67,12 +67,12 @@ class SentenceTable:
 def read_sentence_table(path: Path, label_names: Sequence[str]) -> SentenceTable:
     """The table of a CSV with a column ``sentence`` and one for each of the L ``label_names``; others are ignored.
 
-    Raises ValueError for a missing file or column, a value that is none of 1, 0, -1 and empty, or a sentence that is
-    there twice with different labels. Messages hold counts and numbers of rows only.
+    Raises ValueError for a missing file or column, a lone quotation mark, a value that is none of 1, 0, -1 and empty,
+    or a sentence that is there twice with different labels. Messages hold counts and numbers of rows and lines only.
     """
     if not path.is_file():
         raise ValueError("sentence table: the table (sentence_table) is not a file")
-    rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline="")))
+    rows = delimited.rows(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), "sentence table")
     header = [name.strip() for name in rows[0]] if rows else []
     if missing := [name for name in (COLUMN, *label_names) if name not in header]:
         raise ValueError(

@@ -21,8 +21,16 @@ SITE, SERVER = "site", "server"
 STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
 """The file of ``startup/`` by which a kit is one of a site, or of the server."""
 
-GUIDES = {SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "psi.txt"), SERVER: ("LEAD.md", "RUNBOOK.md")}
-CONTAINERS = {SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml"), SERVER: ("Dockerfile", "server.yml")}
+DOCS = ("docs/own-data.md", "docs/security.md")
+"""Pages for both roles that are not in ``provisioning/`` but beside it."""
+GUIDES = {
+    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "psi.txt", *DOCS),
+    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "RUNBOOK.md", *DOCS),
+}
+CONTAINERS = {
+    SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml", "gpu.yml"),
+    SERVER: ("Dockerfile", "server.yml"),
+}
 GUIDE, DOCKER = "guide", "docker"
 """Folders of a kit."""
 
@@ -134,9 +142,10 @@ def _guide(kit: Path, role: str, provisioning: Path, names: Mapping[str, str]) -
     """The pages for this member, with its own names; a link to what the kit does not have becomes its text."""
     folder = kit / GUIDE
     folder.mkdir(exist_ok=True)
-    for file in GUIDES[role]:
-        text = _read(provisioning / file)
-        (folder / file).write_text(_linked(_named(text, names), GUIDES[role]), encoding="utf-8")
+    there = {(provisioning.parent if file in DOCS else provisioning) / file: Path(file).name for file in GUIDES[role]}
+    for page, name in there.items():
+        text = _linked(_named(_read(page), names), page, there)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _read(file: Path) -> str:
@@ -151,11 +160,19 @@ def _named(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _linked(text: str, there: tuple[str, ...]) -> str:
+def _linked(text: str, page: Path, there: Mapping[Path, str]) -> str:
+    """The text of ``page``, its links led to the pages of the kit; ``there``: a page, its name in the kit's one folder.
+
+    A link to what the kit does not have becomes its text.
+    """
+    names = {os.path.normpath(path): name for path, name in there.items()}
+
     def plain(match: re.Match[str]) -> str:
-        target = match[2].partition("#")[0]
-        own = target in there or target == "" or match[2].startswith("https://")
-        return match[0] if own else match[1]
+        target, hash_, section = match[2].partition("#")
+        if target == "" or match[2].startswith("https://"):
+            return match[0]
+        name = names.get(os.path.normpath(page.parent / target))
+        return f"[{match[1]}]({name}{hash_}{section})" if name else match[1]
 
     return LINK.sub(plain, text)
 

@@ -85,7 +85,10 @@ class SiteConfig:
         try:
             return _checked(json.loads((local / FILE).read_text(encoding="utf-8")), local.resolve().parent)
         except FileNotFoundError:
-            raise SiteConfigError(f"this site has no local/{FILE}; copy provisioning/site/{FILE} and edit it") from None
+            raise SiteConfigError(
+                f"this machine has no local/{FILE}; a site takes the one of its kit's archive and edits it, a server "
+                "writes one for a public set alone (guide/LEAD.md)"
+            ) from None
         except json.JSONDecodeError as error:
             raise SiteConfigError(f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}") from None
         except ValueError as error:

@@ -208,6 +208,11 @@ def _data(local: Path) -> Iterator[Check]:
         else:
             yield Check(f"data set {name}", True, ", ".join(f"{what} {count}" for what, count in counts.items()))
             yield _text_in_films(name, source)
+    if config.public:
+        said = f"{', '.join(config.public)}: a job may send something about every single record of these"
+        yield Check("public data sets", None, f"{said}, so they must hold no patient of yours")
+    else:
+        yield Check("public data sets", True, "none; a job may send nothing about a single record")
 
 
 def _text_in_films(name: str, source: FileSource) -> Check:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from fedvlp.core import metric_names
-from fedvlp.core.aggregation import bounded
+from fedvlp.core.aggregation import bounded, in_site_order
 from fedvlp.core.change import WEIGHTS, Change, Norms
 from fedvlp.core.gate import check
 from fedvlp.core.method import Method
 from fedvlp.core.robust_mean import MEAN, Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import Snapshots
-from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, State, Update
+from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, FailureKind, Reply, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.codec import PLAIN, Wire
 from fedvlp.federation.wire import Exchange, ServerEnd
@@ -83,7 +83,11 @@ class Rounds:
 
 
 class Federation:
-    """The round loop. ``report`` is called with each phase's record after it is checkpointed."""
+    """The round loop. ``report`` is called with each phase's record after it is checkpointed.
+
+    Sites of which it is known that they are ``present`` are all asked once, those too that were benched when the run
+    was stopped: who resumes a run to take a site back does not wait for its next probe.
+    """
 
     def __init__(
         self,
@@ -95,6 +99,7 @@ class Federation:
         wire: Wire = PLAIN,
         checkpoint: Path | None = None,
         report: Callable[[dict[str, Any]], None] = lambda record: None,
+        present: Collection[str] = (),
     ) -> None:
         require(list(server.sites) == sorted(set(server.sites)), "the sites of a run must be sorted and distinct")
         require(bool(server.sites), "a run needs at least one site")
@@ -121,8 +126,10 @@ class Federation:
         if self.snapshots:
             server.make_room = self.snapshots.save
         self.report = report
+        self._to_ask = set(present)
         self._empty = 0
-        self._norms: dict[str, Norms] = {}  # of the updates of this phase that passed the gate, by site
+        self._norms: dict[str, Norms] = {}  # of the updates of this phase that were checked, by site
+        self._passed: set[str] = set()  # sites whose replies in this phase passed the gate
 
     def run(self, next_phase: int = 0) -> State:
         """Runs to the end from the server's round and ``next_phase``; returns the trained model.
@@ -207,9 +214,12 @@ class Federation:
         server = self.server
         return server.sites if server.phase == EVALUATE else self.method.asks(server)
 
-    def needed(self) -> int:
-        """The quorum of the phase that is under way; sites that are left out of it for now count as asked."""
-        return self.rounds.needed(len(self._asked()))
+    def missing(self) -> int:
+        """Valid replies that the phase under way still lacks to its quorum, 0 or less when it holds.
+
+        Sites that are left out of the phase for now count as asked.
+        """
+        return self.rounds.needed(len(self._asked())) - len(self._passed)
 
     def _messages(self, wanted: int) -> dict[str, Broadcast]:
         """One message per site that is asked this time."""
@@ -225,6 +235,8 @@ class Federation:
 
     def _absent(self, site: str) -> bool:
         """Whether a site has been silent for as many phases as the last ``max_missed`` rounds had."""
+        if site in self._to_ask:
+            return False
         now, most = self.server.round, self.rounds.max_missed
         silent = self.server.missed.get(site, 0)
         return now >= most and silent >= sum(len(self.method.phases(round)) for round in range(now - most, now))
@@ -234,6 +246,7 @@ class Federation:
     ) -> Iterator[Update]:
         """Streams the valid updates in site order; ends in QuorumLostError when too few came."""
         server, asked = self.server, self._asked()
+        self._passed = set()
         times, share = self.rounds.clip_to_median, self.rounds.max_share
         updates = self._valid(messages, replies, dropped)
         if server.phase != EVALUATE and (times or share < 1):
@@ -260,6 +273,7 @@ class Federation:
             )
         for site in asked:
             server.missed[site] = 0 if site in replies else server.missed.get(site, 0) + 1
+        self._to_ask -= messages.keys()
         self._refuse_emptiness(replies)
 
     def _valid(
@@ -267,10 +281,9 @@ class Federation:
     ) -> Iterator[Update]:
         """The updates that may be used, in site order; how far each goes from the model is a metric of the server."""
         server = self.server
-        for site, reply in self.exchange(messages):
-            problem = reply.text if isinstance(reply, Failure) else self._problem(site, reply)
-            if problem or isinstance(reply, Failure):
-                dropped[site] = problem
+        for site, reply in in_site_order(self._checked(messages), list(messages), self.spool):
+            if isinstance(reply, Failure):
+                dropped[site] = reply.text
                 continue
             if any(name in server.state for name in reply.state):
                 server.metrics[metric_names.update_norm(site)] = self._norms.get(site, {}).get(WEIGHTS, 0.0)
@@ -278,6 +291,24 @@ class Federation:
             server.samples[site] = reply.num_samples  # as it says: a mean may count fewer (max_share)
             yield reply
             del reply
+
+    def _checked(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        """The replies as they come, with a Failure in the place of an update that the gate refuses.
+
+        The gate must judge a reply before the next one is waited for, not in its turn by site: how long the exchange
+        still waits depends on how many valid ones there are (:meth:`missing`).
+        """
+        seen: set[str] = set()
+        for site, reply in self.exchange(messages):
+            if site in messages and site not in seen and not isinstance(reply, Failure):
+                problem = self._problem(site, reply)
+                if problem:
+                    reply = Failure(FailureKind.FAILED, problem)
+                else:
+                    self._passed.add(site)
+            seen.add(site)
+            yield site, reply
+            del reply  # one is resident at a time
 
     def _refuse_emptiness(self, replies: Mapping[str, Update]) -> None:
         """Warns of a phase in which no site had a training sample; too many in a row end the run."""

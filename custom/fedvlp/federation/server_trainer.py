@@ -16,6 +16,7 @@ from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Broadcast, State, with_prefix, without_prefix
 from fedvlp.federation.site import Evaluate
+from fedvlp.training import autotune
 from fedvlp.training.config import Training
 from fedvlp.training.loop import train
 
@@ -119,7 +120,8 @@ class ServerTrainer:
         with self.session(server.state, server.round, phase) as client:
             own = {name: tensor.clone() for name, tensor in client.state().items() if name in client.site_only}
             message = Broadcast(server.round, phase, here(server.state | own), here(aux or {}), lr_scale=lr_scale)
-            terms = train(method, client, message, self.training, self.should_stop, optimizer=optimizer)
+            training = autotune.fixed(self.training, client.device, server.folder)
+            terms = train(method, client, message, training, self.should_stop, optimizer=optimizer)
             state = {name: tensor.cpu().clone() for name, tensor in client.state().items()}
             stays = {name: state.pop(name) for name in sorted(client.site_only)}
             server.memory |= norm_statistics.remembered(stays, SERVER)

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedvlp.core.aggregation import in_site_order, payload
+from fedvlp.core.aggregation import payload
 from fedvlp.core.method import Schedule
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
@@ -33,7 +33,7 @@ Phases = Callable[[int], tuple[str, ...]]
 
 
 class Exchange(Protocol):
-    """Sends ``messages`` and yields (site, reply), in the order of ``messages``, each site at most once."""
+    """Sends ``messages`` and yields (site, reply), each site at most once, in any order: best as they come."""
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]: ...
 
@@ -85,13 +85,11 @@ class ServerEnd:
         self._exchange = exchange
         self._phases = phases
         self._memory = SiteMemory(folder / "sent" if folder else None)  # of 8-bit changes
-        self._spool = folder / "spool" if folder else None
         self._held: dict[str, Copy] = {}  # by site, as its last valid reply left it; after a restart all is sent again
 
     def __call__(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         self.bytes = {BYTES_DOWN: 0, BYTES_UP: 0}
-        replies = self._replies(messages)
-        return in_site_order(replies, list(messages), self._spool) if self.wire.skip_unchanged else replies
+        return self._replies(messages)
 
     def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         sent = self._prepare(messages)

@@ -59,13 +59,18 @@ def _experiments() -> Iterator[Experiment]:
         yield replace(usual, objective=objective())
 
 
-def write(side: str, resources: Path) -> None:
-    """Puts the list into a ``resources.json``, whose other settings stay. Raises ValueError for another file."""
+def write(side: str, resources: Path) -> list[str]:
+    """Puts the list into a ``resources.json``, whose other settings stay; returns the entries that this removes.
+
+    Raises ValueError for another file.
+    """
     try:
         content = json.loads(resources.read_text(encoding="utf-8"))
     except ValueError:
         content = None
     if not isinstance(content, dict) or "components" not in content:
         raise ValueError(f"{resources.name} is no resources.json of FLARE: it has no components; give a kit's")
+    before = content.get(LIST)
     content[LIST] = list(needed(side))
     save_json(resources, content)
+    return sorted(str(entry) for entry in set(before) - set(content[LIST])) if isinstance(before, list) else []

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client as FLClient
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
 from nvflare.apis.dxo import from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedvlp import __version__
-from fedvlp.core.aggregation import PARK_BYTES, in_site_order
+from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.checkpoint import CheckpointError, save_json
 from fedvlp.core.method import Method
 from fedvlp.core.metric_names import loss_term
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, size_of
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
+from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
@@ -60,8 +65,8 @@ class SentOnce(list[ClientTask]):
 class FederatedController(Controller):
     """Runs an experiment over FLARE's sites: checkpoints after every phase, goes on where a stopped run ended.
 
-    ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the quorum
-    has replied, the others get ``grace`` seconds more.
+    ``experiment`` are the fields of ``presets.Experiment``. ``task_timeout`` seconds bound every task; once the valid
+    replies make the quorum, the others get ``grace`` seconds more. Raises ValueError for values that bound nothing.
     """
 
     def __init__(
@@ -71,6 +76,17 @@ class FederatedController(Controller):
         task_check_period: float = 0.05,
         **experiment: Any,
     ) -> None:
+        require(
+            type(task_timeout) is int and task_timeout > 0,
+            f"task_timeout is {task_timeout!r}; it takes whole seconds, at least 1, e.g. 7200",
+        )
+        require(
+            _is_number(grace) and 0 <= grace < math.inf, f"grace is {grace!r}; it takes seconds, 0 or more, e.g. 60"
+        )
+        require(
+            _is_number(task_check_period) and 0 < task_check_period < math.inf,
+            f"task_check_period is {task_check_period!r}; it takes seconds above 0, e.g. 0.05",
+        )
         super().__init__(task_check_period=task_check_period)
         self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
@@ -80,8 +96,11 @@ class FederatedController(Controller):
         self._abort: Signal = Signal()
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
+        self._attendance: dict[str, str] = {}  # who is missing, and who is not in the run
+        self._ended_by_flare = ""  # why
         self._spool: Path | None = None
         self._federation: Federation | None = None
+        self._quorum_took = 0.0  # seconds, in the phase that was last asked for
         self._tensors = PieceDecomposer(at_server=True)
 
     def start_controller(self, fl_ctx: FLContext) -> None:
@@ -91,6 +110,10 @@ class FederatedController(Controller):
         self.cancel_all_tasks()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.FATAL_SYSTEM_ERROR:
+            said = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+            why = said if isinstance(said, str) else "the server's log says why"
+            self._ended_by_flare = self._ended_by_flare or f"FLARE ended the job: {why}; submit it again to resume"
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
@@ -102,11 +125,22 @@ class FederatedController(Controller):
         root = runs_root(fl_ctx)
         try:
             experiment.refuse_unpinned()
-            folder = RunFolder.open(root, experiment)
+            folder = self._finished_before(root, fl_ctx) or RunFolder.open(root, experiment)
             with only_writer(folder.path, LAST_ONE_ENDS):
                 self._conduct(folder, root, fl_ctx)
         except (ValueError, CheckpointError) as error:
             self.system_panic(reason(error), fl_ctx)
+
+    def _finished_before(self, root: Path, fl_ctx: FLContext) -> RunFolder | None:
+        """The run that this job was cloned to go on with, where that has finished meanwhile, or None.
+
+        FLARE calls a job running for some time after its end. If its server is restarted then, the job looks as if the
+        server had died under it, and `fedvlp jobs` clones it. To begin anew would train a complete run once more.
+        """
+        if not job_meta(fl_ctx).get(JobMetaKey.CLONED_FROM.value):
+            return None
+        folder = RunFolder.newest(root, self.experiment)
+        return folder if folder and folder.finished else None
 
     def _conduct(self, folder: RunFolder, root: Path, fl_ctx: FLContext) -> None:
         """The run, from its beginning or from where it was stopped; says how it ended."""
@@ -118,11 +152,18 @@ class FederatedController(Controller):
             "fingerprint": fingerprint(experiment),
             "version": __version__,
         }
+        if folder.id:
+            self._run["id"] = folder.id
+        if folder.finished:
+            save_json(folder.status_file, {**folder.status(), "status": "finished", "reason": ""})
+            said = f"run {folder.path} has finished, and this job is a clone to go on with it: nothing is trained"
+            self.log_info(fl_ctx, f"{said}. To run it once more, submit the job's folder")
+            return
         try:
             self._federate(folder)
             self._status(folder, "finished", "")
         except Aborted as stop:
-            self._ended(folder, "aborted", str(stop))
+            self._ended(folder, "stopped" if self._ended_by_flare else "aborted", self._ended_by_flare or str(stop))
         except QuorumLostError as error:
             self._ended(folder, "stopped", str(error))
             self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
@@ -144,6 +185,7 @@ class FederatedController(Controller):
         resumed = folder.checkpoint.exists()
         names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         server, next_phase = assembly.open(folder, tuple(names))
+        self._note_attendance(server.sites, names, fl_ctx)
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
@@ -170,9 +212,31 @@ class FederatedController(Controller):
             wire=experiment.wire,
             checkpoint=folder.checkpoint,
             report=report,
+            present=names,
         )
         state = federation.run(next_phase)
         self._finish(folder, state, server.history)
+
+    def _note_attendance(self, sites: Sequence[str], here: Sequence[str], fl_ctx: FLContext) -> None:
+        """Says which sites of the job or of its run are not ``here``, and which are no ``sites`` of the run.
+
+        Raises QuorumLostError where too few of the run's sites are here, rather than wait for them in vain.
+        """
+        absent = sorted((deployed(job_meta(fl_ctx)) | set(sites)) - set(here))
+        strangers = sorted(set(here) - set(sites))
+        needed, there = self._rounds().needed(len(sites)), len(set(sites) & set(here))
+        if there < needed:
+            raise QuorumLostError(
+                f"run {self._run['folder']} goes on with the sites that it began with, {', '.join(sites)}: {there} of "
+                f"them are here, {needed} needed. Absent: {', '.join(absent)}; here: {', '.join(here)}. Start the "
+                f"absent ones; for a new run of other sites, move {self._run['folder']} out of the server's runs."
+            )
+        if absent:
+            self._attendance["absent"] = ", ".join(absent)
+            self.log_warning(fl_ctx, f"not here, though the job or its run names them: {', '.join(absent)}")
+        if strangers:
+            self._attendance["not_in_run"] = ", ".join(strangers)
+            self.log_warning(fl_ctx, f"not asked, as the run began without them: {', '.join(strangers)}")
 
     def _method(self) -> Method:
         """Whose server half is run."""
@@ -190,7 +254,7 @@ class FederatedController(Controller):
 
     def _status(self, folder: RunFolder, status: str, reason: str) -> None:
         """``run_status.json``: what became of the run, whatever FLARE calls the job's end."""
-        save_json(folder.path / "run_status.json", {"status": status, "reason": reason, **self.progress})
+        save_json(folder.status_file, {"status": status, "reason": reason, **self._attendance, **self.progress})
 
     def _ended(self, folder: RunFolder, status: str, text: str) -> None:
         """The status of a run that did not finish. A disk that takes no more must not hide why it ended."""
@@ -222,10 +286,10 @@ class FederatedController(Controller):
         self.log_info(self._fl_ctx, " ".join(said))
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
-        """Sends every site its task and yields the replies in site order."""
-        return in_site_order(self._replies(messages), list(messages), self._spool)
+        """Sends every site its task and yields the replies as they come; the federation says which ones are valid.
 
-    def _replies(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        Sites that are asked again in a phase whose quorum holds have as much time as that took, and the grace.
+        """
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
         tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
         self._tell_trainer(tasks)
@@ -233,24 +297,29 @@ class FederatedController(Controller):
             self.send(task, self._fl_ctx, targets=[site])
         waiting = set(tasks)
         assert self._federation is not None
-        good, needed = 0, min(self._federation.needed(), len(messages))
-        deadline = float("inf")
+        began = time.monotonic()
+        deadline = float("inf") if self._federation.missing() > 0 else began + self._quorum_took + self.grace
         try:
-            while waiting and time.monotonic() < deadline:
+            while waiting:
                 if self._abort.triggered:
                     raise Aborted("the job was aborted; submit it again to resume")
                 self._tensors.tidy()
-                try:
-                    site, reply = arrived.get(timeout=0.1)
+                over = time.monotonic() >= deadline
+                try:  # what came while the federation was busy with another reply came in time
+                    site, reply = arrived.get_nowait() if over else arrived.get(timeout=0.1)
                 except queue.Empty:
+                    if over:
+                        break
                     continue
                 if site not in waiting:
                     continue
+                came = time.monotonic()
                 waiting.remove(site)
-                good += isinstance(reply, Update)
-                if good >= needed and deadline == float("inf"):
-                    deadline = time.monotonic() + self.grace
                 yield site, reply
+                del reply  # one is resident at a time
+                if deadline == float("inf") and self._federation.missing() <= 0:
+                    self._quorum_took = came - began
+                    deadline = came + self.grace
         finally:
             for site in waiting:
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
@@ -306,6 +375,22 @@ class FederatedController(Controller):
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
         self.log_info(fl_ctx, f"late reply of {client.name} to {task_name} dropped")
+
+
+def job_meta(fl_ctx: FLContext) -> dict[str, Any]:
+    """FLARE's description of the job that this process runs; empty where it gives none."""
+    meta: dict[str, Any] = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    return meta
+
+
+def deployed(meta: Mapping[str, Any]) -> set[str]:
+    """The sites that a job names; none where it is for all."""
+    named = (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
+    return {name for names in named for name in names if isinstance(name, str)} - {SERVER_SITE_NAME, ALL_SITES}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _in_short(metrics: Mapping[str, float]) -> dict[str, float]:

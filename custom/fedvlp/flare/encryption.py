@@ -38,7 +38,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.messages import MOST_SAMPLES
-from fedvlp.flare.paths import runs_root, under
+from fedvlp.flare.paths import TRAINED, runs_root, under
 from fedvlp.flare.privacy_filters import RECEIVED, UpdateFilter, received
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import Record, summary
@@ -327,7 +327,7 @@ class Decrypt(Filter):
         self._remember(replace(message, state=state), run["folder"], mean, cipher, fl_ctx)
         if message.phase == EVALUATE:
             folder = under(runs_root(fl_ctx), run["folder"]) / "sites" / fl_ctx.get_identity_name()
-            save_tensors(folder / "trained.safetensors", state)
+            save_tensors(folder / TRAINED, state)
         scalars = {name: value for name, value in message.scalars.items() if name != WEIGHT}
         plain = replace(message, state=state, aux={}, scalars=scalars)
         return from_shareable(messages.send_broadcast(plain, run)).update_shareable(shareable)

@@ -138,12 +138,16 @@ def finding(opened: Session, job_id: str, verdict: Verdict) -> str:
 
 
 def returned(opened: Session, job_id: str) -> list[str]:
-    """Sites that were given this job and answer, but run it no more: they were started anew."""
+    """Sites that were given this job and answer, but run it no more, although another does: they were started anew.
+
+    Where no site runs it, it is ending: FLARE tells the sites first, and the server's process goes on until the results
+    are in place. If all sites were started anew, their tasks time out and the job ends early.
+    """
     deployed = opened.get_job_meta(job_id).get(JobMetaKey.JOB_DEPLOY_DETAIL.value) or []
     said = opened.get_client_job_status() or []
     answer = {entry[NAME] for entry in said if entry[MetaKey.STATUS] not in SILENT}
     runs = {entry[NAME] for entry in said if entry.get(MetaKey.JOB_ID) == job_id}
-    return sorted((answer - runs) & {entry.removesuffix(": OK") for entry in deployed})
+    return sorted((answer - runs) & {entry.removesuffix(": OK") for entry in deployed}) if runs else []
 
 
 def again(opened: Session, job_id: str) -> str:

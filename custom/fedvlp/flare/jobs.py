@@ -65,12 +65,14 @@ def job_files(
     child: bool = False,
     processes: int = 1,
     timeouts: Timeouts | None = None,
+    task_timeout: int = 0,
     encrypted: bool = False,
 ) -> dict[str, str]:
     """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
 
     ``child``: each task trains in a process of its own, as real sites want it, or in so many ``processes`` together;
-    ``timeouts``: other than FLARE's own.
+    ``timeouts``: other than FLARE's own; ``task_timeout``: seconds that a task may take where they do not say, 0: as
+    the controller has it.
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md). Raises ValueError for a method whose
     updates cannot be averaged as ciphertexts.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
@@ -92,14 +94,16 @@ def job_files(
     meta = {
         "name": experiment.name,
         "resource_spec": {},
-        "min_clients": experiment.rounds.needed(len(sites)),
+        "min_clients": _least_sites(experiment, len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }
-    waits = {"task_timeout": timeouts.task_timeout, "grace": timeouts.grace} if timeouts else {}
+    seconds = timeouts.task_timeout if timeouts else task_timeout
+    limit = {"task_timeout": seconds} if seconds else {}
+    waits = limit | ({"grace": timeouts.grace} if timeouts else {})
     controller = {"path": ENCRYPTED_CONTROLLER if encrypted else CONTROLLER, "args": waits | settings}
-    limit = {"task_timeout": timeouts.task_timeout} if timeouts and child else {}
     several = {"processes": processes} if child and processes > 1 else {}
-    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": limit | several | settings}
+    own = limit | several if child else {}
+    executor = {"path": CHILD_EXECUTOR if child else EXECUTOR, "args": own | settings}
     if _passes_on(experiment, custom, child):
         executor["args"] = {"settings": settings}
     files: dict[str, Any] = {
@@ -115,6 +119,15 @@ def job_files(
             f"out, or install the plugin at every site as a package with an entry point in the group {plugins.GROUP}"
         )
     return texts | ({"app/custom/README.md": NOTE} | code if custom else {})
+
+
+def _least_sites(experiment: Experiment, sites: int) -> int:
+    """Sites without which FLARE neither begins the job nor goes on with it: the quorum, or as many as a round asks.
+
+    Not the quorum among those that a round asks: the run has the sites that are there when it begins, and with fewer
+    than that a round would not draw.
+    """
+    return min(experiment.rounds.needed(sites), experiment.method.asked(sites))
 
 
 def _passes_on(experiment: Experiment, custom: bool, child: bool) -> bool:

@@ -82,7 +82,10 @@ def _parts(shareable: Shareable) -> tuple[State, State, dict[str, Any]]:
 
 
 def send_broadcast(message: Broadcast, run: dict[str, str]) -> Shareable:
-    """``run`` names the run (folder, configuration fingerprint, version) so that a site refuses another one's task."""
+    """``run`` names the run (folder, configuration fingerprint, version) so that a site refuses another one's task.
+
+    With its ``id`` the site tells it from an earlier run in a folder of that name (flare/paths.py).
+    """
     return _shareable(message, {**header(message), "run": run})
 
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
+from fedvlp.core.checkpoint import save_text
 from fedvlp.core.validate import NAME
 
 HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
 NUMBER = re.compile(r"[0-9]{3,9}")
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+OF_RUN = "run_id.txt"
+"""In a site's folder of a run: the id of the run whose memories are there."""
+
+TRAINED = "trained.safetensors"
+"""In a site's folder of an encrypted run: the model that it ended with."""
 
 
 class PathError(ValueError):
@@ -56,3 +66,26 @@ def under(root: Path, name: object) -> Path:
     if not called or not path.resolve().is_relative_to(root.resolve()):
         raise PathError("the server names a run folder outside this site's own; the task is refused")
     return path.resolve()
+
+
+def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
+    """The site's own folder of the run as the server names it, without memories of another run.
+
+    A server whose runs were removed gives their names to others: what the site remembers under such a name would
+    enter another model. A trained model stays until the next one takes its place. A server of an older fedvlp gives
+    no id, and nothing is compared. Raises PathError for a name or an id of another form.
+    """
+    own = under(Path(paths.runs), run["folder"]) / "sites" / paths.site
+    number, note = run.get("id"), own / OF_RUN
+    if number is None:
+        return own
+    if not isinstance(number, str) or not RUN_ID.fullmatch(number):
+        raise PathError("the server gives its run an id that is not 32 hexadecimal digits; the task is refused")
+    if not note.exists() or note.read_text(encoding="utf-8") != number:
+        for old in own.glob("*"):
+            if old.is_dir():
+                shutil.rmtree(old)
+            elif old.name != TRAINED:
+                old.unlink()
+        save_text(note, number)
+    return own

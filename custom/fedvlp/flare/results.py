@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from nvflare.apis.event_type import EventType
@@ -23,6 +25,7 @@ class ResultsInJob(FLComponent):
     """Copies the run into the job at its end, however that came; the last component, so that curves are complete.
 
     The server keeps its copy, from which the same job goes on. The simulator's results need no way home.
+    It takes no longer than it must: FLARE has ended the job at the sites by then, and still calls it running.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -31,9 +34,18 @@ class ResultsInJob(FLComponent):
             return
         target = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id())) / HOME
         try:
-            shutil.copytree(folder, target, ignore=_of_earlier_rounds)
+            shutil.copytree(folder, target, ignore=_of_earlier_rounds, copy_function=_linked_or_copied)
         except (OSError, CheckpointError) as error:  # a full disk: the run is still whole where it was made
             self.log_error(fl_ctx, f"results not copied ({type(error).__name__}); they are in the server's runs folder")
+
+
+def _linked_or_copied(source: str, target: str) -> None:
+    """A second name for a file of tensors, which nobody writes in place once it is whole; a copy of any other file."""
+    if source.endswith(".safetensors"):
+        with suppress(OSError):  # another disk, or no links there
+            os.link(source, target)
+            return
+    shutil.copy2(source, target)
 
 
 def _of_earlier_rounds(folder: str, names: list[str]) -> list[str]:

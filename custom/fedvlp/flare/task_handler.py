@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedvlp import __version__
@@ -11,18 +12,23 @@ from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import EVALUATE, Broadcast, State, Update
-from fedvlp.deploy.envelope import Behind, Watched
+from fedvlp.deploy.envelope import Behind, Envelope, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
-from fedvlp.flare.paths import SitePaths, under
+from fedvlp.flare.paths import SitePaths, folder_at_site
 from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.lock import FolderInUseError, only_writer
+from fedvlp.training import distributed
 
 logger = logging.getLogger(__name__)
+
+LAST_ONE_ENDS = 60.0
+"""Seconds that a task waits for another process at this site, which ends soon or leaves its task after the step."""
 
 
 class RefusedError(ValueError):
@@ -41,7 +47,7 @@ class TaskHandler:
         self._assemble = assemble
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
-        self._folder = ""
+        self._run: tuple[str, str | None] | None = None  # folder and id
         self._start: Start | None = None  # of the model that the run starts from, as this site builds it
 
     def answer(
@@ -67,7 +73,19 @@ class TaskHandler:
         envelope = envelope_at(Path(self.paths.local).parent)
         if envelope is not None:
             envelope.admit(self.experiment)
-        site = self._prepared(run["folder"])
+        site = self._prepared(run)
+        with alone(site):
+            return self._answered(site, message, should_stop, envelope, most_samples)
+
+    def _answered(
+        self,
+        site: Site,
+        message: Broadcast,
+        should_stop: Callable[[], bool],
+        envelope: Envelope | None,
+        most_samples: int | None,
+    ) -> Update:
+        """The update, within what this site lets a job do."""
         self._refuse_crafted(message, site)
         refuse_overflow(self.paths.site, site.client.data.num_train, most_samples)
         if envelope is None:
@@ -118,17 +136,40 @@ class TaskHandler:
         except InitialWeightsError:
             return site.client.state()  # its first task: nothing is loaded yet
 
-    def _prepared(self, folder: str) -> Site:
-        if self._site is None or folder != self._folder:
+    def _prepared(self, run: dict[str, str]) -> Site:
+        named = run["folder"], run.get("id")
+        if self._site is None or named != self._run:
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            local, path = Path(self.paths.local), under(Path(self.paths.runs), folder)
+            local, path = Path(self.paths.local), folder_at_site(self.paths, run).parent.parent
             experiment = at_site(self.experiment, self.paths.site, local)
             assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
             self._site = assembly.site(self.paths.site)
-            self._folder, self._start = folder, None
+            self._run, self._start = named, None
         return self._site
+
+
+@contextmanager
+def alone(site: Site) -> Iterator[None]:
+    """Keeps other processes from the site's memory for the time of a task; of several that share it, rank 0 does.
+
+    A process of the job before may still be at a task, whose memory would take the place of what this job remembers.
+    Between tasks nobody holds it: in the simulator a site is answered for by a trainer or by its own process in turn.
+    Raises RefusedError where the other does not end in time.
+    """
+    with ExitStack() as held:
+        if site.memory.folder is not None and distributed.rank() == 0:
+            try:
+                held.enter_context(only_writer(site.memory.folder, LAST_ONE_ENDS))
+            except FolderInUseError as error:
+                logger.error("%s", error)
+                raise RefusedError(
+                    f"another process at {site.client.name} still works on this run after {LAST_ONE_ENDS:g} s, as "
+                    "one of an earlier job may; the log of the site says which. Wait for it to end, or end it there: "
+                    "the site is asked again in a later round"
+                ) from None
+        yield
 
 
 def refuse_overflow(site: str, samples: int, most: int | None) -> None:

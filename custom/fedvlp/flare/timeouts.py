@@ -8,6 +8,7 @@ takes: a message that was lost with its connection is noticed by nothing else.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 
 from fedvlp.core.client import named_state
@@ -93,6 +94,8 @@ class Timeouts:
 def model_bytes(experiment: Experiment) -> int:
     """The size of the model that travels; it is built with random weights, unless its towers are frozen."""
     frozen = getattr(experiment.model, "adapters", "")
-    model = (experiment.model if frozen else replace(experiment.model, pretrained=False)).build(0)
+    with warnings.catch_warnings():  # without its tokenizer the model is as large
+        warnings.filterwarnings("ignore", message=".*no vocabulary at hand")
+        model = (experiment.model if frozen else replace(experiment.model, pretrained=False)).build(0)
     state = named_state(model, experiment.objective.build(model))
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())

@@ -175,10 +175,13 @@ class TrainerLink:
     ) -> Answer:
         try:
             send(connection, content, tensors)
+            sign, since = self._sign_of_life(), time.monotonic()
             while not connection.poll(0.1):
                 if should_stop():
                     return Answer(aborted=True)  # the trainer sees that this end is closed
-                if self._silent_for() > silence:
+                if (now := self._sign_of_life()) != sign:
+                    sign, since = now, time.monotonic()
+                elif time.monotonic() - since > silence:
                     self._kill()
             said, state = receive(connection)
         except (EOFError, OSError) as error:
@@ -238,12 +241,12 @@ class TrainerLink:
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True, timeout=STARTS)
         return Client(address, "AF_UNIX")
 
-    def _silent_for(self) -> float:
-        """Seconds since the trainer's last sign of life."""
+    def _sign_of_life(self) -> int:
+        """What differs after every sign of life. It is compared with no clock of this process: that may be put."""
         try:
-            return time.time() - (self.folder / PROCESS).stat().st_mtime
+            return (self.folder / PROCESS).stat().st_mtime_ns
         except OSError:
-            return 0.0
+            return 0
 
     def _kill(self) -> None:
         """Ends the trainer, waits until it is gone, and takes its socket away."""

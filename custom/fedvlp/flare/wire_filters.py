@@ -6,8 +6,6 @@ result that is no update of float tensors (encrypted, say) is refused here.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.filter import Filter
 from nvflare.apis.fl_component import FLComponent
@@ -19,7 +17,7 @@ from fedvlp.core.method import Method
 from fedvlp.federation.codec import CodecError, Wire
 from fedvlp.federation.wire import SiteEnd, site_memory
 from fedvlp.flare import messages
-from fedvlp.flare.paths import SitePaths, under
+from fedvlp.flare.paths import SitePaths, folder_at_site
 
 COMPONENT = "wire"
 """Id of the component that the two filters share."""
@@ -33,15 +31,15 @@ class WireEnd(FLComponent):
         self.options = wire
         self.method = method
         self._end: SiteEnd | None = None
-        self._folder = ""
+        self._run: tuple[str, str | None] | None = None  # folder and id
 
-    def of(self, folder: str, fl_ctx: FLContext) -> SiteEnd:
-        """The end for the run that the server calls ``folder``."""
-        if self._end is None or folder != self._folder:
-            paths = SitePaths.of(fl_ctx)
-            own = under(Path(paths.runs), folder) / "sites" / paths.site
+    def of(self, run: dict[str, str], fl_ctx: FLContext) -> SiteEnd:
+        """The end for ``run``, as the server says it (flare/messages.py)."""
+        named = run["folder"], run.get("id")
+        if self._end is None or named != self._run:
+            own = folder_at_site(SitePaths.of(fl_ctx), run)
             self._end = SiteEnd(self.options, self.method, site_memory(own))
-            self._folder = folder
+            self._run = named
         return self._end
 
     def current(self) -> SiteEnd:
@@ -63,7 +61,7 @@ class DecodeTask(Filter):
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         message, run = messages.receive_broadcast(shareable)
-        decoded = messages.send_broadcast(_shared(fl_ctx).of(run["folder"], fl_ctx).decode(message), run)
+        decoded = messages.send_broadcast(_shared(fl_ctx).of(run, fl_ctx).decode(message), run)
         return from_shareable(decoded).update_shareable(shareable)
 
 

@@ -91,12 +91,16 @@ class PublicEnsemble(Method):
         """A site's pass over the public set; the names of a batch begin with ``public/``."""
         return public_pass(client, size, generator)
 
+    def asked(self, sites: int) -> int:
+        return min(self.sites_per_round or sites, sites)
+
     # Server half
     def asks(self, server: Server) -> tuple[str, ...]:
-        if not 0 < self.sites_per_round < len(server.sites):
+        count = self.asked(len(server.sites))
+        if count == len(server.sites):
             return server.sites
         generator = torch.Generator().manual_seed(seed(trainer(server).client.seed, "sites", server.round))
-        drawn = torch.randperm(len(server.sites), generator=generator)[: self.sites_per_round]
+        drawn = torch.randperm(len(server.sites), generator=generator)[:count]
         return tuple(server.sites[index] for index in sorted(drawn.tolist()))
 
     def prepare(self, server: Server) -> None:

@@ -78,9 +78,9 @@ def divergence(own: Tensor, reference: Tensor) -> float:
     product = squares = reference_squares = 0.0
     for one, other in blocks(own, reference):
         one, other = one.double(), other.double()
-        product += float(one @ other)
-        squares += float(one @ one)
-        reference_squares += float(other @ other)
+        product += float((one * other).sum())  # of a block on one thread: ``@`` has other last bits on more
+        squares += float(one.square().sum())
+        reference_squares += float(other.square().sum())
     if squares == 0 or reference_squares == 0:
         return 1.0
     return min(1.0, product / math.sqrt(squares * reference_squares))

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.client import frozen_tensors
+from fedvlp.core.seeds import seed as named_seed
 from fedvlp.core.seeds import seeded
-from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group
+from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group, is_statistic
 from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
@@ -199,6 +201,7 @@ class DualEncoder(Usable, nn.Module):
         self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
+        self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:
         config = self.config
@@ -206,11 +209,12 @@ class DualEncoder(Usable, nn.Module):
         if not config.adapters:
             return
         rank, alpha, layers = config.adapter_rank, config.adapter_alpha, config.adapter_layers
-        self.image_adapter = seeded(seed, 7, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
-        self.text_adapter = seeded(seed, 8, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
+        own = named_seed(seed, "adapters")
+        self.image_adapter = seeded(own, 0, lambda: adapters.adapt(self.image_encoder, rank, alpha, layers))
+        self.text_adapter = seeded(own, 1, lambda: adapters.adapt(self.text_encoder, rank, alpha, layers))
         if config.adapter_private:
-            self.image_private = seeded(seed, 9, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
-            self.text_private = seeded(seed, 10, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
+            self.image_private = seeded(own, 2, lambda: adapters.adapt_privately(self.image_encoder, rank, alpha))
+            self.text_private = seeded(own, 3, lambda: adapters.adapt_privately(self.text_encoder, rank, alpha))
         towers = {"image_encoder.": self.image_encoder, "text_encoder.": self.text_encoder}
         self._frozen = tuple(
             prefix + name for prefix, tower in towers.items() for name in adapters.frozen(tower, rank, layers)
@@ -238,6 +242,8 @@ class DualEncoder(Usable, nn.Module):
         """Adds the adapters to the towers' weights, in place: the same function (to rounding), without adapters."""
         if not self.config.adapters:
             return
+        frozen = filter(is_statistic, frozen_tensors(self))
+        self.frozen_statistics = tuple(sorted({name.partition(".")[0] for name in frozen}))
         for tower in (self.image_encoder, self.text_encoder):
             adapters.merge(tower)
         del self.image_adapter, self.text_adapter
@@ -374,8 +380,14 @@ class DualEncoder(Usable, nn.Module):
 
         Each file is replaced whole, the weights last. The folder is complete: a tower that came from a local folder or
         the hub is described, not referred to. ``statistics`` says of which records the running statistics of batch
-        normalisation are. ``more`` writes files of its own into the folder that it is given.
+        normalisation are. ``more`` writes files of its own into the folder that it is given. Raises ValueError for a
+        model with adapters, which no saved model has.
         """
+        if self.config.adapters:
+            raise ValueError(
+                f"{folder}: this model has adapters beside its towers, and a saved model has none; call merge_adapters "
+                "first, on a copy if training is to go on"
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=".saving-", dir=folder))
@@ -419,6 +431,7 @@ class DualEncoder(Usable, nn.Module):
             "tokenizer": "transformers" if own else "hash",
             **({"preprocessing": self.preprocessing} if self.preprocessing else {}),
             **({"prompts": self.prompts} if self.prompts else {}),
+            **({"frozen_statistics": self.frozen_statistics} if self.frozen_statistics else {}),
         }
 
     @classmethod
@@ -431,7 +444,7 @@ class DualEncoder(Usable, nn.Module):
         folder = Path(folder)
         verify_checksums(folder)
         saved, config = read_config(folder, FORMAT, cls.config_class)
-        preprocessing, prompts = (saved.pop(key) for key in USE)
+        preprocessing, prompts, frozen = (saved.pop(key) for key in USE)
         if saved.pop("tokenizer") == "transformers":
             from fedvlp.models.text import load_tokenizer
 
@@ -440,6 +453,7 @@ class DualEncoder(Usable, nn.Module):
         model.load_state_dict(read_weights(folder, model.state_dict()))
         model.preprocessing = dict(preprocessing or {})
         model.prompts = {name: tuple(sentences) for name, sentences in (prompts or {}).items()}
+        model.frozen_statistics = tuple(frozen or ())
         return model.eval()
 
 

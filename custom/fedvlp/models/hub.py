@@ -15,6 +15,10 @@ WAIT = 3.0
 """Seconds that the hub is given to answer."""
 
 
+IN_KIT = "(a site or server of a consortium: put that folder into the kit, as models/NAME)"
+"""What a remedy adds for machines that take no path from a job."""
+
+
 class NoWeightsError(RuntimeError):
     """Published weights, a configuration or a tokenizer that can neither be read here nor fetched."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvlp.models.hub import NoWeightsError, what_is_here
+from fedvlp.models.hub import IN_KIT, NoWeightsError, what_is_here
 from fedvlp.models.tiny import Tower, as_channels, first_attention
 
 
@@ -132,7 +132,7 @@ def timm_tower(
             raise
         raise NoWeightsError(
             f"image_tower {name!r}: pretrained weights could not be loaded ({type(error).__name__}). Give a local "
-            "folder with config.json and model.safetensors as image_tower, or set pretrained to false"
+            f"folder with config.json and model.safetensors as image_tower {IN_KIT}, or set pretrained to false"
         ) from error
     model.reset_classifier(0, "")
     return TimmTower(model, image_size, in_channels, {"name": architecture["name"], "args": kwargs})

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import OBJECTIVE
-from fedvlp.core.types import Batch, is_private
+from fedvlp.core.types import Batch, is_private, modality
 from fedvlp.models.adapters import merge_private
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.initial import load_initial, parse
@@ -25,8 +25,9 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
     ``folder`` is that of a run, or one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch
     normalisation, where each site keeps its own (``norm_statistics=site``): what a site keeps (its name in a simulated
     run, or the folder ``sites/<site>`` of the run at that site), or batches of records to estimate them on, at least 2
-    records each. A site's name or folder also adds its private adapters (``model.adapter_private``). Raises ValueError
-    where the folder holds no model, and where it has no statistics and none are given.
+    records each; those of towers that were frozen in the run stay. A site's name or folder also adds its private
+    adapters (``model.adapter_private``). Raises ValueError where the folder holds no model, where it has no statistics
+    and none are given, and for batches without a modality that the model normalises.
     """
     run, folder = Path(folder), _inside(Path(folder))
     saved = _described(folder)
@@ -40,13 +41,29 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
         model.load_state_dict(model.state_dict() | own)
         merge_private(model, private, settings["adapter_alpha"] / max(1, settings["adapter_rank"]) if private else 0.0)
     elif statistics is not None:
-        norm_statistics.set_statistics(norm_statistics.normalising(model), model, statistics)
+        _estimate(model, statistics)
     elif saved.get("statistics") == norm_statistics.INITIAL:
         raise ValueError(
             f"{folder}: each site of this run keeps the statistics of its batch normalisation, and the model has none; "
             "give statistics=, a site's name or folder, or batches of your records to estimate them on"
         )
     return model
+
+
+def _estimate(model: DualEncoder, batches: Iterable[Batch]) -> None:
+    """Sets the running statistics of a model, but for those of frozen towers, to their means over these batches.
+
+    Raises ValueError where no batch reaches some of them.
+    """
+    prefixes = tuple(f"{module}." for module in model.frozen_statistics)
+    names = [name for name in model.state_dict() if not name.startswith(prefixes)]
+    missed = norm_statistics.set_statistics(norm_statistics.normalising(model, names), model, batches)
+    lacking = sorted({modality(name) for name, layer in model.named_modules() if layer in missed})
+    if lacking:
+        raise ValueError(
+            f"statistics: no batch has {' or '.join(lacking)}, and the model's batch normalisation of that has no "
+            "statistics yet; give batches of records with image and text, at least one"
+        )
 
 
 def load_encoders(folder: str | Path) -> DualEncoder:

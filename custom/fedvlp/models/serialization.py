@@ -18,8 +18,9 @@ C = TypeVar("C", bound="DataclassInstance")
 CHECKSUMS = "SHA256SUMS"
 """File with a line ``<SHA-256>  <file>`` for each file of the folder, as ``sha256sum -c`` reads it."""
 
-USE = ("preprocessing", "prompts")
-"""What config.json may say of a model's use: how films are prepared, and sentences by class for zero-shot."""
+USE = ("preprocessing", "prompts", "frozen_statistics")
+"""What config.json may say of a model's use: how films are prepared, sentences by class for zero-shot, and the modules
+whose batch normalisation was frozen in its run, so that its statistics are no site's."""
 
 CARD = "README.md"
 """The model card. It has no checksum: people may write in it."""

@@ -35,9 +35,12 @@ IMAGE, TEXT = ("image", "image_tokens", "views"), ("text", "text_tokens")
 def may_gain(model: Any, threads: int) -> bool:
     """Whether towers of so many ``threads`` each find a core, and draw no random numbers, whose order would change.
 
-    Of the towers here only the tiny ones draw none.
+    Of the towers here only the tiny ones draw none. Checkpointed blocks set the state of all threads' random numbers
+    when they are run again.
     """
     config = model.config
+    if config.gradient_checkpointing:
+        return False
     return {config.image_tower, config.text_tower} == {"tiny"} and len(os.sched_getaffinity(0)) >= 2 * threads
 
 

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
-from fedvlp.models.hub import NoWeightsError, unreachable
+from fedvlp.models.hub import IN_KIT, NoWeightsError, unreachable
 from fedvlp.models.tiny import HashTokenizer, TextTower, Tokenizer, check_length, first_attention
 
 BERT_VOCABULARY = {"bert-base-cased": 28_996, "bio_clinicalbert": 28_996, "bert-base-uncased": 30_522}
 """Vocabulary of the BERT-base family, by the last part of the name, lower-cased. They share every other number."""
 
 _REMEDY = (
-    "Give a local folder (config.json, model.safetensors, tokenizer files) as text_tower, or set pretrained to false"
+    f"Give a local folder (config.json, model.safetensors, tokenizer files) as text_tower {IN_KIT}, or set pretrained "
+    "to false"
 )
 
 

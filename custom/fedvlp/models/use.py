@@ -141,13 +141,14 @@ def sentences_of(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode within a ``with``; afterwards the model's mode is as it was."""
-    training = model.training
+    """Evaluation mode within a ``with``; afterwards the mode of each module is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

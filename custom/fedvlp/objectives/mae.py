@@ -29,12 +29,19 @@ def masked_error(predicted: Tensor, images: Tensor, masked: Tensor) -> Tensor:
     """Mean squared error on the patches [B, P] that are ``masked`` alone; 0 where none is.
 
     ``predicted`` [B, P, D]; the target are the patches of ``images`` [B, C, H, W], each normalised by its own mean and
-    variance (section 3 of the paper). Computed in at least float32, also under autocast.
+    variance (section 3 of the paper); grey is repeated to the channels that are predicted. Computed in at least
+    float32, also under autocast. Raises ValueError for images of other channels.
     """
     with torch.autocast(predicted.device.type, enabled=False):
         predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
         side = images.shape[2] // math.isqrt(masked.shape[1])
-        target = patchify(images.to(predicted), side)  # [B, P, D]
+        channels = predicted.shape[2] // side**2
+        if images.shape[1] not in (1, channels):
+            raise ValueError(
+                f"MAE: films of {images.shape[1]} channels, and a decoder that restores {channels}; set "
+                f"model.in_channels to {images.shape[1]}"
+            )
+        target = patchify(images.to(predicted).expand(-1, channels, -1, -1), side)  # [B, P, D]
         deviation = (target.var(dim=2, keepdim=True, correction=0) + 1e-6).sqrt()
         target = (target - target.mean(dim=2, keepdim=True)) / deviation
         error = (predicted - target).square().mean(dim=2)  # [B, P]
@@ -50,7 +57,7 @@ class MAE(OnViews):
     needs = ("image", "text", "patches")
 
     def __init__(self, config: MAEConfig, width: int, patches: int, pixels: int) -> None:
-        """``width``: of the tower's tokens; ``patches``: P; ``pixels``: of one patch."""
+        """``width``: of the tower's tokens; ``patches``: P; ``pixels``: numbers of one patch, C side^2."""
         super().__init__(config)
         self.patches, self.ratio = patches, config.ratio
         self.embed = nn.Linear(width, config.width)
@@ -109,9 +116,10 @@ class MAEConfig(SelfSupervised):
     def build(self, model: Any, seed: int = 0) -> nn.Module:
         """The loss for outputs of ``model``, a DualEncoder; the same weights for the same seed.
 
-        Raises ValueError for a tower whose tokens are no square grid on the film.
+        It restores as many channels as ``model.in_channels`` says, one where it says nothing. Raises ValueError for a
+        tower whose tokens are no square grid on the film.
         """
-        size = model.config.image_size
+        size, channels = model.config.image_size, model.config.in_channels or 1
         patches = tokens_of(model.image_encoder, size) - 1
         rows = math.isqrt(patches)
         if rows * rows != patches or size % rows:
@@ -119,7 +127,7 @@ class MAEConfig(SelfSupervised):
                 f"MAE: the image tower gives {patches} patches of films of {size} pixels, expected a square grid whose "
                 "rows divide them; choose another model.image_size"
             )
-        return seeded(seed, 7, lambda: MAE(self, model.image_encoder.width, patches, (size // rows) ** 2))
+        return seeded(seed, 7, lambda: MAE(self, model.image_encoder.width, patches, channels * (size // rows) ** 2))
 
 
 @torch.no_grad()

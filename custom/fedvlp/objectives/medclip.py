@@ -56,7 +56,7 @@ def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: fl
 class MedCLIP(nn.Module):
     """Semantic matching by the findings of the records, in nats: term ``contrastive``, absent when a modality is.
 
-    The scale of the cosines is learned: exp(``logit_scale``), clamped to [1, 100]. In a batch without ``labels`` every
+    The scale of the cosines is learned: exp(``logit_scale``), in [1, 100]. In a batch without ``labels`` every
     image matches its own report alone, which is CLIP's loss. ``sentences`` asks for batches whose texts are sentences,
     with ``text_labels``; in a batch without these, texts have the labels of their images.
     """
@@ -84,6 +84,11 @@ class MedCLIP(nn.Module):
             return {}
         scale = self.logit_scale.clamp(0.0, LARGEST_SCALE).exp()
         return {"contrastive": semantic_matching(output.image, output.text, self._targets(output.image, batch), scale)}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Takes the scale back into its range: beyond it the loss has no gradient, and it would stay there."""
+        self.logit_scale.clamp_(0.0, LARGEST_SCALE)
 
     @torch.no_grad()
     def entropy(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:

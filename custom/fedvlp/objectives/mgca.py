@@ -21,13 +21,21 @@ from fedvlp.core.types import Batch, VLOutput
 from fedvlp.objectives.convirt import info_nce
 from fedvlp.objectives.words import FAR, sum_by_word, word_index, word_mask
 
+SOFT = 0.03
+"""From this epsilon on the exponentials of cosines, and their shares, are numbers that float32 has."""
+
 
 @torch.no_grad()
 def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3) -> Tensor:
     """Codes q [B, K] of ``scores`` [B, K]: rows sum to 1, and the K clusters get about equal shares of the batch.
 
-    A smaller ``epsilon`` > 0 gives harder codes.
+    A smaller ``epsilon`` > 0 gives harder codes. Scores are cosines, -1 to 1.
     """
+    if epsilon < SOFT:
+        logs = scores / epsilon  # [B, K]
+        for _ in range(iterations):
+            logs = logs.log_softmax(dim=0).log_softmax(dim=1)
+        return logs.exp()
     q = (scores / epsilon).exp().T  # [K, B]
     q = q / q.sum()
     for _ in range(iterations):

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import platform
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -83,7 +84,7 @@ class RunFolder:
         for plugin in plugins.of(experiment):
             if plugin.source is not None:
                 save_bytes(folder.plugin(plugin.name), plugin.source)
-        save_json(folder.path / "environment.json", environment(experiment))
+        save_json(folder.environment, {**environment(experiment), "id": secrets.token_hex(16)})
         save_json(folder.config, described(experiment))
         return folder
 
@@ -108,7 +109,16 @@ class RunFolder:
 
     @staticmethod
     def latest(root: Path, experiment: Experiment) -> RunFolder | None:
-        """The newest run of this very configuration that has not finished, or None.
+        """The newest run of this very configuration if it has not finished, or None.
+
+        Raises UnreadableRunError naming a run that has not finished and cannot be read.
+        """
+        folder = RunFolder.newest(root, experiment)
+        return None if folder is None or folder.finished else folder
+
+    @staticmethod
+    def newest(root: Path, experiment: Experiment) -> RunFolder | None:
+        """The newest run of this very configuration, or None.
 
         Raises UnreadableRunError naming a run that has not finished and cannot be read.
         """
@@ -117,7 +127,7 @@ class RunFolder:
         for entry in sorted(entries, key=lambda entry: int(entry.name), reverse=True):
             folder = RunFolder(entry)
             if folder.is_of(experiment):
-                return None if folder.model.exists() else folder
+                return folder
         return None
 
     def is_of(self, experiment: Experiment) -> bool:
@@ -128,7 +138,7 @@ class RunFolder:
         try:
             config = self._config()
         except ValueError as error:
-            if self.model.exists():
+            if self.finished:
                 return False  # finished: nothing to go on with
             raise UnreadableRunError(
                 f"run {name} has not finished, and its configuration cannot be read: {error}. It may be the run to go "
@@ -148,12 +158,36 @@ class RunFolder:
         return self.path / "config.json"
 
     @property
+    def environment(self) -> Path:
+        """Versions, seed and fingerprint, and the run's id."""
+        return self.path / "environment.json"
+
+    @property
+    def id(self) -> str:
+        """What tells this run from another one in a folder of the same name; "" of a run of an older fedvlp."""
+        return str(_read(self.environment).get("id", ""))
+
+    @property
+    def status_file(self) -> Path:
+        """What became of a run under FLARE."""
+        return self.path / "run_status.json"
+
+    def status(self) -> dict[str, Any]:
+        """What the status file says; empty where there is none that can be read."""
+        return _read(self.status_file)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete: its model is here, or its server said so, which has none of an encrypted run."""
+        return self.model.exists() or self.status().get("status") == "finished"
+
+    @property
     def checkpoint(self) -> Path:
         return self.path / "checkpoints" / "server.safetensors"
 
     @property
     def model(self) -> Path:
-        """The trained weights: there when the run has finished."""
+        """The trained weights: there when the run has finished, but for an encrypted one."""
         return self.path / "model" / "model.safetensors"
 
     def page(self, films: bool = False) -> Path:
@@ -286,6 +320,15 @@ class RunFolder:
     def _samples(self) -> dict[str, int]:
         """Training records by site, as the last checkpoint has them."""
         return dict(load_header(self.checkpoint).get("samples", {})) if self.checkpoint.exists() else {}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is none that can be read."""
+    with suppress(OSError, ValueError):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+    return {}
 
 
 def _statistics(names: Iterable[str], initial: frozenset[str], site_only: frozenset[str]) -> str:

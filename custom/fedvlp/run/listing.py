@@ -60,7 +60,7 @@ def _recall(figures: dict[str, float], kind: str) -> float:
 def _state(folder: RunFolder, history: list[Record]) -> str:
     if in_use(folder.path):
         return "running"
-    if folder.model.exists():
+    if folder.finished:
         return "finished"
     return "stopped" if history else "not begun"
 

@@ -232,9 +232,14 @@ def table(name: str, own: Mapping[str, Any], wanted: str) -> dict[str, Any]:
     joined = _joined(name, own)
     if wanted in joined:
         return joined
+    use_installed()
+    return _joined(name, own)
+
+
+def use_installed() -> None:
+    """Imports every plugin that an entry point names. Raises PluginError where one cannot be imported."""
     for module in _installed():
         _use_module(module)
-    return _joined(name, own)
 
 
 def _joined(name: str, own: Mapping[str, Any]) -> dict[str, Any]:

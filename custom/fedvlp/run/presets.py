@@ -300,10 +300,20 @@ OF_REAL_FILMS = tuple(name for name in PRESETS if name.endswith("-real"))
 
 def get(name: str) -> Experiment:
     """The preset ``name``, of fedvlp or of a plugin. Raises ValueError naming the nearest one."""
-    experiment: Experiment = choose("preset", name, "PRESETS", PRESETS)
+    try:
+        experiment: Experiment = choose("preset", name, "PRESETS", PRESETS)
+    except plugins.PluginError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{error}. A preset of your own file needs --plugin FILE.py") from None
     return experiment
 
 
-def of_plugins() -> list[str]:
-    """The names of the presets that plugins in use have."""
+def of_plugins(installed: bool = False) -> list[str]:
+    """The names of the presets that plugins in use have; with ``installed``, of every installed plugin as well.
+
+    Raises PluginError where an installed plugin cannot be imported.
+    """
+    if installed:
+        plugins.use_installed()
     return [name for name in plugins.table("PRESETS", PRESETS, wanted=next(iter(PRESETS))) if name not in PRESETS]

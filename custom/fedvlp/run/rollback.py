@@ -52,6 +52,9 @@ def rollback(folder: RunFolder, round: int) -> int:
                     f"{memory.folder} no longer holds what its site remembered before round {round}; put the run back "
                     "to a later round, or to round 0"
                 )
+        if folder.status_file.exists():
+            said = f"put back to before round {round}; submit the same job"
+            save_json(folder.status_file, {"status": "stopped", "reason": said})
         _forget_results(folder)  # first: until the checkpoint is replaced, resuming makes them again
         if round:
             snapshots.restore(round)
@@ -62,9 +65,6 @@ def rollback(folder: RunFolder, round: int) -> int:
         for memory in memories:
             memory.back_to((round, 0))
         folder.note_all(before)
-        status = folder.path / "run_status.json"
-        if status.exists():
-            save_json(status, {"status": "stopped", "reason": f"put back to before round {round}; submit the same job"})
     return now
 
 

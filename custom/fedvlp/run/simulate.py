@@ -134,6 +134,7 @@ def simulate(
                 wire=experiment.wire,
                 checkpoint=folder.checkpoint,
                 report=noted,
+                present=sites,
             )
             state = federation.run(next_phase)
         folder.finish(experiment, state, server.history, assembly.cohort.label_names)

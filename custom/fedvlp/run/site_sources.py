@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedvlp.core.validate import require
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.patients import patient_names
 from fedvlp.data.screening import Screened, screen_all
+from fedvlp.data.sources.table import TableSource
 from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Source
 
@@ -18,6 +21,8 @@ class SiteSources:
     """One data set for each site, whatever its own table says of sites. The site "public" is the public set.
 
     The labels of the cohort are those of all data sets; a label that a data set does not have is blank in its rows.
+    Ids, patients and studies of a hospital's own table are its site's: two hospitals may name files and number patients
+    alike. So a person whom two of them know counts as two patients.
     """
 
     sites: tuple[tuple[str, Source], ...]  # (name of the site, its data set)
@@ -36,10 +41,37 @@ class SiteSources:
         """The reports of all sites, searched, before any image is decoded."""
         return screen_all([source for _, source in self.sites], self._joined)
 
+    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
+        """The patients of one ``site``, or of all, as their data sets have them (data/patients.py).
+
+        Raises ValueError for an unknown site, and where a data set cannot tell.
+        """
+        if site not in (None, *dict(self.sites)):
+            raise ValueError(f"sites: {site!r} has no data set; expected one of {', '.join(dict(self.sites))}")
+        own = [source for name, source in self.sites if site in (None, name)]
+        return [name for source in own for name in patient_names(source, column=column)]
+
     def _joined(self, built: Sequence[Cohort]) -> Cohort:
-        cohorts = {site: cohort for (site, _), cohort in zip(self.sites, built, strict=True)}
-        self._refuse_shared(cohorts)
+        cohorts = dict(zip(dict(self.sites), built, strict=True))
+        for names in self._alike().values():
+            alike = {site: cohorts[site] for site in names}
+            self._refuse_shared(alike)
+            Cohort.concat(list(alike.values()))  # refuses a patient who is in several splits of them
+        # Whatever the other sites have, so that server and sites have the same ids for the site "public".
+        local = [site for site, source in self.sites if isinstance(source, TableSource)]
+        cohorts |= {site: cohorts[site].named_by(site) for site in local}
         return Cohort.concat([cohort.with_sites([site] * len(cohort)) for site, cohort in cohorts.items()])
+
+    def _alike(self) -> dict[Path | None, list[str]]:
+        """The sites whose data sets mean the same record by the same id.
+
+        Published collections do, and tables with films in one folder. Hospitals number files and patients each for
+        itself.
+        """
+        alike: dict[Path | None, list[str]] = {}
+        for site, source in self.sites:
+            alike.setdefault(source.folder() if isinstance(source, TableSource) else None, []).append(site)
+        return alike
 
     @staticmethod
     def _refuse_shared(cohorts: dict[str, Cohort]) -> None:

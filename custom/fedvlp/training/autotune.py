@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedvlp.training.config import Training
 
 CHOICE, KEYS = "precision.json", ("precision", "attention")
-"""Name of the file of a site's choice, and what it holds."""
+"""Name of the file of a site's or the server's choice, and what it holds."""
 
 TOKENS = 197  # of a film of 224 pixels in patches of 16
 SIZES = {"cpu": (8, 384, 6), "cuda": (128, 768, 12)}
@@ -50,10 +50,10 @@ def fastest(precision: str, attention: str, seconds: Mapping[tuple[str, str], fl
 
 
 def fixed(training: Training, device: torch.device, folder: Path | None) -> Training:
-    """The settings with every ``auto`` replaced by what the probe found when this site first trained in this run.
+    """The settings with every ``auto`` replaced by what the probe found when the site or server first trained in a run.
 
-    That is kept in the site's ``folder`` (None: nowhere): a busy machine or another process could choose otherwise, and
-    a run would go on with other arithmetic than it began with.
+    That is kept in its ``folder`` (None: nowhere): a busy machine or another process could choose otherwise, and a run
+    would go on with other arithmetic than it began with.
     """
     if "auto" not in (training.precision, training.attention) or folder is None:
         return training

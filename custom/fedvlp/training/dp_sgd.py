@@ -21,7 +21,6 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,12 +78,15 @@ def refuse_settings(method: Method, training: Training) -> None:
 def refuse_modules(client: Client) -> None:
     """Raises RecordPrivacyError for a model or an objective that keeps more of records than trained weights."""
     modules: list[nn.Module] = [*client.model.modules(), *client.objective.modules()]
+    untrained = client.objective.state_dict().keys() - {name for name, _ in client.objective.named_parameters()}
     wrong = {
         "statistics of batch normalisation are exact; set model.head_norm=layer": any(
             isinstance(module, BatchNorm) and module.training for module in modules
         ),
-        "the objective keeps more than trained weights; choose another": any(True for _ in client.objective.buffers()),
+        "the objective keeps more than trained weights; choose another": bool(untrained),
         "the objective draws views of its own; choose another": hasattr(client.objective, "draw"),
+        "its groups have whole reports; set objective.sentences=false": "sentences"
+        in getattr(client.objective, "needs", ()),
         "several processes at a site share no noise; use one": distributed.together(),
     }
     for text in (text for text, seen in wrong.items() if seen):
@@ -132,8 +134,8 @@ class PrivateStepper(Stepper):
             if len(rows) < 2:
                 continue
             self.optimizer.zero_grad(set_to_none=True)
-            terms: Any = losses({name: tensor[rows.to(tensor.device)] for name, tensor in rest.items()})
-            (sum(terms.values()) * self.loss_scale).backward()
+            terms = losses({name: tensor[rows.to(tensor.device)] for name, tensor in rest.items()})
+            (self._sum(terms, rest) * self.loss_scale).backward()
             for total, shortened in zip(sums, self._shortened(), strict=True):
                 if shortened is not None:
                     total += shortened

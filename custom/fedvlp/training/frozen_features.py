@@ -56,7 +56,8 @@ class _Tokens:
 class FrozenFeatures:
     """Data on the CPU, whose batches go to the model's device with the towers' tokens in the place of films.
 
-    Everything else is the data's own.
+    Everything else is the data's own. Of a training batch's films one alone is read, for its size: what is drawn for
+    all of them is drawn as if they were there.
 
     The tokens of a split are computed when it is first asked for: 4 (M + T) W bytes a record on disk, e.g. 0.4 MB for
     EfficientNet-Lite0 at 224 pixels and MiniLM at 112 tokens. They lie in ``folder``, by what they were made of (the
@@ -72,7 +73,11 @@ class FrozenFeatures:
 
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]:
         """As the data's own, with tokens."""
+        self._data.share_images(lambda count: slice(0, 1))
         return (self._with_tokens("train", batch) for batch in self._data.train_batches(steps, batch_size, generator))
+
+    def share_images(self, share: object) -> None:
+        """There are no images to share among processes: every one has the tokens of all records."""
 
     def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
         """As the data's own, with tokens."""

@@ -116,26 +116,34 @@ class Stepper:
             share = _size(piece) / _size(batch)
             with torch.autocast(self.device.type, self._low_precision, **autocast):
                 terms = losses(piece)
-            if not terms:
-                raise NoLossError(
-                    f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a "
-                    "modality is missing that this method does not complete; choose another method or objective for "
-                    "this site"
-                )
-            loss: Any = sum(terms.values())
+            loss = self._sum(terms, batch)
             self.scaler.scale(loss * (self.loss_scale * share)).backward()
             for name, term in terms.items():
                 mine = term.detach() * share
                 total[name] = total[name] + mine if name in total else mine
         return total
 
+    def _sum(self, terms: dict[str, Tensor], batch: Batch) -> Tensor:
+        """The loss, []. Raises NoLossError where the objective has no term for this batch."""
+        if not terms:
+            raise NoLossError(
+                f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality "
+                "is missing that this method does not complete; choose another method or objective for this site"
+            )
+        loss: Any = sum(terms.values())
+        return loss
+
     def _pieces(self, batch: Batch) -> Iterator[Batch]:
+        """Micro-batches of nearly equal size: a last one of one record would have no negatives, nor a variance."""
         if self.training.channels_last and "image" in batch:
             batch = {**batch, "image": batch["image"].contiguous(memory_format=torch.channels_last)}
         total = _size(batch)
         size = (self.training.micro_batch if self.training.accumulation == "plain" else 0) or total
-        for start in range(0, total, size):
-            yield _piece(batch, start, min(start + size, total))
+        count = -(-total // size)
+        if total % size:
+            count = max(1, min(count, total // 2))
+        for number in range(count):
+            yield _piece(batch, total * number // count, total * (number + 1) // count)
 
     @property
     def _low_precision(self) -> torch.dtype:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.published import chexpert_row, openi_reports
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.nih_cxr14 import NIHSource
@@ -112,7 +113,42 @@ def test_published_columns_of_people_are_subgroups(tmp_path: Path) -> None:
     assert unknown.subgroups.tolist() == [["", "", ""]]
     film = chexpert_row("CheXpert-v1.0/train/patient00001/study1/view1_frontal.jpg")
     path = table(tmp_path / "train.csv", [film | {"Sex": "Male", "Age": "90", "AP/PA": "AP"}])
-    assert CheXpertSource(path).build().subgroups.tolist() == [["Male", "80+", "AP"]]
+    assert CheXpertSource(path).build().subgroups.tolist() == [["M", "80+", "AP"]]
+
+
+def test_subgroups_of_two_collections_meet_when_they_are_joined(tmp_path: Path) -> None:
+    """Sexes, ages and views are called alike; a lateral film of CheXpert is lateral, not of an unknown view."""
+    entries = [
+        {"Image Index": f"{i}.png", "Finding Labels": "Mass", "Patient ID": str(i), "Follow-up #": "0",
+         "Patient Gender": sex, "Patient Age": "058Y", "View Position": view}
+        for i, (sex, view) in enumerate([("F", "PA"), ("M", "AP")])
+    ]  # fmt: skip
+    seen = [("Female", "Frontal", "PA"), ("Male", "Frontal", ""), ("Unknown", "Lateral", ""), ("Male", "Lateral", "LL")]
+    films = [
+        chexpert_row(f"C/train/patient0000{i}/study1/v.jpg", view) | {"Sex": sex, "Age": "58", "AP/PA": projection}
+        for i, (sex, view, projection) in enumerate(seen)
+    ]
+    nih = NIHSource(table(tmp_path / "n.csv", entries)).build()
+    chexpert = CheXpertSource(table(tmp_path / "train.csv", films), frontal=False).build()
+    joined = Cohort.concat([nih.with_sites(["north"] * 2), chexpert.with_sites(["south"] * 4)])
+    assert joined.subgroup("sex").tolist() == ["F", "M", "F", "M", "", "M"]
+    assert set(joined.subgroup("age").tolist()) == {"40-59"}
+    assert joined.subgroup("view").tolist() == ["PA", "AP", "PA", "frontal", "lateral", "lateral"]
+
+
+@pytest.mark.parametrize("name", ["CheXpert-v1.0-small", "elsewhere"])
+def test_chexpert_is_found_behind_links_of_any_name(name: str, tmp_path: Path) -> None:
+    film = "CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg"
+    kept = tmp_path / "disk" / "another name"
+    picture(kept / film.partition("/")[2], 9)
+    table(kept / "train.csv", [chexpert_row(film)])
+    (tmp_path / name).symlink_to(kept)
+    folders = [tmp_path / name, kept] + ([tmp_path] if name in film else [])
+    assert [len(CheXpertSource.at(folder, image_size=32).build()) for folder in folders] == [1] * len(folders)
+    (tmp_path / "as published").mkdir()
+    (tmp_path / "as published" / "CheXpert-v1.0-small").symlink_to(kept)
+    path = str(kept / "train.csv")
+    assert len(CheXpertSource(path, root=str(tmp_path / "as published"), image_size=32).build()) == 1
 
 
 def test_openi_reads_impression_findings_and_headings(tmp_path: Path) -> None:
@@ -131,12 +167,87 @@ def test_openi_archive_and_folder_are_the_same_cohort(tmp_path: Path) -> None:
     assert one.fingerprint == other.fingerprint
 
 
-def test_openi_with_images_has_one_row_per_image_that_is_there(tmp_path: Path) -> None:
-    picture(tmp_path / "png" / "CXR1_IM-1.png", 77)
-    cohort = OpenISource(str(openi_reports(tmp_path / "xml")), root=str(tmp_path / "png"), image_size=32).build()
-    assert len(cohort) == 1
+def openi_films(folder: Path) -> tuple[str, str]:
+    """Five films of two worded reports, one of them under its longer name, and a worded report without a film."""
+    reports = openi_reports(folder / "xml")
+    films = {"0.xml": ["CXR1_1_IM-0001-3001", "CXR1_1_IM-0001-4001", "CXR1_IM-2"], "1.xml": ["CXR2_IM-3", "CXR2_IM-4"]}
+    for number, (file, names) in enumerate(films.items(), start=1):
+        text = (reports / file).read_text()
+        images = "".join(f'<parentImage id="{name}"/>' for name in names)
+        (reports / file).write_text(text.replace(f'<parentImage id="CXR{number}_IM-1"/>', images))
+        for index, name in enumerate(names):
+            picture(folder / "png" / f"{name}.png", 20 * number + index)
+    third = (reports / "2.xml").read_text().replace('"IMPRESSION"></', '"IMPRESSION">No acute disease seen.</')
+    (reports / "2.xml").write_text(third.replace('<parentImage id="CXR3_IM-1"/>', ""))
+    return str(reports), str(folder / "png")
+
+
+def projections(path: Path) -> str:
+    """Four of the five films, as Kaggle names them."""
+    rows = [
+        ("1", "1_IM-0001-4001.dcm.png", "Frontal"), ("1", "1_IM-0001-3001.dcm.png", "Lateral"),
+        ("1", "1_IM-2.dcm.png", "Frontal"), ("2", "2_IM-3.dcm.png", "Lateral"),
+    ]  # fmt: skip
+    return table(path, [dict(zip(("uid", "filename", "projection"), row, strict=True)) for row in rows])
+
+
+def test_openi_with_films_has_a_row_for_each_frontal_one(tmp_path: Path) -> None:
+    reports, films = openi_films(tmp_path)
+    views = projections(tmp_path / "indiana_projections.csv")
+    cohort, summary = OpenISource(reports, films, views, image_size=32).prepare()
+    assert cohort.images(np.arange(2))[:, 16, 16].tolist() == [21, 22]
+    assert cohort.subgroup("view").tolist() == ["frontal", "frontal"]
+    assert summary == {
+        "rows": 6, "used": 2, "patients": 1, "skipped: report empty or too short": 0,
+        "skipped: report without a film": 1, "skipped: film of another or an unknown view": 3,
+        "skipped: film not under root": 0,
+    }  # fmt: skip
+    both = OpenISource(reports, films, views, ("Frontal", "Lateral"), image_size=32).build()
+    assert both.subgroup("view").tolist() == ["lateral", "frontal", "frontal", "lateral"]
+    with pytest.raises(ValueError, match="1 of the views are none of Frontal, Lateral"):
+        OpenISource(reports, films, views, "Frontal,frontal").build()
+
+
+def test_openi_without_the_table_of_views_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reports, films = openi_films(tmp_path)
+    cohort, summary = OpenISource(reports, films, image_size=32).prepare()
+    assert len(cohort) == 5
+    assert cohort.subgroup_names == ()
+    assert summary["films of unknown view (no indiana_projections.csv)"] == 5
+    assert "5 films of unknown view (no indiana_projections.csv); lateral ones are among them" in caplog.text
+    assert "films of unknown view (no indiana_projections.csv)" not in OpenISource(reports).prepare()[1]
+
+
+def test_openi_finds_the_table_of_views_in_its_folder(tmp_path: Path) -> None:
+    reports, films = openi_films(tmp_path)
+    Path(reports).rename(tmp_path / "ecgen-radiology")
+    Path(films).rename(tmp_path / "NLMCXR_png")
+    assert "projections" not in OpenISource.layout(tmp_path)
+    projections(tmp_path / "indiana_projections.csv")
+    assert len(OpenISource.at(tmp_path, image_size=32).build()) == 2
+
+
+def test_openi_refuses_a_folder_that_lacks_films_unless_a_part_of_them_is_enough(tmp_path: Path) -> None:
+    reports, films = openi_films(tmp_path)
+    (tmp_path / "png" / "CXR2_IM-3.png").unlink()
+    said = r"1 of 5 images are not under root, at most 0% may be missing; unpack NLMCXR_png whole, or raise max_missing"
+    with pytest.raises(ValueError, match=said):
+        OpenISource(reports, films).build()
+    with pytest.raises(ValueError, match="1 of 5 images are not under root, at most 19%"):
+        OpenISource(reports, films, max_missing=0.19).build()
+    cohort, summary = OpenISource(reports, films, max_missing=0.2, image_size=32).prepare()
+    assert len(cohort) == 4
+    assert summary["skipped: film not under root"] == 1
     assert cohort.has_image().all()
     assert cohort.has_report().all()
+    views = projections(tmp_path / "indiana_projections.csv")
+    assert len(OpenISource(reports, films, views, image_size=32).build()) == 2, "a lateral film is not needed"
+
+
+def test_openi_headings_count_with_their_first_qualifier() -> None:
+    majors = "".join(f"<major>{text}</major>" for text in ("Thickening/pleura/left", "Cardiac Shadow/enlarged/mild"))
+    report = parse(f'<eCitation><uId id="CXR1"/><MeSH>{majors}</MeSH></eCitation>'.encode())
+    assert report.headings == {"thickening", "thickening/pleura", "cardiac shadow", "cardiac shadow/enlarged"}
 
 
 @pytest.mark.parametrize("kind", [CheXpertSource, NIHSource])

@@ -14,7 +14,7 @@ from fedvlp.data.deid import PHIError
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.report_text import sections
 from fedvlp.data.sources.candid_ptx import CandidPTXSource
-from fedvlp.data.sources.mimic_cxr import MIMICSource
+from fedvlp.data.sources.mimic_cxr import MIMICSource, meaning
 from fedvlp.data.sources.rsna import RSNASource
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
@@ -89,6 +89,37 @@ def test_sections_are_found_by_their_capitals(report: str, expected: set[str]) -
 def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
     found = sections("IMPRESSION: one.\n PORTABLE CHEST (1 VIEW):\n two.\nIMPRESSION: three.")
     assert found == {"IMPRESSION": "one. three.", "PORTABLE CHEST (1 VIEW)": "two."}
+
+
+@pytest.mark.parametrize(
+    ("heading", "expected"),
+    [
+        ("FINDINGS", "FINDINGS"), ("FINAL IMPRESSION", "IMPRESSION"), ("CONCLUSION", "IMPRESSION"),
+        ("IMPRESSON", "IMPRESSION"), ("FINDNGS", "FINDINGS"), ("PA AND LATERAL VIEWS OF THE CHEST", "FINDINGS"),
+        ("CHEST, TWO VIEWS", "FINDINGS"), ("PORTABLE AP CHEST RADIOGRAPH", "FINDINGS"), ("PORTABLE CHEST", "FINDINGS"),
+        ("FRONTAL AND LATERAL VIEWS OF THE CHEST", "FINDINGS"), ("AP AND LATERAL CHEST RADIOGRAPHS", "FINDINGS"),
+        ("UPRIGHT AP VIEW OF THE ABDOMEN", "FINDINGS"), ("HISTORY", ""), ("CLINICAL HISTORY, CHEST PAIN", ""),
+        ("COMPARISON CHEST FILM", ""), ("REASON FOR EXAM", ""), ("ADDENDUM", ""), ("WET READ", ""),
+    ],
+)  # fmt: skip
+def test_mimic_headings_mean_what_its_authors_say(heading: str, expected: str) -> None:
+    assert meaning(heading) == expected
+
+
+@pytest.mark.parametrize(
+    "heading", ["PA AND LATERAL VIEWS OF THE CHEST", "CONCLUSION", "PORTABLE CHEST (1 VIEW)", "CHEST, TWO VIEWS"]
+)
+def test_a_report_without_the_words_findings_and_impression_is_used(heading: str, tmp_path: Path) -> None:
+    report = (
+        f" FINAL REPORT\n INDICATION:  Cough.\n\n {heading}:  Large left pleural effusion.\n\n NOTIFICATION: Dr. A.\n"
+    )
+    cohort = mimic(tmp_path / "m", report).build()
+    assert set(cohort.reports) == {"large left pleural effusion"}
+
+
+def test_the_impression_comes_first_whatever_the_headings_are(tmp_path: Path) -> None:
+    report = " CHEST, TWO VIEWS: Clear lungs.\n\n FINDINGS:  Small heart.\n\n CONCLUSION:  No acute disease.\n"
+    assert set(mimic(tmp_path / "m", report).build().reports) == {"no acute disease clear lungs small heart"}
 
 
 def test_candid_joins_the_rows_of_a_film(tmp_path: Path) -> None:

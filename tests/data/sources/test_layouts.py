@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.published import COLLECTIONS, chexpert_row, film, table
 
+from fedvlp.data import images
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.covidx import COVIDxSource
@@ -115,6 +116,25 @@ def test_what_is_missing_within_is_counted_or_named(name: str, removed: str, sai
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     with pytest.raises(ValueError, match=said):
         at(name, tmp_path / "root").build()
+
+
+def test_a_film_with_several_questions_is_decoded_and_kept_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three films in four questions: each question has its own row, and the first two one film."""
+    decoded: list[Path] = []
+    decode = images.decode
+    monkeypatch.setattr(images, "decode", lambda file, *given: decoded.append(file) or decode(file, *given))
+    cohort = at("ehrxqa", tmp_path / "root", cache=str(tmp_path / "cache")).build()
+    shown = cohort.images(np.arange(4))
+    assert len(decoded) == 3
+    assert np.array_equal(shown[0], shown[1])
+    kept = [np.load(file, mmap_mode="r").shape for file in (tmp_path / "cache").rglob("*.npy")]
+    assert kept == [(3, 32, 32)]
+    decoded[0].write_bytes(b"no image")
+    left, summary = at("ehrxqa", tmp_path / "root").prepare()
+    assert len(left) == 2
+    assert summary["skipped: unsupported image format"] == 2
 
 
 def test_a_brset_that_lacks_more_photographs_than_published_is_refused(tmp_path: Path) -> None:
@@ -312,13 +332,12 @@ def test_lines_of_another_form_are_counted(tmp_path: Path) -> None:
     assert "b.png" not in str(caught.value)
 
 
-def test_a_short_line_of_a_table_has_empty_cells(tmp_path: Path) -> None:
-    """A line that ends early, as spreadsheets write, is not None to a reader: it is blank."""
+def test_a_table_that_ends_within_a_row_is_not_read_as_if_it_were_blank(tmp_path: Path) -> None:
+    """The film of a line that was cut off would have labels that nobody gave it."""
     name = "CheXpert-v1.0/train/patient00001/study1/view1_frontal.jpg"
     film(tmp_path / name, 9)
     row = chexpert_row(name, **{"No Finding": "1.0"})
     path = tmp_path / "CheXpert-v1.0" / "train.csv"
     path.write_text(",".join(row) + "\n" + ",".join([*list(row.values())[:2], "1.0"]) + "\n")
-    cohort = CheXpertSource.at(tmp_path, image_size=32).build()
-    assert cohort.labels[0, 0] == 1
-    assert np.isnan(cohort.labels[0, 1:]).all()
+    with pytest.raises(ValueError, match=r"train\.csv is damaged: its line 2 ends before its last column; download it"):
+        CheXpertSource.at(tmp_path, image_size=32).build()

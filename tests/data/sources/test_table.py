@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedvlp.data.cohort import Cohort
 from fedvlp.data.report_text import clean_report, is_missing
-from fedvlp.data.sources.table import TableSource, draw_splits
+from fedvlp.data.sources.table import BY_IMAGE, BY_STUDY, TableSource, draw_splits
 
 Image = pytest.importorskip("PIL.Image")
 PAIRS = Path(__file__).parents[3].parent / "shared" / "data" / "real-cxr" / "pairs.csv"
@@ -267,6 +268,50 @@ def test_a_text_with_unquoted_commas_is_not_cut_in_silence(tmp_path: Path) -> No
     assert "more cells than columns 1 (row 1)" in silent_error(source)
 
 
+def quoted(folder: Path, reports: dict[int, str]) -> TableSource:
+    """A table of twelve films of twelve patients as written by hand, so that a mark in ``reports`` stays lone."""
+    lines = ["image,report,patient_id,Edema"]
+    for i in range(12):
+        text = reports.get(i, "no canary effusion seen")
+        lines.append(f"{picture(folder / f'{i}.png', i)},{text},p{i},1")
+    (folder / "pairs.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return TableSource(str(folder / "pairs.csv"), image_size=16)
+
+
+LONE = {
+    "one": ({3: '"no canary effusion seen'}, "the row that begins in line 5 is not CSV"),
+    "two that open": ({3: '"no canary effusion seen', 9: '"no canary effusion'}, "that begins in line 5 is not CSV"),
+    "two of neighbours": ({3: '"no effusion, seen', 4: 'no canary effusion"'}, "line 5 is where such rows begin"),
+    "two around others": ({3: '"no canary effusion seen', 9: 'no canary effusion"'}, "line 5 is where such rows begin"),
+}
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_a_lone_quotation_mark_takes_no_other_patients_rows_into_a_report(case: str, tmp_path: Path) -> None:
+    reports, said = LONE[case]
+    assert said in silent_error(quoted(tmp_path, reports))
+
+
+def test_reports_of_several_lines_in_quotation_marks_are_read(tmp_path: Path) -> None:
+    """With commas, numbers, empty lines and marks written twice; and where the films come last."""
+    text = '"Edema, 3, mild.\r\n\r\n1. Heart, lungs, ribs, 1\n2, the ""canary"" sign.\nn,o,p1,1"'
+    cohort = quoted(tmp_path, {3: text}).build()
+    assert len(cohort) == 12
+    assert cohort.reports[3] == "edema 3 mild heart lungs ribs 1 2 the canary sign n o p1 1"
+    rows = [["Small effusion,\nand edema, no, p1\nHeart, normal.", row[0]] for row in good(tmp_path, 4)]
+    assert len(TableSource(write(tmp_path, rows, ["report", "image"]), image_size=16).build()) == 4
+
+
+def test_a_text_with_an_unquoted_line_break_is_not_cut_in_silence(tmp_path: Path) -> None:
+    """Both halves of the row are counted; before, the first was used with half of its report and no label."""
+    source = replace(quoted(tmp_path, {3: "no canary effusion seen\nand no edema"}), label_columns="Edema")
+    summary = source.summary()
+    assert summary["rows"] == 13
+    assert summary["skipped: fewer cells than columns"] == 2
+    assert summary["used"] == 11
+    assert "fewer cells than columns 2 (row 4, 5)" in silent_error(replace(source, max_skipped=0.1))
+
+
 def test_a_report_longer_than_csv_reads_by_itself_is_read(tmp_path: Path) -> None:
     rows = good(tmp_path, 2)
     limit = csv.field_size_limit()
@@ -274,6 +319,61 @@ def test_a_report_longer_than_csv_reads_by_itself_is_read(tmp_path: Path) -> Non
     cohort = TableSource(write(tmp_path, rows), image_size=16).build()
     assert len(cohort.reports[0].split()) == limit // 8
     assert csv.field_size_limit() == limit
+
+
+def people(folder: Path, patients: list[str], studies: list[str]) -> TableSource:
+    """A table of a film for each of the ``patients``, whose split is drawn."""
+    pairs = enumerate(zip(patients, studies, strict=True))
+    rows = [[picture(folder / f"{i}.png", i), REPORT, patient, study] for i, (patient, study) in pairs]
+    return TableSource(write(folder, rows, ["image", "report", "patient_id", "study_id"]), image_size=8)
+
+
+def splits_of_studies(cohort: Cohort) -> list[set[str]]:
+    """The splits of the films 2k and 2k + 1, for each k."""
+    splits = cohort.splits.tolist()
+    return [set(pair) for pair in zip(splits[::2], splits[1::2], strict=True)]
+
+
+STUDIES = [f"s{i // 2}" for i in range(60)]
+
+
+@pytest.mark.parametrize("blank", ["", "nan", "NA", " null "])
+def test_no_study_is_in_two_splits_where_patients_are_missing(blank: str, tmp_path: Path) -> None:
+    """In every fifth study no film has a patient, and in one study one film of two."""
+    patients = [blank if i // 2 % 5 == 0 else f"p{i // 4}" for i in range(60)]
+    patients[2] = blank
+    cohort, summary = people(tmp_path, patients, STUDIES).prepare()
+    assert all(len(splits) == 1 for splits in splits_of_studies(cohort))
+    assert cohort.patients[2] == cohort.patients[3] != cohort.patients[0]
+    assert len({cohort.patients[i] for i in range(0, 60, 10)}) == 6, "each study its own patient"
+    assert summary[BY_STUDY] == 13
+    assert BY_IMAGE not in summary
+
+
+def test_without_a_column_of_patients_the_study_is_the_patient(tmp_path: Path) -> None:
+    source = replace(people(tmp_path, ["p"] * 60, STUDIES), patient_column="")
+    cohort, summary = source.prepare()
+    assert all(len(splits) == 1 for splits in splits_of_studies(cohort))
+    assert summary["patients"] == 30
+    assert summary[BY_STUDY] == 60
+    assert replace(source, study_column="").summary()[BY_IMAGE] == 60
+
+
+def test_a_patient_and_a_study_are_one_however_they_are_written(tmp_path: Path) -> None:
+    """As when patients of two sites are counted (data/patients.py). A word for nothing is nobody."""
+    source = people(tmp_path, ["P1", "p1", "p 2", "P  2", "none", "NaN"], ["S", "s", "S2", "s2", "n/a", "null"])
+    cohort = source.build()
+    assert [cohort.patients.index(name) for name in cohort.patients] == [0, 0, 2, 2, 4, 5]
+    assert [cohort.studies.index(name) for name in cohort.studies] == [0, 0, 2, 2, 4, 5]
+    assert source.patient_names()[3:] == ["P  2", "", ""]
+
+
+def test_the_number_of_a_visit_is_a_study_of_each_patient(tmp_path: Path) -> None:
+    """Beside patients that are known, a row without one is its image's own: its study does not say whose it is."""
+    cohort, summary = people(tmp_path, ["a", "a", "b", "b", "a", ""], ["1", "1", "1", "1", "2", "1"]).prepare()
+    assert [cohort.studies.index(name) for name in cohort.studies] == [0, 0, 2, 2, 4, 5]
+    assert [cohort.patients.index(name) for name in cohort.patients] == [0, 0, 2, 2, 0, 5]
+    assert summary[BY_IMAGE] == 1
 
 
 def test_drawn_splits_are_disjoint_by_patient_and_repeatable(tmp_path: Path) -> None:
@@ -330,6 +430,30 @@ def test_number_labels_and_fixed_classes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(fixed.build().labels, [[1, 0], [np.nan, np.nan], [0, 0], [1, 0]])
 
 
+def test_a_class_may_be_called_none_where_it_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = good(tmp_path, 4)
+    for row, word in zip(rows, ["none", "Edema", "", "none"], strict=True):
+        row[5] = word
+    source = TableSource(write(tmp_path, rows), image_size=16, label_columns="finding", label_values="none,Edema")
+    np.testing.assert_array_equal(source.build().labels, [[1, 0], [0, 1], [np.nan, np.nan], [1, 0]])
+    assert "a word for nothing" not in caplog.text
+    unnamed = replace(source, label_values="").build()
+    np.testing.assert_array_equal(unnamed.labels, [[np.nan], [1], [np.nan], [np.nan]])
+    assert "'finding': 2 cells hold a word for nothing" in caplog.text
+
+
+def test_capitals_make_no_class_of_their_own(tmp_path: Path) -> None:
+    rows = good(tmp_path, 4)
+    for row, word in zip(rows, ["Normal", "normal", "Edema", "EDEMA"], strict=True):
+        row[5] = word
+    source = TableSource(write(tmp_path, rows), image_size=16, label_columns="finding")
+    found = source.build()
+    assert found.label_names == ("Edema", "Normal")
+    expected = [[0, 1], [0, 1], [1, 0], [1, 0]]
+    np.testing.assert_array_equal(found.labels, expected)
+    np.testing.assert_array_equal(replace(source, label_values="edema,normal").build().labels, expected)
+
+
 def test_free_text_is_no_label(tmp_path: Path) -> None:
     rows = good(tmp_path, 70)
     for i, row in enumerate(rows):
@@ -384,6 +508,9 @@ def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
     assert TableSource(write(tmp_path, rows), image_size=17).build().fingerprint != first
     rows[0][1] += " More."
     assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint == first, "one-word sentence: dropped"
+    other = [[*row, "1" if index < 2 else str(index)] for index, row in enumerate(rows)]
+    studied = TableSource(write(tmp_path, other, [*HEADER, "study_id"]), image_size=16).build()
+    assert studied.fingerprint != first, "studies decide the partition"
     rows[0][1] += " Much more."
     assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint != first
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fedvlp.data.labels import by_name, names_of
-from fedvlp.data.sources.published import Listing, Published, first_of, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 
 NAMES = ("No Finding", "Pneumonia", "COVID-19")
@@ -73,7 +73,8 @@ class COVIDxSource(Published):
         file = first_of(Path(path).parent, [Path(path).name])
         if file is None:
             raise ValueError("covidx source: a list of films is not a file")
-        lines = [line.rsplit(None, 3) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        with undamaged("covidx", file):
+            lines = [line.rsplit(None, 3) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         if strange := sum(len(line) != 4 or line[2] not in CLASSES for line in lines):
             known = ", ".join(CLASSES)
             raise ValueError(

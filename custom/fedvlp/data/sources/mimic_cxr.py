@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, read_rows, require_items
+from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -21,6 +21,21 @@ TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
 }
 SPLITS = {"train": "train", "validate": "val", "test": "test"}
 FRONTAL = ("PA", "AP")
+
+IMPRESSIONS = ("CONCLUSION", "IMPRESSON", "IMPRESION", "IMPRSSION", "IMPERSSION", "IMPESSION")
+"""Headings of an impression that lack the word, most of them misspelt."""
+
+OF_FINDINGS = ("FINDINS", "FINDINDGS", "FINDGINGS", "FINDNGS", "FINDNINGS", "FINIDNGS")
+OTHER = ("HISTORY", "COMPARISON", "ADDENDUM", "INDICATION", "TECHNIQUE")
+"""Words in the headings of sections that are neither, even where they name the film."""
+
+FILMS = (
+    "CHEST", "PORTABLE", "PA AND LAT", "LATERAL AND PA", "AP AND LAT", "LATERAL AND AP", "FRONTAL AND", "TWO VIEWS",
+    "FRONTAL VIEW", "PA VIEW", "AP VIEW", "ONE VIEW", "LATERAL VIEW", "BONE WINDOW", "FRONTAL UPRIGHT",
+    "FRONTAL SEMI-UPRIGHT", "RIBS",
+)  # fmt: skip
+"""Words in a heading that names the films that follow, as in "PA AND LATERAL VIEWS OF THE CHEST:"."""
+
 Row = dict[str, str]
 
 
@@ -29,7 +44,8 @@ class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
     One row per frontal film (PA, AP) of a study whose report has an impression or findings; the text is impression +
-    " " + findings (spec 1.1). Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
+    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``). Labels
+    keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
     Differs: the published code (MGCA) puts validate and test into one split; here they stay apart.
     """
 
@@ -64,7 +80,7 @@ class MIMICSource(Published):
         texts, phi = self._texts(frontal)
         rows = [row for row in frontal if texts[row["study_id"]]]
         wanted = names_of(self.labels)
-        values = {row["study_id"]: [float(row[name] or "nan") for name in CHEXPERT] for row in labelled}
+        values = dict(zip((row["study_id"] for row in labelled), numbers("mimic_cxr", labelled, CHEXPERT), strict=True))
         blank = [np.nan] * len(CHEXPERT)
         labels = np.array([values.get(row["study_id"], blank) for row in rows], dtype=np.float32)
         root = Path(self.root) if self.root else None
@@ -108,8 +124,26 @@ class MIMICSource(Published):
 
     def _text(self, report: str) -> str:
         """Impression and findings of a report, cleaned."""
-        section = sections(report)
-        return clean_report(f"{section.get('IMPRESSION', '')} {section.get('FINDINGS', '')}", self.min_report_words)
+        texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "": []}
+        for heading, text in sections(report).items():
+            texts[meaning(heading)].append(text)
+        both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"])
+        return clean_report(both, self.min_report_words)
+
+
+def meaning(heading: str) -> str:
+    """IMPRESSION, FINDINGS, or "" for a section that is neither.
+
+    As in the section parser of the collection's authors (https://github.com/MIT-LCP/mimic-cxr, txt/section_parser.py):
+    a heading that describes the study begins its findings.
+    """
+    if "IMPRESSION" in heading or heading in IMPRESSIONS:
+        return "IMPRESSION"
+    if "FINDING" in heading or heading in OF_FINDINGS:
+        return "FINDINGS"
+    if any(word in heading for word in OTHER):
+        return ""
+    return "FINDINGS" if any(words in heading for words in FILMS) else ""
 
 
 def _study(row: Row) -> Path:

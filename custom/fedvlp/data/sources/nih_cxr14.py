@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.labels import CHEXPERT, NIH, from_terms, names_of
-from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SUBGROUPS = {"sex": "Patient Gender", "age": "Patient Age", "view": "View Position"}
@@ -60,7 +60,8 @@ class NIHSource(Published):
         """Split of each record: "test" for a film on the published list, else "" (to be drawn)."""
         if not self.test_list:
             return [""] * len(keys)
-        listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
+        with undamaged("nih_cxr14", Path(self.test_list)):
+            listed = set(Path(self.test_list).read_text(encoding="utf-8").split())
         return ["test" if key in listed else "" for key in keys]
 
     def _files(self, keys: list[str]) -> list[Path] | None:

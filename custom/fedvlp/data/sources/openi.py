@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,10 +13,17 @@ from xml.etree import ElementTree
 from fedvlp.data.deid import scan
 from fedvlp.data.labels import CHEXPERT, OPENI, from_terms, names_of
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, first_of, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
+from fedvlp.data.subgroups import VIEW
+
+log = logging.getLogger(__name__)
 
 UNINDEXED = "no indexing"
+PROJECTIONS = "indiana_projections.csv"
+"""The table of views. It comes with Kaggle's copy of the collection (raddar/chest-xrays-indiana-university)."""
+
+VIEWS = ("Frontal", "Lateral")
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class Report:
 
     key: str  # number of the report
     sections: dict[str, str]  # label ("IMPRESSION") -> text
-    headings: frozenset[str] | None  # MeSH headings, first part, lower case; None: not indexed
+    headings: frozenset[str] | None  # of MeSH: the first part, and the first two, lower case; None: not indexed
     images: tuple[str, ...]  # names of its images, without suffix
 
 
@@ -32,6 +40,8 @@ class Report:
 class OpenISource(Published):
     """``NLMCXR_reports.tgz`` or its folder of XML files, and the folder of the images (``NLMCXR_png``).
 
+    The reports do not say which of their films is frontal and which lateral; ``projections`` does. Without it all films
+    are used, and counted as of an unknown view.
     The text is impression + " " + findings (spec 1.1). Labels come from the indexers' MeSH headings: a finding that
     they did not index is absent (0), and a report that they did not index at all is not labelled (nan).
     """
@@ -41,6 +51,10 @@ class OpenISource(Published):
 
     path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, or a folder of XML files
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
+    # indiana_projections.csv (uid, filename, projection); None: no film's view is known
+    projections: str | None = field(default=None, metadata=BELOW_ROOT)
+    views: tuple[str, ...] | str = VIEWS[:1]  # of Frontal, Lateral: the films that are used, where views are known
+    max_missing: float = 0.0  # of the films, 0..1: how many may not be under root
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
 
@@ -52,38 +66,81 @@ class OpenISource(Published):
         """
         names = [cls.table, "ecgen-radiology"]
         require_items("openi", root, [" or ".join(names), "NLMCXR_png"])
-        return {"path": str(first_of(root, names)), "root": str(root / "NLMCXR_png")}
+        views = first_of(root, [PROJECTIONS])
+        given = {"path": str(first_of(root, names)), "root": str(root / "NLMCXR_png")}
+        return given | ({"projections": str(views)} if views else {})
 
     def listing(self) -> Listing:
-        """One row per report or, with ``root``, per image that is there. Each report counts as a patient of its own.
+        """One row per report or, with ``root``, per film of a chosen view. Each report counts as a patient of its own.
 
-        Raises ValueError for a ``path`` or an XML file that is not Open-I's.
+        Raises ValueError for a ``path`` or an XML file that is not Open-I's, for unknown ``views``, and where more than
+        ``max_missing`` of the films are not under ``root``.
         """
         wanted = names_of(self.labels)
-        rows: list[tuple[Report, str, Path | None]] = []
-        short = 0
         published = sorted(self.reports(), key=lambda report: report.key)
-        for report in published:
-            both = " ".join(report.sections.get(name, "") for name in ("IMPRESSION", "FINDINGS"))
-            if text := clean_report(both, self.min_report_words):
-                rows += [(report, text, file) for file in self._files(report)]
-            short += not text
-        files = [file for _, _, file in rows if file is not None]
+        texts = {report.key: self._text(report) for report in published}
+        worded = [report for report in published if texts[report.key]]
+        left_out = {"report empty or too short": len(published) - len(worded)}
+        rows: list[tuple[Report, Path | None, str]] = [(report, None, "") for report in worded]
+        if self.root is not None:
+            rows = self._films(Path(self.root), worded, left_out)
+        files = [file for _, file, _ in rows if file is not None]
+        known = self.root is not None and self.projections is not None
+        unsure = {} if known or not files else {f"films of unknown view (no {PROJECTIONS})": len(files)}
+        for what, count in unsure.items():
+            log.warning(
+                "openi source: %d %s; lateral ones are among them. Put that table beside the films", count, what
+            )
         return Listing(
             source="openi",
-            keys=[file.stem if file else report.key for report, _, file in rows],
+            keys=[file.stem if file else report.key for report, file, _ in rows],
             patients=[report.key for report, _, _ in rows],
             studies=[report.key for report, _, _ in rows],
-            reports=[text for _, text, _ in rows],
+            reports=[texts[report.key] for report, _, _ in rows],
             labels=from_terms([report.headings for report, _, _ in rows], OPENI, wanted),
             names=wanted,
             splits=[""] * len(rows),
             files=files if self.root else None,
-            left_out={"report empty or too short": short},
+            left_out=left_out,
+            unsure=unsure,
             phi=scan(
                 (" ".join(report.sections.values()) for report in published), (report.key for report in published)
             ),
+            subgroups={VIEW: [view for _, _, view in rows]} if known else {},
         )
+
+    def _text(self, report: Report) -> str:
+        """Impression and findings of a report, cleaned."""
+        both = " ".join(report.sections.get(name, "") for name in ("IMPRESSION", "FINDINGS"))
+        return clean_report(both, self.min_report_words)
+
+    def _films(
+        self, root: Path, reports: list[Report], left_out: dict[str, int]
+    ) -> list[tuple[Report, Path | None, str]]:
+        """(report, file, view or "") of each film that is used; ``left_out`` counts the others."""
+        views, chosen = self._views(), names_of(self.views)
+        if unknown := set(chosen) - set(VIEWS):
+            raise ValueError(f"openi source: {len(unknown)} of the views are none of {', '.join(VIEWS)}")
+        left_out["report without a film"] = sum(not report.images for report in reports)
+        named = [(report, name, views.get(_film_key(name), "")) for report in reports for name in report.images]
+        shown = [film for film in named if not views or film[2] in chosen]
+        films = [(report, root / f"{Path(name).name}.png", view) for report, name, view in shown]
+        there = [film for film in films if film[1].is_file()]
+        left_out["film of another or an unknown view"] = len(named) - len(shown)
+        left_out["film not under root"] = missing = len(films) - len(there)
+        if missing > self.max_missing * len(films):
+            raise ValueError(
+                f"openi source: {missing} of {len(films)} images are not under root, at most "
+                f"{self.max_missing:.0%} may be missing; unpack NLMCXR_png whole, or raise max_missing for a part of it"
+            )
+        return list(there)
+
+    def _views(self) -> dict[str, str]:
+        """Key of a film (``_film_key``) -> its view; empty without the table."""
+        if self.projections is None:
+            return {}
+        rows = read_rows("openi", self.projections, ("uid", "filename", "projection"))
+        return {_film_key(f"CXR{row['uid']}_{row['filename']}"): row["projection"].strip() for row in rows}
 
     def reports(self) -> Iterator[Report]:
         """Every report of the archive or folder, in the archive's order or by path."""
@@ -92,7 +149,7 @@ class OpenISource(Published):
             for file in sorted(path.rglob("*.xml")):
                 yield parse(file.read_bytes())
         elif path.is_file():
-            with tarfile.open(path) as archive:
+            with undamaged("openi", path), tarfile.open(path) as archive:
                 for member in archive:
                     content = archive.extractfile(member) if member.name.endswith(".xml") else None
                     if content is not None:
@@ -100,12 +157,11 @@ class OpenISource(Published):
         else:
             raise ValueError("openi source: path is neither NLMCXR_reports.tgz nor a folder of XML files")
 
-    def _files(self, report: Report) -> list[Path | None]:
-        """The report's images that exist under root; one None without a root."""
-        if self.root is None:
-            return [None]
-        files = (Path(self.root) / f"{Path(name).name}.png" for name in report.images)
-        return [file for file in files if file.is_file()]
+
+def _film_key(name: str) -> str:
+    """What the names of a film have in common: "1 IM-0001-3001" of CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
+    report, _, rest = name.removeprefix("CXR").partition("_")
+    return f"{report} {rest[rest.find('IM-') :].removesuffix('.png').removesuffix('.dcm')}"
 
 
 def parse(xml: bytes) -> Report:
@@ -113,11 +169,14 @@ def parse(xml: bytes) -> Report:
     try:
         root = ElementTree.fromstring(xml)
     except ElementTree.ParseError as error:
-        raise ValueError(f"openi source: a file is not XML (line {error.position[0]})") from None
+        raise ValueError(
+            f"openi source: a file is not XML (line {error.position[0]}); download the reports again"
+        ) from None
     number = root.find("uId")
     if number is None:
         raise ValueError("openi source: an XML file without uId is no Open-I report")
     texts = {node.get("Label", ""): (node.text or "").strip() for node in root.iter("AbstractText")}
-    headings = frozenset((node.text or "").partition("/")[0].strip().lower() for node in root.iter("major"))
+    majors = [[term.strip().lower() for term in (node.text or "").split("/")] for node in root.iter("major")]
+    headings = frozenset("/".join(terms[:count]) for terms in majors for count in (1, 2))
     images = tuple(node.get("id", "") for node in root.iter("parentImage"))
     return Report(number.get("id", ""), texts, None if not headings or UNINDEXED in headings else headings, images)

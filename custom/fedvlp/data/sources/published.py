@@ -6,7 +6,9 @@ import csv
 import gzip
 import io
 import logging
+import tarfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +37,12 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
+LONGEST_CELL = 2**26
+"""Characters of a table's cell, at most: outlines and long reports exceed the 131,072 of Python's default."""
+
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError, csv.Error, UnicodeDecodeError)
+"""What reading a damaged file raises."""
+
 
 def read_rows(
     name: str, path: str | Path, columns: Collection[str], optional: Collection[str] = ()
@@ -43,13 +51,14 @@ def read_rows(
 
     An optional column that the table lacks is "" in every row. Spaces around the names of columns, which some
     collections have, are left out.
-    Raises ValueError for a missing file or missing ``columns``. Errors never hold the file's content.
+    Raises ValueError for a missing file, missing ``columns``, and a table that is damaged or was cut off. Errors never
+    hold the file's content.
     """
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"{name} source: the table (path) is not a file")
-    with _text(file) as lines:
-        reader = csv.DictReader(lines)
+    with undamaged(name, file), _long_cells(), _text(name, file) as lines:
+        reader = csv.DictReader(lines, strict=True)  # or else a lone quote would swallow all rows up to the next one
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         missing = [column for column in columns if column not in reader.fieldnames]
         if missing:
@@ -57,8 +66,68 @@ def read_rows(
                 f"{name} source: the table lacks {len(missing)} of {len(columns)} columns: {', '.join(missing)}; "
                 "give the table as it was published"
             )
+        wanted = {*columns, *optional} & {*reader.fieldnames}
+        row: dict[str, str | None] = {}
         for row in reader:
-            yield {column: row.get(column) or "" for column in (*columns, *optional)}  # None: the line ends before it
+            if any(row[column] is None for column in wanted):
+                raise _cut_off(name, file, reader.line_num)
+            yield {column: row.get(column) or "" for column in (*columns, *optional)}
+        if None in row.values():
+            raise _cut_off(name, file, reader.line_num)
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Lets cells be as long as ``LONGEST_CELL``. The limit is one number for the whole process."""
+    limit = csv.field_size_limit(LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _cut_off(name: str, file: Path, line: int) -> ValueError:
+    return ValueError(
+        f"{name} source: {file.name} is damaged: its line {line} ends before its last column; download it again"
+    )
+
+
+@contextmanager
+def undamaged(name: str, file: Path) -> Iterator[None]:
+    """Whoever reads the published ``file`` within raises ValueError that names it and a remedy, but no path or content.
+
+    ``name`` is that of the source.
+    """
+    try:
+        yield
+    except DAMAGE as error:
+        kind = "not UTF-8" if isinstance(error, UnicodeDecodeError) else type(error).__name__
+        raise ValueError(f"{name} source: {file.name} is damaged ({kind}); download it again") from None
+    except OSError as error:
+        raise ValueError(
+            f"{name} source: {file.name} cannot be read ({error.strerror or type(error).__name__}); see that its disk "
+            "or share is there and that this account may read it"
+        ) from None
+
+
+def numbers(name: str, rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> np.ndarray:
+    """The ``columns`` of ``rows`` as float32 [N, L], nan where a cell is empty.
+
+    Raises ValueError that counts the rows with another cell, and repeats none.
+    """
+    values = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
+    strange = 0
+    for index, row in enumerate(rows):
+        try:
+            values[index] = [float(row[column] or "nan") for column in columns]
+        except ValueError:
+            strange += 1
+    if strange:
+        raise ValueError(
+            f"{name} source: {strange} of {len(rows)} rows have a label that is no number; give the table as it was "
+            "published"
+        )
+    return values
 
 
 def first_of(root: Path, names: Sequence[str]) -> Path | None:
@@ -101,11 +170,23 @@ def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str
 
 
 @contextmanager
-def _text(file: Path) -> Iterator[IO[str]]:
-    """Opens a table as text; of a zip archive, its first file."""
+def _text(name: str, file: Path) -> Iterator[IO[str]]:
+    """Opens a table as text; of a zip archive, its first CSV. Raises ValueError for an archive that has none.
+
+    What a Mac adds to an archive is no CSV, whatever its name.
+    """
     if file.suffix == ".zip":
-        with zipfile.ZipFile(file) as archive, archive.open(archive.namelist()[0]) as raw:
-            yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+        with zipfile.ZipFile(file) as archive:
+            members = [Path(member) for member in archive.namelist()]
+            tables = [
+                m for m in members if m.suffix.lower() == ".csv" and m.parts[0] != "__MACOSX" and m.name[0] != "."
+            ]
+            if not tables:
+                raise ValueError(
+                    f"{name} source: there is no .csv in {file.name}; give the archive as it was published"
+                )
+            with archive.open(tables[0].as_posix()) as raw:
+                yield io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
     else:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig", newline="") as lines:
             yield lines
@@ -125,6 +206,7 @@ class Listing:
     splits: Sequence[str]  # "train", "val", "test"; "" is drawn by patient
     files: Sequence[Path] | None = None  # image of each row; None: no image is read
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> rows of the collection that are not listed
+    unsure: Mapping[str, int] = field(default_factory=dict)  # what nothing is known of -> listed rows
     phi: Mapping[str, int] = field(default_factory=dict)  # kind of identifier -> raw reports that hold one
     questions: Sequence[tuple[Question, ...]] | None = None  # about each row's image; None: the collection has none
     boxes: Mapping[str, Sequence[tuple[Box, ...]]] | None = None  # structure -> outlines of each row's; None: no masks
@@ -154,6 +236,29 @@ class Images(Protocol):
     def __call__(self, rows: np.ndarray) -> np.ndarray:
         """uint8 [n, S, S], in colour [n, S, S, 3], of ``rows`` [n]."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """Reader of N rows of which row i has the image ``owner[i]`` of another reader."""
+
+    images: Images
+    owner: np.ndarray  # [N] int64
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Row -> reason, for the rows that have no readable image."""
+        unread = self.images.skipped
+        return {row: unread[index] for row, index in enumerate(self.owner.tolist()) if index in unread}
+
+    @property
+    def checksums(self) -> np.ndarray:
+        """CRC-32 of each row's pixels, [N] uint32."""
+        return self.images.checksums[self.owner]
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """uint8 [n, S, S] or [n, S, S, 3] of ``rows`` [n]."""
+        return self.images(self.owner[np.asarray(rows, dtype=np.int64)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,6 +348,7 @@ class Published:
         if moved := by_patient(listing.patients, listing.splits)[1]:
             summary["moved to the split of their patient"] = moved
         summary |= {f"skipped: {reason}": count for reason, count in listing.left_out.items()}
+        summary |= listing.unsure
         if images is not None:
             summary |= {f"skipped: {reason}": len(names) for reason, names in sorted(skipped.items())}
             if self.burned_in != HEADER:  # which goes without saying
@@ -251,12 +357,22 @@ class Published:
         return cohort, summary
 
     def _images(self, listing: Listing, ids: Sequence[str], most: int, building: Building) -> Images | None:
-        """The reader of the first ``most`` images; None for a collection without."""
+        """The reader of the first ``most`` images; None for a collection without.
+
+        A file that several rows have is decoded and kept once.
+        """
         if listing.files is None:
             return None
-        refuse_absent(listing.source, listing.files)
-        given = (ids[:most], listing.files[:most], self.image_size, self.cache, building, self.burned_in)
-        return films(listing.source, *given)
+        refuse_absent(listing.source, dict.fromkeys(listing.files))
+        files = list(dict.fromkeys(listing.files[:most]))
+        number = {file: index for index, file in enumerate(files)}
+        first: dict[int, str] = {}  # number of a file -> id of the first row that has it
+        owner = np.array([number[file] for file in listing.files[:most]], dtype=np.int64)
+        for name, index in zip(ids, owner.tolist(), strict=False):
+            first.setdefault(index, name)
+        given = (self.image_size, self.cache, building, self.burned_in, self._in_colour)
+        images = films(listing.source, [first[index] for index in range(len(files))], files, *given)
+        return images if len(files) == len(owner) else Repeated(images, owner)
 
     def _cohort(self, listing: Listing, ids: Sequence[str], rows: np.ndarray, images: Images | None) -> Cohort:
         """The cohort of the chosen rows [n] of a listing."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path, PureWindowsPath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
 from fedvlp.data.masks import read_masks
+from fedvlp.data.patients import normalised
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
@@ -32,13 +33,16 @@ BELOW_ROOT = {"below_root": True}
 
 _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val"}
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
+BY_STUDY, BY_IMAGE = "without patient: that of their study", "without patient: each image its own"
+"""What a summary counts of rows that name no patient."""
+
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
 LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
-_ID, _TEXT, _NUMBER, _TOO_LONG = (
+_ID, _TEXT, _NUMBER, _UNEVEN = (
     "\0id",
     "\0text",
     "\0number",
-    "\0long",
+    "\0uneven",
 )  # keys added to a row; no column has such a name
 Row = dict[str, str]
 
@@ -68,6 +72,15 @@ class _Skips:
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
                 f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{looked}"
             )
+
+
+class _People(NamedTuple):
+    """Whose the N rows of a table are, as hashes."""
+
+    patients: tuple[str, ...]
+    studies: tuple[str, ...]
+    by_study: int  # rows without a patient that have the one of their study
+    by_image: int  # rows without patient and study, or with a study of several patients: each image its own patient
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,8 +115,8 @@ class TableSource:
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
     site_column: str = "site"
-    patient_column: str = "patient_id"  # absent: each image its own patient
-    study_column: str = "study_id"  # absent: each image its own study
+    patient_column: str = "patient_id"  # absent: each study its own patient, or each image
+    study_column: str = "study_id"  # absent: each image its own study; a visit's number is counted with its patient
     split_column: str = "split"  # absent or "": drawn by patient, per site
     view_column: str = "view"  # AP, PA, ...: a subgroup, and films are counted by it; absent or "": not known
     val_fraction: float = 0.1  # of the patients, when splits are drawn
@@ -130,6 +143,10 @@ class TableSource:
         """What is counted (rows, used, "skipped: <reason>", ...) -> how many. Reads everything, as ``build`` does."""
         return self.prepare()[1]
 
+    def folder(self) -> Path:
+        """The folder that names of images are relative to. Two films of one name are one film only in one folder."""
+        return (Path(self.root) if self.root else Path(self.path).parent).resolve()
+
     def names_sites(self) -> bool:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
         return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
@@ -143,7 +160,8 @@ class TableSource:
         table, columns = self._read(needed)
         if missing := sum(name not in columns for name in needed):
             raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
-        return [row[needed[0]] for row in table if site in (None, row.get(self.site_column))]
+        cells = [row[needed[0]] for row in table if site in (None, row.get(self.site_column))]
+        return ["" if report_text.is_missing(cell) else cell for cell in cells]
 
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
         """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
@@ -161,9 +179,8 @@ class TableSource:
         self._check()
         table, columns = self._read(self._named())
         present = self._present(columns)
-        root = Path(self.root) if self.root else Path(self.path).parent
         skips = _Skips(len(table), self.max_skipped)
-        rows, files = self._select(table, present, root.resolve(), skips)
+        rows, files = self._select(table, present, self.folder(), skips)
         skips.check()  # before hours of decoding
         reported = rows[:most] if self.report_column else []
         texts = [row[self.report_column] for row in reported]
@@ -181,8 +198,11 @@ class TableSource:
         skips.check()
         readable = [row for row in range(len(rows))[:most] if row not in images.skipped]
         used = self._at_large_sites(rows, readable, present)
-        cohort = self._cohort(listed, images, used)
+        people = self._people([rows[row] for row in used], present)
+        cohort = self._cohort(listed, images, used, people)
         summary = {"rows": listed.total, "used": len(cohort), "patients": len(set(cohort.patients))}
+        fallbacks = {BY_STUDY: people.by_study, BY_IMAGE: people.by_image}
+        summary |= {name: count for name, count in fallbacks.items() if count}
         summary |= {"at sites below min_site_size": len(readable) - len(used)}
         summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
         summary |= unsearched(self.burned_in, len(readable), "table")
@@ -219,9 +239,9 @@ class TableSource:
             log.warning("table source: %s", table.said)
         rows = []
         for number, line in enumerate(table.lines, start=1):
-            filled = line + [""] * (len(table.columns) - len(line))
-            row = dict(zip(table.columns, map(str.strip, filled), strict=False))
-            rows.append({**row, _NUMBER: str(number), _TOO_LONG: "yes" * (len(line) > len(table.columns))})
+            excess = len(line) - len(table.columns)
+            row = dict(zip(table.columns, map(str.strip, line + [""] * -excess), strict=False))
+            rows.append({**row, _NUMBER: str(number), _UNEVEN: _uneven(excess)})
         return rows, table.columns
 
     def _present(self, columns: list[str]) -> set[str]:
@@ -246,8 +266,7 @@ class TableSource:
             file, reason = _resolve(root, row[self.image_column])
             if file in rows:
                 reason = "duplicate image"
-            if row[_TOO_LONG]:
-                reason = "more cells than columns"  # a text with the delimiter in it, without quotes
+            reason = row[_UNEVEN] or reason
             if not reason and self.report_column:
                 cell = row[self.report_column]
                 row[_TEXT] = (
@@ -279,28 +298,28 @@ class TableSource:
             )
         return used
 
-    def _cohort(self, listed: _Listed, images: ImageCache, numbers: list[int]) -> Cohort:
-        """The cohort of the listed rows with these ``numbers``; ``images`` reads by the same numbers."""
+    def _cohort(self, listed: _Listed, images: ImageCache, numbers: list[int], people: _People) -> Cohort:
+        """The cohort of the listed rows with these ``numbers``, of ``people``; ``images`` reads by the same numbers."""
         used, present = [listed.rows[number] for number in numbers], listed.present
         ids = tuple(row[_ID] for row in used)
-        patients = self._identity(used, self.patient_column, present)
         sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
         labels, names = _labels(used, _names(self.label_columns), _names(self.label_values))
         if self.split_column in present:
             splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
         else:
-            splits = draw_splits(patients, sites, self.val_fraction, self.test_fraction, self.seed)
+            splits = draw_splits(people.patients, sites, self.val_fraction, self.test_fraction, self.seed)
         subgroups, subgroup_names = _subgroups(used, self._grouping(present))
         texts = tuple(row.get(_TEXT, "") for row in used)
         sentences = self._sentences(used, names)
         number = np.asarray(numbers, dtype=np.int64)  # [N]
-        content = [digest(*column) for column in (ids, patients, texts, names, splits.tolist(), sites or ())]
+        columns = (ids, people.patients, people.studies, texts, names, splits.tolist(), sites or ())
+        content = [digest(*column) for column in columns]
         if self.sentence_table and sentences:
             content.append(digest(Path(self.sentence_table).read_bytes()))
         return Cohort(
             ids=ids,
-            patients=patients,
-            studies=self._identity(used, self.study_column, present),
+            patients=people.patients,
+            studies=people.studies,
             reports=texts,
             labels=labels,
             label_names=names,
@@ -339,7 +358,7 @@ class TableSource:
         """
         if not _names(self.mask_columns):
             return None
-        root = (Path(self.root) if self.root else Path(self.path).parent).resolve()
+        root = self.folder()
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
             resolved = [_resolve(root, row[column]) for row in rows]
@@ -348,13 +367,48 @@ class TableSource:
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        return partial(read_masks, files, self.image_size)
+        films = [_resolve(root, row[self.image_column])[0] for row in rows]
+        return partial(read_masks, files, self.image_size, films=films)
 
-    def _identity(self, rows: list[Row], column: str, present: set[str]) -> tuple[str, ...]:
-        """Hash of a column's value in each row; a row without a value gets its own id."""
-        if column not in present:
-            return tuple(row[_ID] for row in rows)
-        return tuple(_hashed(column, row[column]) if row[column] else row[_ID] for row in rows)
+    def _people(self, rows: list[Row], present: set[str]) -> _People:
+        """Whose the ``rows`` are. A study is one of its patient: the same number at another patient is another study.
+
+        A row without a patient has the patient of its study's other rows, or the study itself where none of them has
+        one, so that no study is in two splits.
+        """
+        names = self._written(rows, self.patient_column, present)
+        studies = self._written(rows, self.study_column, present)
+        seen: dict[str, set[str]] = {}  # study -> its patients
+        for name, study in zip(names, studies, strict=True):
+            seen.setdefault(study, set()).update({name} - {""})
+
+        def patient(row: Row, name: str, study: str) -> str:
+            if name:
+                return _hashed(self.patient_column, name)
+            if not study or len(seen[study]) > 1:
+                return row[_ID]
+            return _hashed(self.patient_column, *seen[study]) if seen[study] else _hashed(self.study_column, study)
+
+        patients = tuple(map(patient, rows, names, studies))
+        by_image = sum(owner == row[_ID] for owner, row in zip(patients, rows, strict=True))
+        hashed = tuple(
+            _hashed(self.study_column, study, owner) if study else row[_ID]
+            for row, study, owner in zip(rows, studies, patients, strict=True)
+        )
+        return _People(patients, hashed, names.count("") - by_image, by_image)
+
+    @staticmethod
+    def _written(rows: list[Row], column: str, present: set[str]) -> list[str]:
+        """A column's value in each row as sites agree on it (data/patients.py); "" where it is missing."""
+        cells = [row[column] if column in present else "" for row in rows]
+        return ["" if report_text.is_missing(cell) else normalised(cell) for cell in cells]
+
+
+def _uneven(excess: int) -> str:
+    """Why a row with ``excess`` cells more than the table has columns cannot be used; "" for none more or fewer."""
+    if excess > 0:
+        return "more cells than columns"  # a text with the delimiter in it, without quotes
+    return "fewer cells than columns" if excess < 0 else ""  # a text with a line break in it, without quotes
 
 
 def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float, test: float, seed: int) -> np.ndarray:
@@ -426,14 +480,28 @@ def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | N
 
 
 def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels [N, L] of N words, nan for an empty one, and the L classes: ``values``, or the words that occur."""
-    names = values or tuple(sorted({word for word in words if not report_text.is_missing(word)}))
+    """Labels [N, L] of N words, nan for a missing one, and the L classes: ``values``, or the words that occur.
+
+    A word for "nothing", such as "none", is a class only where ``values`` has it. Capitals make no class of their own.
+    """
+    wanted = {word.casefold() for word in values}
+    missing = np.array([report_text.is_missing(word) and word.casefold() not in wanted for word in words])  # [N]
+    if not values and (count := sum(bool(word) for word, lost in zip(words, missing, strict=True) if lost)):
+        log.warning(
+            "table source: label column %r: %d cells hold a word for nothing (none, na, null, nan) and have no label; "
+            "if that is a class, name all classes: label_values",
+            column,
+            count,
+        )
+    first = {word.casefold(): word for word in reversed(words) if not report_text.is_missing(word)}
+    names = values or tuple(sorted(first.values()))
     if len(names) > _MAX_CLASSES:
         raise ValueError(
             f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}"
         )
-    labels = (np.array(words)[:, None] == np.array(names)).astype(np.float32)  # [N, L]
-    labels[[report_text.is_missing(word) for word in words]] = np.nan
+    seen, classes = (np.array([word.casefold() for word in of]) for of in (words, names))
+    labels = (seen[:, None] == classes).astype(np.float32)  # [N, L]
+    labels[missing] = np.nan
     return labels, names
 
 
@@ -450,5 +518,5 @@ def _names(columns: tuple[str, ...] | str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, columns.split(",") if isinstance(columns, str) else columns)))
 
 
-def _hashed(kind: str, value: str) -> str:
-    return digest(kind, value)[:16]
+def _hashed(kind: str, *values: str) -> str:
+    return digest(kind, *values)[:16]

@@ -1,0 +1,95 @@
+"""Reading the images of a data set through a cache: what it keeps says something of the files, and of nothing else."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.film_files import dicom
+
+from fedvlp.data import images, radiograph
+from fedvlp.data.cache import ImageCache
+from fedvlp.data.cache_format import SERIAL
+from fedvlp.data.radiograph import ImageAccessError
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def write(folder: Path, count: int = 4) -> list[Path]:
+    """Films of noise."""
+    rng = np.random.default_rng(0)
+    files = [folder / f"canary{number}.png" for number in range(count)]
+    for file in files:
+        Image.fromarray(rng.integers(0, 255, (24, 24), dtype=np.uint8)).save(file)
+    return files
+
+
+def read(folder: Path, files: list[Path]) -> ImageCache:
+    return images.films("toy", [file.name for file in files], files, 16, str(folder / "cache"), SERIAL, "header")
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "canary"), MemoryError("canary")])
+def test_a_failure_of_the_machine_is_not_kept(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = write(tmp_path)
+    files[3].write_bytes(files[3].read_bytes()[:200])
+    decode = radiograph._read_pil
+
+    def hiccup(path: Path, *given: object) -> object:
+        if path == files[1]:
+            raise error
+        return decode(path, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(radiograph, "_read_pil", hiccup)
+        with pytest.raises(ImageAccessError) as caught:
+            read(tmp_path, files)
+    assert "canary" not in str(caught.value)
+    assert read(tmp_path, files).skipped == {3: "corrupt image"}, "that is the film's"
+
+
+def test_a_film_that_goes_while_others_are_decoded_is_not_kept_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, away = write(tmp_path), tmp_path / "away.png"
+    decode = images.decode
+
+    def goes(file: Path, *given: object) -> np.ndarray:
+        if file == files[2]:
+            file.rename(away)
+        return decode(file, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decode", goes)
+        with pytest.raises(ImageAccessError, match="an image has gone since the data set was listed") as caught:
+            read(tmp_path, files)
+    assert "canary" not in str(caught.value)
+    away.rename(files[2])
+    assert read(tmp_path, files).skipped == {}
+
+
+def test_films_are_read_once_their_decoder_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of the time before says that the package was missing, and is not used any more."""
+    pytest.importorskip("pydicom")
+    films = [dicom(tmp_path / "a.dcm", np.arange(576, dtype=np.uint16).reshape(24, 24), "MONOCHROME2", 12)]
+    with monkeypatch.context() as patch:
+        for name in ("pydicom", "pydicom.pixels", "pydicom.uid"):
+            patch.setitem(__import__("sys").modules, name, None)
+        assert read(tmp_path, films).skipped == {0: "needs the package pydicom"}
+    assert read(tmp_path, films).skipped == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "decoders", lambda: ["pydicom", "another"])
+        read(tmp_path, films)
+    assert len([folder for folder in os.listdir(tmp_path / "cache") if folder.startswith("toy-")]) == 3
+
+
+def test_a_cache_of_other_films_does_not_ask_for_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = write(tmp_path)
+    read(tmp_path, files)
+    monkeypatch.setattr(images, "decoders", lambda: ["another"])
+    monkeypatch.setattr(images, "decode", lambda *given: pytest.fail("decoded again"))
+    read(tmp_path, files)
