@@ -49,10 +49,14 @@ from fedvlp.federation.loop import Federation
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import EncodedSite, ServerEnd, SiteEnd
 from fedvlp.flare.jobs import write_job
+from fedvlp.methods import FedDRA
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+
+ALIGN = FedDRA(align_steps=1, local_steps=0)
+"""Its phases are ``align`` alone."""
 
 OPTIONS = {
     "float32": PLAIN,
@@ -157,7 +161,7 @@ def at_scale(part: float) -> Iterator[list[str]]:
     for option, wire in OPTIONS.items():
         state = {name: torch.randn(shape, generator=generator) for name, shape in named.items()}
         whole = sum(t.numel() * t.element_size() for t in state.values())
-        site = SiteEnd(wire, lambda _: ("align",), SiteMemory(None))
+        site = SiteEnd(wire, ALIGN, SiteMemory(None))
 
         def exchange(messages: Mapping[str, Broadcast], site: SiteEnd = site) -> Iterator[tuple[str, Reply]]:
             for name, message in messages.items():
@@ -165,7 +169,7 @@ def at_scale(part: float) -> Iterator[list[str]]:
                 update = {key: moved(received.state[key]) for key in trained}
                 yield name, site.encode(Update(name, message.round, message.phase, 1, update))
 
-        server = ServerEnd(wire, exchange, lambda _: ("align",))
+        server = ServerEnd(wire, exchange, ALIGN.phases)
         for turn in range(2):  # the first brings everything
             for _, reply in server({"site": Broadcast(turn, "align", state)}):
                 assert isinstance(reply, Update)
@@ -200,9 +204,9 @@ def run_from(experiment: Experiment, start: State | None) -> State:
     server = assembly.server(assembly.sites())
     if start is not None:
         server.replace(start)
-    phases = experiment.method.phases
+    method = experiment.method
     exchange = SequentialExchange(
-        lambda name: EncodedSite(assembly.site(name), SiteEnd(experiment.wire, phases, SiteMemory(None)))
+        lambda name: EncodedSite(assembly.site(name), SiteEnd(experiment.wire, method, SiteMemory(None)))
     )
     return Federation(experiment.method, server, experiment.rounds, exchange, wire=experiment.wire).run()
 

@@ -218,7 +218,7 @@ def test_the_design_names_every_hook_in_its_group() -> None:
     ):
         group = first.strip("`") or group
         named.setdefault(group, set()).update(re.findall(r"`(\w+)`", hooks))
-    groups = (Schedule, ServerHooks, SiteHooks)
+    groups = (Schedule, ServerHooks, SiteHooks, Method)
     assert named == {
         kind.__name__: {name for name, hook in vars(kind).items() if inspect.isfunction(hook) and name[0] != "_"}
         for kind in groups

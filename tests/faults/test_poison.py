@@ -103,7 +103,7 @@ def test_by_default_it_goes_no_further_than_five_of_an_honest_sites_steps(name: 
 
 
 @pytest.mark.parametrize("averaging", ["trimmed", "median"])
-@pytest.mark.parametrize("name", cases(AVERAGED, seconds=1))
+@pytest.mark.parametrize("name", cases([name for name in AVERAGED if name != "scaffold"], seconds=1))
 def test_a_robust_average_lies_between_honest_values(name: str, averaging: str) -> None:
     """Of every single value, unclipped: one poisoner of three sites chooses between honest ones and no more.
 

@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import Fuse, Toy, Wired, World, clone, differs, forked, pairs, same_bytes, small, three_sites
+from support.toy import ADAMW, Fuse, Toy, Wired, World, clone, differs, forked, pairs, same_bytes, small, three_sites
 from torch import Tensor
 
 from fedvlp.core.aggregation import payload
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, State, Update, group
+from fedvlp.core.types import Broadcast, Reply, State, Update, group, without_prefix
 from fedvlp.federation.codec import BLOCK, PLAIN, CodecError, Wire, cast, decode, dequantise, encode, quantise
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.wire import SiteEnd, site_memory
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
+from fedvlp.methods.softpull import SoftPull
+from fedvlp.run.presets import get
 
 BF16 = Wire(down="bfloat16", up="int8", difference=True)
 SKIP = replace(BF16, skip_unchanged=True)
@@ -324,7 +326,7 @@ def test_killed_and_resumed_gives_the_same_bytes(wire: Wire, at: int, tmp_path: 
 
 @pytest.mark.parametrize("on_disk", [True, False])
 def test_a_repeated_task_gives_the_same_bytes(on_disk: bool, tmp_path: Path) -> None:
-    end = SiteEnd(SKIP, FedAvg().phases, site_memory(tmp_path if on_disk else None))
+    end = SiteEnd(SKIP, FedAvg(), site_memory(tmp_path if on_disk else None))
     generator = torch.Generator().manual_seed(0)
 
     def answered(round: int, value: Tensor) -> State:
@@ -368,6 +370,36 @@ def test_each_site_may_be_sent_another_model_but_not_in_8_bit_differences() -> N
     same_bytes(*runs)
     with pytest.raises(ValueError, match="one model"):
         Wired(Personal(local_steps=1), wire=INT8).run()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_each_model_of_a_site_has_what_its_own_codes_left_out(skip: bool, tmp_path: Path) -> None:
+    """The site's own model takes no step and stays as it is, whatever the codes of the global one left out."""
+
+    @dataclass(frozen=True)
+    class Resting(SoftPull):
+        def steps(self, phase: str) -> int:
+            return 0 if phase == "personal" else self.local_steps
+
+    wire, rounds = Wire(up="int8", difference=True, skip_unchanged=skip), Rounds(rounds=3, evaluate_every=0)
+    one = Wired(Resting(local_steps=2, softpull=1.0), training=ADAMW, rounds=rounds, folder=tmp_path, wire=wire)
+    initial = clone(one.server().state)
+    server = one.run()
+    same_bytes(server.remembered("personal/a", initial), initial)
+    assert differs(server.state, initial)
+    memory = site_memory(tmp_path / "sites" / "a").newest()
+    left = {prefix: without_prefix(memory, prefix) for prefix in ("missed/", "missed:personal/")}
+    assert left["missed/"].keys() == left["missed:personal/"].keys()
+    assert any(tensor.any() for tensor in left["missed/"].values())
+    assert not any(tensor.any() for tensor in left["missed:personal/"].values())
+
+
+@pytest.mark.parametrize("name", ["pms-fm", "fedsm"])
+def test_changes_in_8_bit_are_refused_for_such_a_method_before_it_runs(name: str) -> None:
+    wire = Wire(down="int8", skip_unchanged=True)
+    with pytest.raises(ValueError, match=r"wire.down=int8 needs a method that sends all sites one model; .* its own"):
+        replace(get(name), wire=wire)
+    assert replace(get("fedrgb"), wire=wire).wire is wire
 
 
 def test_half_precision_models_are_refused() -> None:

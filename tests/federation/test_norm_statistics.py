@@ -46,7 +46,7 @@ from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import Site, reason
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB, Local
+from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB, Local, MFedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.convirt import ConVIRT
 from fedvlp.run.experiment import Experiment
@@ -56,6 +56,7 @@ from fedvlp.training.loop import Aborted
 
 KINDS = ("averaged", "site")
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
+SMALL |= {name: replace(method, best_by="") for name, method in SMALL.items() if isinstance(method, MFedAvg)}
 ALONE = {"local", "creamfl", "fedmd", "fedet", "fedgems"}  # no site sends weights
 NORM = set(normalisation(Toy(norm=True).state_dict()))
 TWO = Rounds(rounds=2, evaluate_every=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedvlp.core.types import EVALUATE, Broadcast, State, group
 from fedvlp.federation.exchange import WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import MOMENTS
-from fedvlp.methods import METHODS, FedAvg, FedDRA, Local
+from fedvlp.methods import METHODS, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.methods.softpull import SoftPull
 from fedvlp.training.config import Training
 
@@ -94,6 +95,21 @@ def test_each_model_of_a_site_has_moments_of_its_own(tmp_path: Path) -> None:
         assert {int(tensor) for name, tensor in model.items() if name.endswith("/step")} == {6}
 
 
+def test_fedrgb_s_teacher_has_moments_of_its_own_and_its_copy_of_the_encoders_has_none(tmp_path: Path) -> None:
+    """After three rounds of 2 + 3 steps: enc and al_i have taken 6, al* 9; f' is a new copy in every round."""
+    one = world(FedRGB(local_steps=2, aligner_steps=3, dro_batch=4), tmp_path, model=Toy, data={"a": pairs(3, 8)})
+    one.run()
+    steps = {name: int(tensor) for name, tensor in moments(one, "a").items() if name.endswith("/step")}
+    counts = {
+        (name.startswith("trainee/teacher/"), group(name.removeprefix("trainee/teacher/"))): count
+        for name, count in steps.items()
+    }
+    assert counts == {
+        (False, "encoder"): 6, (False, "alignment"): 6, (False, "head"): 6, (True, "alignment"): 9, (True, "head"): 9,
+    }  # fmt: skip
+    assert len(steps) == sum(1 if group(n) == "encoder" else 2 for n, _ in one.client("a").parameters())
+
+
 def rates(training: Training, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The share of the learning rate that each step of site a has, in two rounds of FedDRA."""
     seen: list[float] = []
@@ -139,7 +155,8 @@ def test_nothing_of_it_leaves_the_site_or_is_taken_for_the_methods_memory(name: 
     sent |= {tensor for _, message in recorder.sent for tensor in (*message.state, *message.aux)}
     assert not [tensor for tensor in sent if "exp_avg" in tensor]
     assert {key for _, update in recorder.replies for key in update.scalars} <= set(one.method.probes())
-    trained = {tensor.removeprefix("trainee/personal/").rpartition("/")[0] for tensor in moments(one, "a")}
+    own = re.compile("trainee/(personal|teacher)/")
+    trained = {own.sub("", tensor).rpartition("/")[0] for tensor in moments(one, "a")}
     assert trained
     assert trained <= parameters
     assert not [tensor for tensor in one.site("a").memory.newest() if "exp_avg" in tensor]

@@ -293,7 +293,7 @@ class BehindTheWire(Executor):
     def __init__(self, experiment: Experiment) -> None:
         super().__init__()
         self._inner = site_executor(experiment)
-        self._end = SiteEnd(experiment.wire, experiment.method.phases, SiteMemory(None))
+        self._end = SiteEnd(experiment.wire, experiment.method, SiteMemory(None))
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         message, run = messages.receive_broadcast(shareable)

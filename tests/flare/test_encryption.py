@@ -467,6 +467,12 @@ def test_methods_whose_server_does_more_than_a_mean_are_refused(name: str) -> No
         refuse_unencryptable(METHODS[name]())
 
 
+@pytest.mark.parametrize("name", MEANS)
+def test_methods_whose_server_takes_a_mean_are_not(name: str) -> None:
+    """FedMOON's upload is one of its own, as it remembers the model; what it sends is FedAvg's."""
+    refuse_unencryptable(METHODS[name]())
+
+
 def test_uniform_weights_are_refused() -> None:
     refuse_unencryptable(FedAvg())
     with pytest.raises(ValueError, match="has weighting 'uniform'"):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,10 @@ from support.toy import Fuse, World, aggregate, forked, same_bytes
 from support.toy_multimodal import aggregated, labelled, mixed, paired, world
 
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Update, modality
+from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, State, Update, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.site import Site
-from fedvlp.methods.car_mfl import CARMFL, PARTNERS, ROUNDS, distinct, features
+from fedvlp.methods.car_mfl import CARMFL, MET, PARTNERS, ROUNDS, SHOWN, distinct, features, noted
 from fedvlp.methods.mfedavg import MFedAvg
 
 LINEAR = CARMFL(local_steps=2, renorm="linear")
@@ -211,7 +212,7 @@ def test_public_features_are_those_of_the_weights_that_are_sent() -> None:
     assert torch.equal(after.aux["image"], features(client, place.public, "image")[0])
 
 
-def test_memory_grows_by_a_row_a_round_and_the_probe_counts_distinct_items() -> None:
+def test_memory_has_a_row_a_round_and_the_probe_counts_distinct_items() -> None:
     """Partners 5 5 6 / 1 1 1 / 2 3 2 of three records over three rounds: 2, 1 and 2 different ones."""
     assert distinct(torch.tensor([[5, 1, 2], [5, 1, 3], [6, 1, 2]])).tolist() == [2, 1, 2]
     place = world(LINEAR, rounds=replace(world(LINEAR).rounds, rounds=3))
@@ -224,6 +225,47 @@ def test_memory_grows_by_a_row_a_round_and_the_probe_counts_distinct_items() -> 
     expected = float(distinct(memory[PARTNERS]).double().mean())
     assert history[2]["sites"]["b"]["probe/distinct_partners"] == expected
     assert "probe/distinct_partners" not in history[0]["sites"]["a"]
+
+
+def test_the_memory_keeps_the_last_rounds_and_of_the_rest_each_item_once() -> None:
+    """Eight rounds of three records; before the last six they had 5 5, 1 2 and 3 3: one, two and one item."""
+    history = torch.tensor([[5, 1, 3], [5, 2, 3], [1, 1, 3], [2, 1, 3], [3, 1, 3], [4, 1, 3], [5, 1, 3], [6, 7, 3]])
+    memory: State = {}
+    for round, items in enumerate(history):
+        memory = noted(memory, items, round)
+        whole = torch.cat([memory[name] for name in (MET, PARTNERS) if name in memory])
+        assert torch.equal(distinct(whole), distinct(history[: round + 1]))
+    assert torch.equal(memory[PARTNERS], history[-SHOWN:])
+    assert memory[ROUNDS].tolist() == [2, 3, 4, 5, 6, 7]
+    assert memory[MET].tolist() == [[5, 1, 3], [5, 2, 3]]
+    for round in range(8, 100):
+        memory = noted(memory, history[round % 8], round)
+    assert memory[PARTNERS].shape == (SHOWN, 3)
+    assert memory[MET].sort(dim=0).values.tolist() == [[1, 1, 3], [2, 1, 3], [3, 1, 3], [4, 1, 3], [5, 2, 3], [6, 7, 3]]
+
+
+def test_a_memory_with_a_row_for_every_round_goes_on() -> None:
+    old = {PARTNERS: torch.arange(20).view(10, 2).to(torch.int32), ROUNDS: torch.arange(10)}
+    memory = noted(old, torch.tensor([0, 50], dtype=torch.int32), 10)
+    assert torch.equal(memory[PARTNERS], torch.cat([old[PARTNERS][5:], torch.tensor([[0, 50]])]))
+    assert memory[MET].tolist() == old[PARTNERS][:5].tolist()
+
+
+def test_a_site_whose_records_become_more_begins_its_list_anew() -> None:
+    data = mixed()
+    place = world(LINEAR, data, rounds=replace(world(LINEAR).rounds, rounds=3, quorum=3))
+    sites = {name: place.site(name) for name in place.data}
+    inner = SequentialExchange(sites.__getitem__)
+
+    def growing(messages: Any) -> Any:
+        if next(iter(messages.values())).round == 1:
+            more = labelled(1, 14, ("image",))
+            data["b"].content, data["b"].labels = more.content, more.labels
+        yield from inner(messages)
+
+    history = place.run(growing).history
+    assert all(not record["dropped"] for record in history)
+    assert sites["b"].client.memory[PARTNERS].shape == (2, 14)
 
 
 # Weights

@@ -13,9 +13,10 @@ import pytest
 import torch
 from support.toy import ADAMW, SGD, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
 
+from fedvlp.core.client import Client
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Broadcast, Reply, State, Update, VLOutput
+from fedvlp.core.types import Batch, Broadcast, Reply, State, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.methods import CreamFL
@@ -244,6 +245,26 @@ def test_a_pass_over_the_public_set_sees_every_item_once() -> None:
 
 
 SAMPLED = replace(SMALL, contrast_sample=6)
+
+
+@pytest.mark.parametrize(("accumulation", "micro", "seen"), [("cached", 0, [8]), ("plain", 2, [3, 5])])
+def test_a_site_of_five_records_contrasts_whole_public_batches(
+    accumulation: str, micro: int, seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joint step has two parts of their own lengths, 5 records and 8 items; a micro-batch has a share of both."""
+    counts: list[int] = []
+    losses = CreamFL.public_losses
+
+    def counted(self: CreamFL, client: Client, output: Any, batch: Batch, message: Broadcast) -> Any:
+        counts.append(len(batch["row"]))
+        return losses(self, client, output, batch, message)
+
+    monkeypatch.setattr(CreamFL, "public_losses", counted)
+    training = replace(ADAMW, batch_size=8, accumulation=accumulation, micro_batch=micro)
+    made = world(replace(SMALL, joint=True), data={"a": lone(2, 5, "image")}, training=training)
+    made.rounds = replace(made.rounds, rounds=1)
+    made.run()
+    assert counts == seen * 4
 
 
 @pytest.mark.parametrize("joint", [False, True])

@@ -11,6 +11,7 @@ import torch
 from support.scalar import NAME, HalfSquare, scalars, targets, weight
 from support.toy import ADAMW, SGD, Recorder, Toy, World, aggregate, pairs, same_bytes, three_sites
 
+from fedvlp.core.robust_mean import Averaging
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, State, Update
 from fedvlp.federation.exchange import WorkerPool
@@ -89,6 +90,30 @@ def aggregated(server: Server, *sent: tuple[str, int, float], method: FedNova = 
     ]
     aggregate(method, server, updates, "train")
     return server.state
+
+
+@pytest.mark.parametrize(("kind", "trim"), [("mean", 0.2), ("trimmed", 0.0), ("trimmed", 0.2), ("median", 0.2)])
+def test_a_robust_average_is_one_of_directions_and_of_lengths(kind: str, trim: float) -> None:
+    """tau = 2, 4, 10 of 8, 16 and 40 records; d = -1, -2, 0, so y = 2, 8, 0.
+
+    The sum: tau_eff = (16 + 64 + 400) / 64 = 7.5, and x = 7.5 (8 * 1 + 16 * 2) / 64 = 4.6875. Of three values a robust
+    average is the middle one: tau_eff = 4 and d = -1, so x = 4.
+    """
+    server = Server(tuple("abc"), {NAME: torch.zeros(1)}, averaging=Averaging(kind, trim))
+    state = aggregated(server, ("a", 8, 2.0), ("b", 16, 8.0), ("c", 40, 0.0))
+    assert weight(state) == pytest.approx(4.0 if server.averaging.robust else 4.6875)
+    assert server.averaging.robust == (kind != "mean" and trim > 0)
+
+
+@pytest.mark.parametrize("kind", ["trimmed", "median"])
+def test_equal_steps_are_fedavg_under_a_robust_average(kind: str) -> None:
+    data = {name: pairs(index, 9 + index) for index, name in enumerate("abc")}
+    rounds = Rounds(rounds=2, evaluate_every=0, averaging=kind)
+
+    def ended(method: Any) -> State:
+        return World(method, data, rounds=rounds, model=lambda: Toy(norm=True)).run().state
+
+    same_bytes(ended(NOVA), ended(FedAvg(local_steps=2)))
 
 
 def test_running_statistics_are_fedavg_s_mean() -> None:
@@ -175,3 +200,13 @@ def test_its_settings_follow_those_of_training() -> None:
         override(demo, "method.batch_size", "7")
     with pytest.raises(ValueError, match="local_epochs is -1"):
         FedNova(local_epochs=-1)
+
+
+def test_a_warm_up_that_only_the_first_round_has_is_refused() -> None:
+    """Otherwise sites would be weighed by steps of a warm-up that they no longer take."""
+    demo = get("fednova")
+    assert (demo.training.warmup_steps, demo.training.optimizer_state) == (10, "reset")
+    with pytest.raises(ValueError, match=r"optimizer_state is keep and warmup_steps 10: FedNova counts"):
+        override(demo, "training.optimizer_state", "keep")
+    override(override(demo, "training.warmup_steps", "0"), "training.optimizer_state", "keep")
+    override(override(demo, "method.local_epochs", "0"), "training.optimizer_state", "keep")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.toy import Toy, clone, same_bytes
-from support.toy_multimodal import aggregated, labelled, mixed, paired, world
+from support.toy import ADAMW, Toy, World, clone, same_bytes
+from support.toy_multimodal import LABELS, aggregated, labelled, mixed, of_training, paired, world
 
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, State, modality
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Rounds
+from fedvlp.methods.car_mfl import CARMFL
 from fedvlp.methods.fedavg import FedAvg
 from fedvlp.methods.mfedavg import MFedAvg, keep_best
 from fedvlp.models.multimodal import fused
@@ -74,6 +77,17 @@ def test_a_site_sends_only_what_it_owns_and_more_is_refused() -> None:
     assert "unexpected" in place.run(everything).history[0]["dropped"]["b"]
 
 
+@pytest.mark.parametrize("method", [PLAIN, CARMFL(local_steps=2)])
+def test_a_site_is_what_its_training_records_are(method: MFedAvg) -> None:
+    """That b's held-out records have reports as well trains no text tower there, and lends no record a report."""
+    plain = mixed()
+    theirs = {**plain, "b": of_training(1, 12)}
+    expected, server = (world(method, data).run() for data in (plain, theirs))
+    assert [record["dropped"] for record in server.history] == [{}, {}]
+    same_bytes(server.state, expected.state)
+    assert server.modalities["b"] == ("image",)
+
+
 def test_zero_features_give_the_classifiers_absent_columns_no_gradient() -> None:
     """Columns 4.. of the classifier read the text feature; an image-only batch must leave them alone, bit for bit."""
     model = Toy(labels=3)
@@ -124,6 +138,20 @@ def test_the_lower_bound_is_training_on_the_public_set_alone() -> None:
     assert start.trainer is not None
     first = start.trainer.trained(bound, start, "public")
     same_bytes(world(bound, rounds=replace(world(bound).rounds, rounds=1)).run().state, clone(first))
+
+
+@pytest.mark.parametrize(("state", "kept"), [("keep", 6), ("reset", 0)])
+def test_the_virtual_client_keeps_its_moments_where_the_sites_do(state: str, kept: int, tmp_path: Path) -> None:
+    """Three rounds of two steps: the optimiser goes on, in one run and in one that was stopped after each round."""
+    training = replace(ADAMW, optimizer_state=state)
+    rounds = Rounds(rounds=3, evaluate_every=0)
+    server = world(WITH_PUBLIC, training=training, rounds=rounds).run()
+    steps = {int(t) for name, t in server.memory.items() if name.startswith("optimizer/") and name.endswith("/step")}
+    assert steps == ({kept} if kept else set())
+    for number in (1, 2, 3):
+        again = world(WITH_PUBLIC, training=training, rounds=replace(rounds, rounds=number), folder=tmp_path).run()
+    same_bytes(again.state, server.state)
+    same_bytes(again.memory, server.memory)
 
 
 class Judged:
@@ -202,6 +230,17 @@ def stopping_after(phases: int) -> Callable[[object], None]:
             raise KeyboardInterrupt
 
     return report
+
+
+def test_the_best_round_is_refused_where_sites_keep_part_of_the_model() -> None:
+    """The sites have what belongs to the last round alone."""
+    model = partial(Toy, labels=LABELS, norm=True)
+    options: dict[str, Any] = {"model": model, "objective": BCE, "public": labelled(99, 10)}
+    kept = partial(World, data=mixed(), training=ADAMW, norm_statistics="site", **options)
+    for method in (PLAIN, CARMFL(local_steps=2)):
+        with pytest.raises(ValueError, match=r"method.best_by is val/auc/macro: the best round's model"):
+            kept(method).run()
+        kept(replace(method, best_by="")).run()
 
 
 def test_refusals() -> None:

@@ -13,6 +13,8 @@ from nvflare.apis.fl_context import FLContext
 from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes
 from torch import Tensor, nn
 
+from fedvlp.core.client import NoLossError
+from fedvlp.core.reasons import for_the_server
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Reply, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
@@ -20,7 +22,7 @@ from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.flare.privacy_filters import AllowMetrics
 from fedvlp.methods import FedAvg, FedDRA, FedRGB
 from fedvlp.methods.math.dro import divergence
-from fedvlp.methods.robust import LOSSES, WEIGHTS, RobustWeights
+from fedvlp.methods.robust import LOSSES, WEIGHTS, RobustWeights, contrastive
 
 FIVE = (2.0, 1.0, 1.5, 0.5, 3.0)
 TOY = {"local_steps": 2, "dro_batch": 4}
@@ -426,3 +428,24 @@ def test_uniform_weights_need_no_loss() -> None:
     run = World(RobustWeights(rho=0.0, **TOY), rounds=Rounds(rounds=2, evaluate_every=0)).run()
     assert not any("probe/loss" in metrics for record in run.history for metrics in record["sites"].values())
     assert run.memory[LOSSES].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (FedAvg(local_steps=1), "the objective has no loss for this site's records: a modality is missing"),
+        (FedDRA(align_steps=1, **TOY), "the objective has no contrastive loss for this site's records"),
+        (FedRGB(aligner_steps=1, **TOY), "the objective has no contrastive loss for this site's records"),
+    ],
+)
+def test_a_site_of_one_modality_is_left_out_in_words_that_may_leave_it(method: FedAvg, why: str) -> None:
+    data = {name: pairs(index, 8) for index, name in enumerate("abc")}
+    data["c"].modalities = ("image",)
+    history = World(method, data, rounds=Rounds(rounds=1, evaluate_every=0)).run().history
+    assert history[0]["dropped"].keys() == {"c"}
+    assert for_the_server(history[0]["dropped"]["c"]).startswith(f"NoLossError: {why}")
+
+
+def test_what_the_objective_has_instead_of_a_contrast_is_named() -> None:
+    with pytest.raises(NoLossError, match="are: bce, size; FedDRA and FedRGB need a contrastive one"):
+        contrastive({"size": torch.ones(()), "bce": torch.ones(())})

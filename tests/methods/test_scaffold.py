@@ -35,6 +35,8 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import SCAFFOLD, FedAvg
 from fedvlp.methods.scaffold import CONTROL, COUNTED, NEXT, NEXT_ROUND, OWN, SHARE, SUM
+from fedvlp.run.config import override
+from fedvlp.run.presets import get
 
 AVERAGE = FedAvg(local_steps=2, weighting="uniform")
 
@@ -280,3 +282,10 @@ def test_an_evaluation_is_sent_no_control_variate_and_leaves_the_memory(tmp_path
 def test_weights_by_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="weighting is 'samples'; SCAFFOLD's control variates are plain means"):
         SCAFFOLD(weighting="samples")
+
+
+@pytest.mark.parametrize("averaging", ["trimmed", "median"])
+def test_another_average_than_the_mean_is_refused(averaging: str) -> None:
+    """c would no longer be the mean of the sites' c_i, and never come back to it."""
+    with pytest.raises(ValueError, match=f"rounds.averaging is {averaging}: SCAFFOLD's c must be the mean of all c_i"):
+        override(get("scaffold"), "rounds.averaging", averaging)

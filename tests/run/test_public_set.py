@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from support.short_jobs import committed
 from support.toy import clone, forked, same_bytes
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
@@ -267,3 +268,17 @@ def test_only_the_sites_that_are_asked_count() -> None:
 def test_a_message_without_a_public_set_is_answered_by_any_site() -> None:
     site = Assembly(SMALL).site("site-1")
     assert site.handle(Broadcast(0, "train", Assembly(SMALL).server(("site-1",)).state)).num_samples > 0
+
+
+def test_a_site_whose_held_out_records_alone_have_reports_is_one_of_images() -> None:
+    """What the server is told before the first reply is what the site says in it: CAR-MFL lends reports at once."""
+    experiment = committed("car-mfl", data__size=300, training__batch_size=16, partition__image_only=0)
+    experiment = replace(experiment, rounds=replace(experiment.rounds, rounds=1, evaluate_every=0, quorum=0))
+    made = Assembly(experiment)
+    cohort = made.cohort
+    bare = (np.asarray(cohort.sites) == "site-1") & (np.asarray(cohort.splits) == "train")
+    made._cohort = cohort.without(reports=bare, images=np.zeros(len(bare), dtype=bool))
+    server = made.server(made.sites())
+    assert server.modalities["site-1"] == ("image",)
+    Federation(experiment.method, server, experiment.rounds, SequentialExchange(made.site)).run()
+    assert [record["dropped"] for record in server.history] == [{}]

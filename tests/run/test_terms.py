@@ -83,6 +83,12 @@ def test_kept_moments_pay_for_one_warm_up_in_the_whole_run() -> None:
     assert plain.total_full_rate == pytest.approx(50 - 4.5 / 4)
 
 
+def test_each_model_warms_up_by_itself_where_moments_are_kept() -> None:
+    """FedRGB's ``local`` once in four rounds, ``aligner`` in each, as its copy of the encoders is new in each."""
+    rgb = spent(FedRGB(local_steps=40, aligner_steps=30), rounds=4, warmup_steps=10, optimizer_state="keep")
+    assert rgb.full_rate == {"encoder": 40 - 4.5 / 4, "alignment": 30 - 4.5, "head": 30 - 4.5}
+
+
 def test_a_phase_that_comes_every_other_round_counts_half() -> None:
     assert spent(replace(DRA, align_every=2)).steps == {"encoder": 40, "alignment": 45, "head": 45}
 

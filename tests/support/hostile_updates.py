@@ -104,10 +104,10 @@ class Stage:
 
     def _recorded(self, silent: bool) -> tuple[Seen, dict[Key, Shareable]]:
         world, answers = self.world(), {}
-        wire, phases = self.setting.wire, world.method.phases
+        wire, method = self.setting.wire, world.method
         folder = self.folder / f"sites-{silent}"
         sites = {
-            name: EncodedSite(world.site(name), SiteEnd(wire, phases, site_memory(folder / name))) for name in "abc"
+            name: EncodedSite(world.site(name), SiteEnd(wire, method, site_memory(folder / name))) for name in "abc"
         }
 
         def exchange(sent: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:

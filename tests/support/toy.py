@@ -182,7 +182,7 @@ class World:
     def equip(self, server: Server) -> Server:
         """As ``Assembly.equip`` does."""
         if self.method.uses_public:
-            server.modalities = {name: data.modalities for name, data in self.data.items()}
+            server.modalities = {name: data.modalities_in("train") for name, data in self.data.items()}
             memory = lambda: server.memory  # noqa: E731
             server.trainer = ServerTrainer(self.client("server"), self.training, self.evaluate, memory=memory)
         return server
@@ -215,7 +215,7 @@ class Wired(World):
 
     def site(self, name: str) -> Any:
         folder = self.folder / "sites" / name if self.folder else None
-        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method.phases, site_memory(folder)))
+        return EncodedSite(super().site(name), SiteEnd(self.wire, self.method, site_memory(folder)))
 
     def federation(self, exchange: Any = None, **options: Any) -> tuple[Federation, int]:
         return super().federation(exchange, wire=self.wire, **options)

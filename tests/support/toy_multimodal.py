@@ -10,7 +10,7 @@ import torch
 
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import MODALITIES, State, Update
+from fedvlp.core.types import MODALITIES, Batch, State, Update
 from fedvlp.objectives.bce import BCE
 from support.toy import ADAMW, IMAGE, TEXT, Pairs, Toy, World, aggregate, clone
 
@@ -24,6 +24,23 @@ def labelled(seed: int, count: int, modalities: tuple[str, ...] = MODALITIES, **
     data = Pairs(image, text, **options)
     data.labels = torch.randint(0, 2, (count, LABELS), generator=generator).float()
     data.modalities = modalities
+    return data
+
+
+class OfTraining(Pairs):
+    """A site whose held-out records have both modalities, and its training records images alone."""
+
+    def modalities_in(self, split: str) -> tuple[str, ...]:
+        return ("image",) if split == "train" else self.modalities
+
+    def _batch(self, split: str, rows: torch.Tensor) -> Batch:
+        return {name: t for name, t in super()._batch(split, rows).items() if split != "train" or name != "text"}
+
+
+def of_training(seed: int, count: int) -> OfTraining:
+    """As ``labelled``, of such a site."""
+    pairs, data = labelled(seed, count), OfTraining(*labelled(seed, count).content["train"])
+    data.labels = pairs.labels
     return data
 
 

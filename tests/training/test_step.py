@@ -22,7 +22,7 @@ from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
 from fedvlp.training.grad_cache import MicroBatches
-from fedvlp.training.step import Stepper, compile_towers
+from fedvlp.training.step import Stepper, _piece, compile_towers
 
 PLAIN = replace(SGD, batch_size=4)  # SGD at rate 0.1
 BATCH = {"x": torch.tensor([1.0, 2.0, 3.0, 6.0])}
@@ -486,3 +486,11 @@ def test_towers_are_compiled_once_in_a_run_and_the_anchor_as_the_model(monkeypat
     client.release()
     client.anchor(client.state())
     assert len(compiled) == 5
+
+
+def test_the_parts_of_a_batch_are_cut_by_their_own_lengths() -> None:
+    """Three records and seven public items in pieces of two records; the first tensor says how many there are."""
+    batch = {"row": torch.arange(3), "public/row": torch.arange(7), "public/few": torch.arange(1)}
+    first, second = _piece(batch, 0, 2), _piece(batch, 2, 3)
+    assert {n: t.tolist() for n, t in first.items()} == {"row": [0, 1], "public/row": [0, 1, 2, 3]}
+    assert {n: t.tolist() for n, t in second.items()} == {"row": [2], "public/row": [4, 5, 6], "public/few": [0]}

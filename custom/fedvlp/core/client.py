@@ -32,6 +32,10 @@ class Data(Protocol):
         """What the records have, of "image" and "text"; batches lack the keys of the other."""
         ...
 
+    def modalities_in(self, split: str) -> tuple[str, ...]:
+        """The same of one split."""
+        ...
+
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]: ...
 
     def batches(
@@ -49,6 +53,10 @@ class MicroBatching(Protocol):
 
 class StateMismatchError(ValueError):
     """A state does not have the tensors that this model has."""
+
+
+class NoLossError(ValueError):
+    """The objective has no loss, or not the one that a method needs, for the records of a site."""
 
 
 @dataclass
@@ -77,6 +85,11 @@ class Client:
     def device(self) -> torch.device:
         """Where the model is; the batches come there, states travel and rest on the CPU."""
         return next((parameter.device for _, parameter in self.parameters()), torch.device("cpu"))
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the training records have, of "image" and "text": what this client can train, and tells the server."""
+        return self.data.modalities_in("train")
 
     def here(self, state: State) -> State:
         """The tensors on this client's device; those that are there already are not copied."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Generator, Tensor
 
@@ -29,6 +29,7 @@ class Schedule:
     uses_public: ClassVar[bool] = False  # whether the server needs the public set and to know the sites' modalities
     pooled: ClassVar[bool] = False  # whether one site holds everybody's records (simulation only)
     reads_films: ClassVar[bool] = False  # whether it needs the films themselves, so that cached tokens are not enough
+    sends_plainly: ClassVar[bool] = False  # whether an ``upload`` of its own sends what FedAvg's does, and no more
 
     weighting: str = "samples"  # samples: n_k/n (McMahan et al., 2017, Alg. 1); uniform: 1/N (FedDRA, FedRGB)
     local_steps: int = 20  # optimiser steps of a site in its (last) phase of a round
@@ -56,6 +57,10 @@ class Schedule:
     def trainee(self, phase: str) -> str:
         """Which model ``phase`` trains, where the method has several: a site may keep normalisation for each."""
         return "model"
+
+    def moments(self, name: str, phase: str) -> str:
+        """Of which model the kept moments of the tensor ``name`` are that ``phase`` trains; "": they are not kept."""
+        return self.trainee(phase)
 
     def asked(self, sites: int) -> int:
         """How many of a run's ``sites`` take part in a phase that trains."""
@@ -193,6 +198,9 @@ class SiteHooks(Schedule):
 @dataclass(frozen=True)
 class Method(ServerHooks, SiteHooks):
     """FedAvg, and the hooks of every other method."""
+
+    def refuse_settings(self, experiment: Any) -> None:
+        """Raises ValueError for settings of the ``Experiment`` that is being made, with which the method goes wrong."""
 
 
 def sends(method: Schedule, names: Iterable[str]) -> bool:

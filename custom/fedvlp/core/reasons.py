@@ -25,7 +25,7 @@ PYTHONS = {name for name, kind in vars(builtins).items() if isinstance(kind, typ
 LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
-    "ImageAccessError", "InitialWeightsError", "MemoryGoneError", "NoRecordsError", "NoWeightsError",
+    "ImageAccessError", "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NoWeightsError",
     "NormalisationError", "NotHeldError", "OverlapError", "PHIError", "PathError", "PluginError", "PrivacyError",
     "PublicSetError", "RecordKeyError", "RecordPrivacyError", "RefusedError", "SelectorError", "SiteConfigError",
     "StateMismatchError", "UnmeasuredError", "UnreadableImageError", "UnreadableRunError",
@@ -75,6 +75,20 @@ REASONS = (
         "FloatingPointError",
         "* has values that are NaN or infinite after training",
         "a tensor has values that are NaN or infinite after training",
+    ),
+    Reason(
+        "NoLossError",
+        "*: the objective has no term for a batch of *: a modality is missing that this method does not complete; "
+        "choose another method or objective for this site",
+        "the objective has no loss for this site's records: a modality is missing that this method does not complete; "
+        "choose another method or objective for this site",
+    ),
+    Reason(
+        "NoLossError",
+        "the terms of the objective for this site's records are: *; FedDRA and FedRGB need a contrastive one. Give "
+        "them sites with images and reports and an objective that contrasts the two, or choose another method",
+        "the objective has no contrastive loss for this site's records, and FedDRA and FedRGB need one. Give them "
+        "sites with images and reports and an objective that contrasts the two, or choose another method",
     ),
     # The site's envelope
     Reason(

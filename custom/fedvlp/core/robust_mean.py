@@ -52,9 +52,14 @@ class Averaging:
         require(self.kind in AVERAGES, f"averaging is {self.kind!r}; choose one of {', '.join(AVERAGES)}")
         require(0 <= self.trim < 0.5, f"trim is {self.trim}; the share that is left out at each end is below a half")
 
+    @property
+    def robust(self) -> bool:
+        """Whether it is another average than the mean; so it is not where nothing is trimmed."""
+        return self.kind == MEDIAN or (self.kind == TRIMMED and self.trim > 0)
+
     def begin(self, reference: State, expected_weight: float = 1.0, spare: State | None = None) -> Mean:
         """An empty average of tensors as in ``reference``; the other arguments are those of ``StreamingMean``."""
-        if self.kind == MEAN or (self.kind == TRIMMED and self.trim == 0):
+        if not self.robust:
             return StreamingMean(reference, expected_weight, spare)
         return SortedMean(reference, 0.5 if self.kind == MEDIAN else self.trim, self.spool)
 

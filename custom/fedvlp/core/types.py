@@ -95,7 +95,7 @@ class Update:
     aux: State = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)  # what Method.probes declares; nan: unknown at this site
     metrics: dict[str, float] = field(default_factory=dict)  # finite; for people, never read by a method
-    modalities: tuple[str, ...] = ()  # that its records have
+    modalities: tuple[str, ...] = ()  # that its training records have
     public_id: int = 0  # of the public records that it holds; 0 = none
 
     @property

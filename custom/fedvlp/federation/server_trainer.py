@@ -14,7 +14,7 @@ from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
-from fedvlp.core.types import Broadcast, State
+from fedvlp.core.types import Broadcast, State, with_prefix, without_prefix
 from fedvlp.federation.site import Evaluate
 from fedvlp.training import autotune
 from fedvlp.training.config import Training
@@ -89,10 +89,18 @@ class ServerTrainer:
         One optimiser serves all such phases of a run: its tensors are ``optimizer/...`` in ``server.memory``. A fresh
         AdamW would make full-sized steps whatever the weight of a loss, and so undo the phase before.
         """
-        moments = {name.removeprefix(OPTIMIZER): t for name, t in server.memory.items() if name.startswith(OPTIMIZER)}
+        moments = without_prefix(server.memory, OPTIMIZER)
         server.replace(self.trained(method, server, phase, aux, lr_scale, moments))
-        rest = {name: tensor for name, tensor in server.memory.items() if not name.startswith(OPTIMIZER)}
-        server.memory = rest | {OPTIMIZER + name: tensor for name, tensor in moments.items()}
+        _keep(server, moments)
+
+    def as_client(self, method: Method, server: Server, phase: str) -> State:
+        """What a client that trains ``phase`` would send: its moments are kept where those of the sites are."""
+        if self.training.optimizer_state != "keep":
+            return self.trained(method, server, phase)
+        moments = without_prefix(server.memory, OPTIMIZER)
+        state = self.trained(method, server, phase, optimizer=moments)
+        _keep(server, moments)
+        return state
 
     def trained(
         self,
@@ -127,3 +135,9 @@ class ServerTrainer:
             return {}
         with self.session(state, "evaluate") as client:
             return self.evaluate(client, ("val", "test")[:splits])
+
+
+def _keep(server: Server, moments: State) -> None:
+    """Puts the optimiser's tensors in the place of those in the server's memory."""
+    rest = {name: tensor for name, tensor in server.memory.items() if not name.startswith(OPTIMIZER)}
+    server.memory = rest | with_prefix(OPTIMIZER, moments)

@@ -44,9 +44,12 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
-def _is_of(prefix: str, name: str) -> bool:
-    """Whether kept moments are of the model with this prefix; the first has none."""
-    return name.startswith(prefix) if prefix else not name.startswith(TRAINEE)
+def _model_of(key: str) -> tuple[str, str]:
+    """Of a name in that folder the model, and the optimiser's own name of the tensor: ``<parameter>/<name>``."""
+    if not key.startswith(TRAINEE):
+        return "model", key
+    model, _, name = key.removeprefix(TRAINEE).partition("/")
+    return model, name
 
 
 def failure(error: Exception) -> Failure:
@@ -124,9 +127,9 @@ class Site:
             if remembered and distributed.rank() == 0:
                 self.memory.after((message.round, index), to_host(remembered))
             if moments and distributed.rank() == 0:
-                task, prefix = (message.round, index), self._prefix(message.phase)
-                others = {n: t for n, t in self.moments.before(task).items() if not _is_of(prefix, n)}
-                self.moments.after(task, others | {prefix + name: tensor for name, tensor in moments.items()})
+                task = (message.round, index)
+                others = {n: t for n, t in self.moments.before(task).items() if not self._is_of(message.phase, n)}
+                self.moments.after(task, others | self._named(message.phase, moments))
             if unfinished:
                 unfinished.remove()
         metrics[metric_names.SECONDS] = time.perf_counter() - began
@@ -140,7 +143,7 @@ class Site:
             state,
             scalars=scalars,
             metrics=metrics,
-            modalities=client.data.modalities,
+            modalities=client.modalities,
             public_id=client.public_id,
         )
 
@@ -163,13 +166,22 @@ class Site:
         """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""
         if self.training.optimizer_state != "keep" or message.phase == EVALUATE:
             return None
-        prefix = self._prefix(message.phase)
-        return {n.removeprefix(prefix): t for n, t in self.moments.before(task).items() if _is_of(prefix, n)}
+        before, phase = self.moments.before(task), message.phase
+        return {_model_of(name)[1]: tensor for name, tensor in before.items() if self._is_of(phase, name)}
 
-    def _prefix(self, phase: str) -> str:
-        """What the names of kept moments begin with: those of each model are its own."""
-        model = self.method.trainee(phase)
-        return "" if model == "model" else f"{TRAINEE}{model}/"
+    def _is_of(self, phase: str, key: str) -> bool:
+        """Whether a phase goes on with the kept tensor of this name: those of each model are its own."""
+        model, name = _model_of(key)
+        return model == self.method.moments(name.rpartition("/")[0], phase)
+
+    def _named(self, phase: str, moments: State) -> State:
+        """The optimiser's tensors after a phase, as they are kept."""
+        named = {}
+        for name, tensor in moments.items():
+            model = self.method.moments(name.rpartition("/")[0], phase)
+            if model:
+                named[name if model == "model" else f"{TRAINEE}{model}/{name}"] = tensor
+        return named
 
     def _unfinished(self, message: Broadcast, moments: State) -> PhaseCheckpoint | None:
         """Where a long phase is kept while it lasts, if the settings ask for that and the site has a folder."""

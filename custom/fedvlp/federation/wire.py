@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.aggregation import payload
+from fedvlp.core.method import Schedule
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
 from fedvlp.federation import codec
@@ -25,8 +26,8 @@ from fedvlp.federation.site_memory import SiteMemory
 LABEL = "wire/label"
 """In an end's memory: the label of the copy that it holds."""
 
-HELD, MISSED, DIGEST = "held/", "missed/", "digest/"
-"""Prefixes in an end's memory: the copy, what 8-bit codes left out, hashes of the model that was encoded."""
+HELD, MISSED, DIGEST = "held/", "missed", "digest/"
+"""Beginnings of names in an end's memory: the copy, what 8-bit codes left out, hashes of what was encoded."""
 
 Phases = Callable[[int], tuple[str, ...]]
 
@@ -181,16 +182,17 @@ class _Task:
 
     key: tuple[int, int]
     base: State
-    missed: State = field(default_factory=dict)
+    missed: State = field(default_factory=dict)  # of every model, by its name in the memory
     memory: State = field(default_factory=dict)
 
 
 class SiteEnd:
     """Decodes a site's broadcasts and encodes its updates; ``memory`` is apart from the method's."""
 
-    def __init__(self, wire: Wire, phases: Phases, memory: SiteMemory) -> None:
+    def __init__(self, wire: Wire, method: Schedule, memory: SiteMemory) -> None:
         self.wire = wire
-        self._phases = phases
+        self._method = method
+        self._phases = method.phases
         self._memory = memory
         self._task: _Task | None = None
 
@@ -209,7 +211,8 @@ class SiteEnd:
                 held[name] = tensor
         state = {name: codec.widen(tensor) for name, tensor in held.items()}
         remembered = with_prefix(HELD, held) | {LABEL: number(message.copy_label)} if wire.skip_unchanged else {}
-        self._task = _Task(key, state, without_prefix(memory, MISSED), remembered)
+        missed = {name: tensor for name, tensor in memory.items() if name.startswith(MISSED)}
+        self._task = _Task(key, state, missed, remembered)
         return replace(message, state=state, copy_base=0, copy_label=0)
 
     def encode(self, update: Update) -> Update:
@@ -217,11 +220,18 @@ class SiteEnd:
         current, self._task = self._task, None
         if current is None or current.key != task_of(self._phases, update):
             raise CodecError("the update belongs to no broadcast that was received")
-        state = codec.encode(update.state, current.base, self.wire, current.missed)
-        memory = current.memory | with_prefix(MISSED, current.missed)
+        own = self._missed(update.phase)
+        missed = without_prefix(current.missed, own)
+        state = codec.encode(update.state, current.base, self.wire, missed)
+        memory = current.memory | current.missed | with_prefix(own, missed)
         if memory:
             self._memory.after(current.key, memory)
         return replace(update, state=state)
+
+    def _missed(self, phase: str) -> str:
+        """What the names begin with of what codes left out of the model that ``phase`` trains: each has its own."""
+        model = self._method.trainee(phase)
+        return f"{MISSED}/" if model == "model" else f"{MISSED}:{model}/"
 
 
 def _refuse_other_copy(memory: State, on: int) -> None:

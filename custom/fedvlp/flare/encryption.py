@@ -176,7 +176,7 @@ def unflatten(values: Tensor, like: Mapping[str, Tensor]) -> State:
 def refuse_unencryptable(method: Method) -> None:
     """Raises ValueError unless the method's server half is FedAvg's, with weights n_k: a sum is all that is added."""
     changed = overridden(method, Schedule, ServerHooks)
-    if type(method).upload is not Method.upload:
+    if type(method).upload is not Method.upload and not method.sends_plainly:
         changed.append("upload")
     if changed or method.weighting != "samples":
         why = f"overrides {', '.join(changed)}" if changed else f"has weighting {method.weighting!r}"

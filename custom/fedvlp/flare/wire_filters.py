@@ -38,7 +38,7 @@ class WireEnd(FLComponent):
         named = run["folder"], run.get("id")
         if self._end is None or named != self._run:
             own = folder_at_site(SitePaths.of(fl_ctx), run)
-            self._end = SiteEnd(self.options, self.method.phases, site_memory(own))
+            self._end = SiteEnd(self.options, self.method, site_memory(own))
             self._run = named
         return self._end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,15 +12,19 @@ from torch import Tensor
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, Data
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import EVALUATE, MODALITIES, Batch, Broadcast, Update
+from fedvlp.core.types import EVALUATE, MODALITIES, Batch, Broadcast, State, Update
 from fedvlp.core.validate import require
 from fedvlp.methods.math.contrast import only
 from fedvlp.methods.math.neighbours import most_alike, nearest
 from fedvlp.methods.mfedavg import MFedAvg, TowerMeans
 
 LABELS = "labels"
-PARTNERS, ROUNDS = "partners", "partner_rounds"
-"""A site's memory: the public item of every record [R, n] int32, one row for each of the rounds [R] it was asked."""
+PARTNERS, ROUNDS, MET = "partners", "partner_rounds", "partners_met"
+"""A site's memory: the public item of every record [R, n] int32, one row for each of the last ``SHOWN`` rounds [R] that
+it was asked; and [m, n] the different items of the rounds before, if there were any (``each_once``)."""
+
+SHOWN = 6
+"""Rounds of which the report shows a record's items."""
 
 
 @dataclass(frozen=True)
@@ -74,21 +79,21 @@ class CARMFL(MFedAvg):
 
     def receive(self, client: Client, message: Broadcast) -> None:
         super().receive(client, message)
-        if not message.aux or client.data.modalities == MODALITIES:
+        if not message.aux or client.modalities == MODALITIES:
             return
-        (modality,) = client.data.modalities
+        (modality,) = client.modalities
         pool = message.aux[modality]
         mine, labels = features(client, client.data, modality)
         candidates = nearest(mine, pool, min(self.k, len(pool)))
         partners = most_alike(labels, message.aux[LABELS], candidates)
-        noted = {PARTNERS: partners[None].to(torch.int32), ROUNDS: torch.tensor([message.round]).to(partners.device)}
-        client.memory = {n: torch.cat([client.memory[n], t]) if n in client.memory else t for n, t in noted.items()}
+        client.memory = noted(client.memory, partners.to(torch.int32), message.round)
 
     def figures(self, client: Client, message: Broadcast) -> dict[str, float]:
         """How many different public items a record has met so far, mean over the records."""
         if PARTNERS not in client.memory:
             return {}
-        return {"distinct_partners": float(distinct(client.memory[PARTNERS]).double().mean())}
+        items = torch.cat([client.memory[name] for name in (MET, PARTNERS) if name in client.memory])
+        return {"distinct_partners": float(distinct(items).double().mean())}
 
     def complete(self, client: Client, batch: Batch, message: Broadcast) -> Batch:
         present = {key.partition("_")[0] for key in batch}  # an image may be there as its tokens alone
@@ -131,6 +136,28 @@ def features(client: Client, data: Data, modality: str) -> tuple[Tensor, Tensor]
     return torch.cat(embeddings), torch.cat(labels)
 
 
+def noted(memory: Mapping[str, Tensor], partners: Tensor, round: int) -> State:
+    """The memory with this round's items [n] of the records. Other records than before, by number, begin anew.
+
+    It grows no further than the public set: of a round that the report no longer shows, items that a record has had
+    before are not kept again.
+    """
+    before = memory if PARTNERS in memory and memory[PARTNERS].shape[1] == len(partners) else {}
+    now = {PARTNERS: partners[None], ROUNDS: torch.tensor([round], device=partners.device)}
+    rows = {name: torch.cat([before[name], row]) if before else row for name, row in now.items()}
+    past = torch.cat([before.get(MET, partners.new_empty(0, len(partners))), rows[PARTNERS][:-SHOWN]])
+    met = {MET: each_once(past)} if len(past) else {}
+    return {name: row[-SHOWN:] for name, row in rows.items()} | met
+
+
 def distinct(partners: Tensor) -> Tensor:
     """How many different items every record [n] has had over the rounds, from its partners [R, n]."""
     return (partners.sort(dim=0).values.diff(dim=0) != 0).sum(dim=0) + 1
+
+
+def each_once(partners: Tensor) -> Tensor:
+    """The different items of every record, [m, n] from [R, n]: m is the most that a record has, others repeat one."""
+    ordered = partners.sort(dim=0).values
+    again = ordered.diff(dim=0) == 0
+    ordered[1:] = torch.where(again, ordered[:1], ordered[1:])
+    return ordered.sort(dim=0).values[-int(distinct(partners).max()) :]

@@ -103,7 +103,7 @@ class CreamFL(PublicEnsemble):
         super().receive(client, message)
         first = not any(name.startswith(PREVIOUS) for name in client.memory)
         if first and message.phase != EVALUATE and self.intra:  # p is of the model that the round starts from
-            own = representations(client, client.data.modalities)
+            own = representations(client, client.modalities)
             client.memory = client.memory | {PREVIOUS + name: tensor for name, tensor in own.items()}
 
     def local_batches(self, client: Client, message: Broadcast, size: int, generator: Generator) -> Iterator[Batch]:
@@ -129,7 +129,7 @@ class CreamFL(PublicEnsemble):
 
     def public_losses(self, client: Client, output: VLOutput, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         rows = batch["row"]
-        own = {name: getattr(output, name) for name in client.data.modalities}
+        own = {name: getattr(output, name) for name in client.modalities}
         terms = {}
         if self.inter:
             inter = [self._inter(r, message.aux[opposite(name)], batch).mean() for name, r in own.items()]

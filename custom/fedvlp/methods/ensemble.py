@@ -177,7 +177,7 @@ class PublicEnsemble(Method):
         return squared_distance(own, target) if self.kd_norm == "squared" else (own - target).square().mean()
 
     def upload(self, client: Client, message: Broadcast) -> State:
-        reps = representations(client, client.data.modalities)
+        reps = representations(client, client.modalities)
         own = {MODEL + name: tensor for name, tensor in client.state().items()}
         client.memory = own | {PREVIOUS + name: tensor for name, tensor in reps.items()}
         return reps
@@ -236,6 +236,6 @@ def as_represented(data: Data, size: int, generator: Generator) -> Iterator[Batc
 def public_pass(client: Client, size: int, generator: Generator) -> Iterator[Batch]:
     """The public training split once, in random order and without augmentation; names begin with ``public/``."""
     assert client.public is not None
-    steps = one_pass(client.public.num_train, size)
+    steps, held = one_pass(client.public.num_train, size), client.modalities
     for batch in islice(as_represented(client.public, size, generator), steps):
-        yield {PUBLIC + name: tensor for name, tensor in only(batch, client.data.modalities).items()}
+        yield {PUBLIC + name: tensor for name, tensor in only(batch, held).items()}

@@ -47,7 +47,7 @@ class FedIoT(Method):
 
     def batches(self, client: Client, message: Broadcast, batch_size: int, generator: Generator) -> Iterator[Batch]:
         private = super().batches(client, message, batch_size, generator)
-        if not self.share_public or client.public is None or len(client.data.modalities) < 2:
+        if not self.share_public or client.public is None or len(client.modalities) < 2:
             yield from private
             return
         public = client.public.train_batches(self.steps(message.phase), batch_size, generator)
@@ -55,7 +55,7 @@ class FedIoT(Method):
             yield next(public) if step % 2 else batch
 
     def upload(self, client: Client, message: Broadcast) -> State:
-        return trained(client.data.modalities, client.state(), client.objective)
+        return trained(client.modalities, client.state(), client.objective)
 
 
 class ModalityMeans:

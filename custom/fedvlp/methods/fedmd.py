@@ -37,7 +37,7 @@ class FedMD(PublicEnsemble):
         return {n.removeprefix(CONSENSUS): t for n, t in server.memory.items() if n.startswith(CONSENSUS)}
 
     def public_losses(self, client: Client, output: VLOutput, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
-        known = [name for name in client.data.modalities if name in message.aux]
+        known = [name for name in client.modalities if name in message.aux]
         distances = [squared_distance(getattr(output, name), message.aux[name][batch["row"]]) for name in known]
         return {"digest": self.digest * torch.stack(distances).sum()} if distances else {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class FedMOON(Method):
     Differs: the paper has one modality and a projection of 256 for z; here z is what the objective compares. z_g and
     z_p have no dropout, and normalise as the model that trains does (spec Z1), not as in eval mode.
     """
+
+    sends_plainly: ClassVar[bool] = True  # ``upload`` remembers the model as well
 
     mu: float = 1.0  # weight of the contrast, eq. 1, >= 0; 0 is FedAvg (paper: 5 or 1)
     temperature: float = 0.5  # T, eq. 1, > 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
@@ -15,6 +16,9 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, Update, is_statistic
 from fedvlp.core.validate import require
 from fedvlp.methods.ensemble import one_pass
+
+LENGTH = "length"
+"""Name of |a_i| in its average."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,11 @@ class FedNova(Method):
     Equal numbers of steps, as with ``local_epochs=0``, are FedAvg bit for bit.
     Differs: running statistics follow no gradient and are FedAvg's mean. AdamW has no a_i in the paper and counts as
     SGD. Of a learning rate that warms up a step counts its share; steps that make up for a warm-up, and moments that
-    are kept across rounds, are not in a_i. Where a limit lowers n_i (``rounds.max_share``), d_i has the steps that the
-    site took, and tau_eff, which is free to choose, those of the lowered count.
+    are kept across rounds, are not in a_i. With kept moments a site warms up in its first round alone, and the server
+    cannot tell which round that was: a warm-up is then refused. Where a limit lowers n_i (``rounds.max_share``), d_i
+    has the steps that the site took, and tau_eff, which is free to choose, those of the lowered count. Under a trimmed
+    mean or a median (``rounds.averaging``) that average of the d_i takes the place of their sum, and that of the |a_i|
+    the place of tau_eff.
     """
 
     local_epochs: int = 1  # E, passes of a site over its records in a round; 0: local_steps at every site
@@ -46,6 +53,15 @@ class FedNova(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.local_epochs >= 0, f"local_epochs is {self.local_epochs}; 0 = local_steps at every site")
+
+    def refuse_settings(self, experiment: Any) -> None:
+        training = experiment.training
+        require(
+            training.optimizer_state == "reset" or not training.warmup_steps or not self.local_epochs,
+            f"training.optimizer_state is {training.optimizer_state} and warmup_steps {training.warmup_steps}: FedNova "
+            "counts the steps of a warm-up, and with kept moments a site warms up in its first round alone; set "
+            "warmup_steps to 0 or optimizer_state to reset",
+        )
 
     def taken(self, samples: int) -> int:
         """tau_i: the steps of a site with ``samples`` records."""
@@ -74,7 +90,11 @@ class FedNova(Method):
 
 
 class NormalisedMean:
-    """x + W (M - x): M is the mean of the y_i with weights u_i = p_i / |a_i|, and W = tau_eff sum_i u_i."""
+    """x + W (M - x): M is the mean of the y_i with weights u_i = p_i / |a_i|, and W = tau_eff sum_i u_i.
+
+    A robust average has no such weights to divide by: it is given x - eta d_i, so M is what it makes of these (in units
+    of the first site's |a|), and W its average of the |a_i|.
+    """
 
     def __init__(self, method: FedNova, server: Server, phase: str) -> None:
         self._method = method
@@ -82,8 +102,11 @@ class NormalisedMean:
         shared = {name: t for name, t in server.state.items() if method.shares(name, phase)}
         statistics = {name: t for name, t in shared.items() if is_statistic(name)}
         weights = {name: t for name, t in shared.items() if name not in statistics}
+        self._names = [name for name, t in weights.items() if t.is_floating_point()]
         self._moved = server.mean(weights, method.expected_weight(server), server.spare)
         self._plain = server.mean(statistics)
+        self._robust = server.averaging.robust
+        self._lengths = server.mean({LENGTH: torch.zeros((), dtype=torch.float64)})
         self._first = 0.0  # |a| of the first site: u_i in its units, so that equal steps leave n_i as it is
         self._equal = True
         self._samples = self._normalised = self._path = 0.0  # sums of n_i, of u_i and of n_i |a_i|
@@ -98,7 +121,11 @@ class NormalisedMean:
         self._first = self._first or own
         self._equal &= own == counted == self._first
         normalised = weight * (self._first / own)  # eq. 1
-        self._moved.add(update.state, normalised)
+        if self._robust:
+            self._moved.add(self._stretched(update.state, self._first / own), weight)  # eq. 1
+            self._lengths.add({LENGTH: torch.tensor(counted, dtype=torch.float64)}, weight)
+        else:
+            self._moved.add(update.state, normalised)
         self._plain.add(update.state, weight)
         self._samples += weight
         self._normalised += normalised
@@ -106,12 +133,20 @@ class NormalisedMean:
 
     def commit(self) -> None:
         mean = self._moved.result()
-        self._server.replace(mean if self._equal else self._stretched(mean))
+        self._server.replace(mean if self._equal else self._stretched(mean, self._factor()))
         self._server.replace(self._plain.result())
 
-    def _stretched(self, mean: State) -> State:
-        """x + W (M - x), in float64."""
+    def _factor(self) -> float:
+        """W."""
+        if self._robust:
+            return float(self._lengths.result()[LENGTH]) / self._first
         effective = self._path / self._samples  # eq. 2: tau_eff
-        factor = effective * self._normalised / (self._samples * self._first)  # W
+        return effective * self._normalised / (self._samples * self._first)
+
+    def _stretched(self, weights: Mapping[str, Tensor], factor: float) -> State:
+        """x + W (M - x), M being ``weights`` and W the ``factor``; in float64."""
         state = self._server.state
-        return {n: torch.lerp(state[n].double(), t.double(), factor).to(t.dtype) for n, t in mean.items()}
+        return {
+            name: torch.lerp(state[name].double(), weights[name].double(), factor).to(state[name].dtype)
+            for name in self._names
+        }

@@ -13,7 +13,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, State, VLOutput, group
 from fedvlp.core.validate import require
 from fedvlp.methods.guidance import guidance
-from fedvlp.methods.robust import RobustWeights
+from fedvlp.methods.robust import RobustWeights, contrastive
 
 FORMS = ("guidance", "eq2")
 
@@ -71,12 +71,18 @@ class FedRGB(RobustWeights):
     def shares(self, name: str, phase: str) -> bool:
         return self.avg_aligner or aligner(name) == (phase == "aligner")
 
+    def moments(self, name: str, phase: str) -> str:
+        """In ``aligner`` the teacher has its own, al_i being another model, and those of f' are dropped as f' is."""
+        if phase != "aligner":
+            return self.trainee(phase)
+        return "teacher" if aligner(name) else ""
+
     def multiplier(self, server: Server, site: str) -> float:
         """The weights act on the aligner phase alone (min over al* of max over w)."""
         return super().multiplier(server, site) if server.phase == "aligner" else 1.0
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
-        return terms["contrastive"] + torch.stack(list(terms.values())).sum()  # L_CL + L_task
+        return contrastive(terms) + torch.stack(list(terms.values())).sum()  # L_CL + L_task
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
         encoded = client.model.encode(batch)
@@ -116,5 +122,5 @@ class FedRGB(RobustWeights):
 def contrast(client: Client, batch: Batch, *pairs: tuple[Tensor | None, Tensor | None]) -> Tensor:
     """The objective's contrastive loss between paired embeddings [B, d], summed over the pairs that are there."""
     there = [VLOutput(image=one, text=other) for one, other in pairs if one is not None and other is not None]
-    losses = [client.objective(output, batch)["contrastive"] for output in there]
+    losses = [contrastive(client.objective(output, batch)) for output in there]
     return torch.stack(losses).sum() if losses else torch.zeros(())

@@ -49,6 +49,14 @@ class MFedAvg(Method):
         return self.local_steps if self.private or phase == VIRTUAL else 0
 
     # Server half
+    def start(self, server: Server) -> None:
+        require(
+            not self.best_by or server.trainer is None or not server.trainer.client.site_only,
+            f"method.best_by is {self.best_by}: the best round's model would be served with the last round's "
+            "normalisation or private adapters, which stay at the sites (norm_statistics=site, "
+            "model.adapter_private=true); set method.best_by to nothing (method.best_by=) for the last round's model",
+        )
+
     def prepare(self, server: Server) -> None:
         if server.round:  # before round 0 nothing has been trained
             keep_best(server, server.metrics.get(self.best_by))
@@ -82,7 +90,7 @@ class MFedAvg(Method):
         trainer = server.trainer
         if not self.public or trainer is None:
             return None
-        state = trainer.trained(self, server, VIRTUAL)
+        state = trainer.as_client(self, server, VIRTUAL)
         return Update(trainer.client.name, server.round, server.phase, trainer.client.data.num_train, state)
 
     # Site half
@@ -91,7 +99,7 @@ class MFedAvg(Method):
         return modality(name) in (*held, "")
 
     def upload(self, client: Client, message: Broadcast) -> State:
-        return {name: t for name, t in client.state().items() if self.sends(client.data.modalities, name)}
+        return {name: t for name, t in client.state().items() if self.sends(client.modalities, name)}
 
 
 def keep_best(server: Server, figure: float | None) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.aggregation import Aggregator
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
 from fedvlp.core.server_state import Server
@@ -126,7 +126,7 @@ class RobustWeights(Method):
 
     def hardness(self, terms: dict[str, Tensor]) -> Tensor:
         """v_i of one batch from the objective's terms (``Client.divergences``): the contrastive loss."""
-        return terms["contrastive"]  # line 6a
+        return contrastive(terms)  # line 6a
 
 
 class RobustAggregator:
@@ -148,3 +148,14 @@ class RobustAggregator:
         self._mean.commit()
         if self._losses and self._server.round > 0:
             self._method.reweigh(self._server, self._losses)
+
+
+def contrastive(terms: Mapping[str, Tensor]) -> Tensor:
+    """The contrastive one of the objective's terms. Raises NoLossError where there is none."""
+    if "contrastive" not in terms:
+        raise NoLossError(
+            f"the terms of the objective for this site's records are: {', '.join(sorted(terms)) or 'none'}; FedDRA and "
+            "FedRGB need a contrastive one. Give them sites with images and reports and an objective that contrasts "
+            "the two, or choose another method"
+        )
+    return terms["contrastive"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
+from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import CHANGE, EVALUATE, KEPT, Broadcast, Expected, State, Update, is_statistic, with_prefix
 from fedvlp.core.validate import require
@@ -46,7 +48,8 @@ class SCAFFOLD(Method):
     c_i - c + (x - y_i) / (K eta); under AdamW that would be a step and no gradient. Running statistics, and parameters
     that no loss at a site reaches, are not corrected. The server says of which round it counted a site's change last,
     and how much of it, and the site takes back what never arrived and what ``rounds.clip_to_median`` shortened: so c
-    is the mean of all c_i, as line 4 wants it, though replies are lost.
+    is the mean of all c_i, as line 4 wants it, though replies are lost. A trimmed mean or a median of the changes would
+    move c away from it for good, so another ``rounds.averaging`` than the mean is refused.
     """
 
     weighting: str = "uniform"  # line 4: the plain mean over S, as that of c
@@ -56,6 +59,14 @@ class SCAFFOLD(Method):
         require(
             self.weighting == "uniform",
             f"weighting is {self.weighting!r}; SCAFFOLD's control variates are plain means over the sites: uniform",
+        )
+
+    def refuse_settings(self, experiment: Any) -> None:
+        average = experiment.rounds.averaging
+        require(
+            average == MEAN,
+            f"rounds.averaging is {average}: SCAFFOLD's c must be the mean of all c_i, and under another average its "
+            "corrections turn against the sites; set mean, or take another method, e.g. FedAvg",
         )
 
     def controlled(self, server: Server) -> State:

@@ -12,7 +12,7 @@ from fedvlp.core.types import EVALUATE, State
 from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.evaluation import metric_names
 from fedvlp.federation.site_memory import SiteMemory
-from fedvlp.methods.car_mfl import PARTNERS, ROUNDS
+from fedvlp.methods.car_mfl import PARTNERS, ROUNDS, SHOWN
 from fedvlp.methods.mfedavg import BEST_ROUND
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures, html
@@ -20,7 +20,6 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import SERVER, Record, by_site
 
-SHOWN = 6  # rounds of a record in one picture
 EXPLANATION = (
     "Area under the ROC curve on held-out records, 0 to 1: of the server's model on the public set, and of every site "
     "on what it holds (where a modality is absent, its feature is zero). Macro is the unweighted mean over findings "
@@ -112,10 +111,10 @@ def _films(folder: RunFolder) -> str:
 
 def _film(site: str, memory: State, cohort: Cohort, public: np.ndarray) -> str:
     """Pictures of the items, in the last rounds, of the record whose item changed most often."""
-    partners, rounds = memory[PARTNERS], memory[ROUNDS].tolist()[-SHOWN:]
+    partners, rounds = memory[PARTNERS][-SHOWN:], memory[ROUNDS].tolist()[-SHOWN:]
     changes = (partners.diff(dim=0) != 0).sum(dim=0)  # [n]
     record = int(torch.argmax(changes))
-    items = partners[-SHOWN:, record].tolist()
+    items = partners[:, record].tolist()
     rows = public[items]
     names = np.asarray(cohort.label_names)
     captions = []

@@ -185,7 +185,7 @@ class Assembly:
         """
         if not self.experiment.method.uses_public:
             return server  # a server needs no data
-        server.modalities = {site: self.data(site).modalities for site in self.data_sites()}
+        server.modalities = {site: self.data(site).modalities_in("train") for site in self.data_sites()}
         if not self.has_public:
             raise ValueError("this method needs a public set; set partition.public, or name site 'public' in the table")
         training = self.experiment.server_training or self.experiment.training

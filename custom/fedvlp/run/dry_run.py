@@ -77,7 +77,7 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
     def site(name: str) -> EncodedSite:
         made = assembly.site(name)
         cut.append(ShortPhases(made.client))
-        return EncodedSite(made, SiteEnd(wire, method.phases, site_memory(None)))
+        return EncodedSite(made, SiteEnd(wire, method, site_memory(None)))
 
     torch.set_num_threads(experiment.training.threads)
     server = assembly.server((probed,))

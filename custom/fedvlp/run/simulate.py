@@ -165,7 +165,7 @@ def _exchange(
 
     def site(name: str) -> EncodedSite:
         torch.set_num_threads(experiment.training.threads)
-        end = SiteEnd(experiment.wire, experiment.method.phases, site_memory(folder.path / "sites" / name))
+        end = SiteEnd(experiment.wire, experiment.method, site_memory(folder.path / "sites" / name))
         trained = assembly.site(name)
         trained.note_processor = True
         trained.client.counted = progress.stepped(name)

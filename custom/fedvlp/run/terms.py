@@ -55,7 +55,7 @@ def terms(experiment: Experiment) -> Terms:
     names = [name for name, _ in Assembly(experiment).modules()[0].named_parameters()]
     steps, full = dict.fromkeys(GROUPS, 0.0), dict.fromkeys(GROUPS, 0.0)
     total = total_full = 0.0
-    warm: set[str] = set()  # parameters whose moments the site has
+    warm: set[tuple[str, str]] = set()  # models and their parameters whose moments the site has
     rounds = experiment.rounds.rounds
     require(rounds > 0, f"{experiment.name} has no round, so nothing to count")
     for round in range(rounds):
@@ -65,10 +65,11 @@ def terms(experiment: Experiment) -> Terms:
             trained = {name for name in names if method.trains(name, phase)}
             taken = float(method.steps(phase))
             worth = taken
-            if not trained <= warm:
+            moments = {(method.moments(name, phase), name) for name in trained}
+            if not moments <= warm:
                 taken += training.made_up(method.steps(phase))
                 worth = training.full_rate(int(taken))
-            warm |= trained if training.optimizer_state == "keep" else set()
+            warm |= {own for own in moments if own[0]} if training.optimizer_state == "keep" else set()
             total, total_full = total + taken, total_full + worth
             lasting = {name for name in trained if name not in shared or method.shares(name, phase)}
             for kind in {group(name) for name in lasting} & set(GROUPS):

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
 from fedvlp.training.config import Training
-from fedvlp.training.grad_cache import LOCAL, MicroBatches, rows_of
+from fedvlp.training.grad_cache import LOCAL, MicroBatches
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +124,9 @@ class Stepper:
         return total
 
     def _sum(self, terms: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The loss, []. Raises ValueError where the objective has no term for this batch."""
+        """The loss, []. Raises NoLossError where the objective has no term for this batch."""
         if not terms:
-            raise ValueError(
+            raise NoLossError(
                 f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality "
                 "is missing that this method does not complete; choose another method or objective for this site"
             )
@@ -143,7 +143,7 @@ class Stepper:
         if total % size:
             count = max(1, min(count, total // 2))
         for number in range(count):
-            yield rows_of(batch, slice(total * number // count, total * (number + 1) // count))
+            yield _piece(batch, total * number // count, total * (number + 1) // count)
 
     @property
     def _low_precision(self) -> torch.dtype:
@@ -245,6 +245,13 @@ def _length(parameters: list[torch.nn.Parameter]) -> Tensor:
 
 def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
+
+
+def _piece(batch: Batch, start: int, stop: int) -> Batch:
+    """Some rows of a batch, and the like share of what has another number of them: public items beside the records."""
+    whole = _size(batch)
+    rows = {name: t[len(t) * start // whole : len(t) * stop // whole] for name, t in batch.items()}
+    return {name: tensor for name, tensor in rows.items() if len(tensor)}
 
 
 def own_rows(batch: Batch) -> Batch:
