@@ -508,7 +508,7 @@ def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, d
     chosen = override(chosen, "model.head_norm", "layer")
     handler = TaskHandler(chosen, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
     assembly = Assembly(at_site(chosen, SITE, kit / "local"))
-    site = handler._prepared("fedavg/001")
+    site = handler._prepared({"folder": "fedavg/001"})
     rows = {split: assembly.cohort.rows(split, SITE) for split in ("train", "val", "test")}
     site.client.data = assembly.serve(assembly.cohort, {**rows, "train": rows["train"][:records]})
     run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__}
@@ -542,7 +542,7 @@ def test_an_honest_update_leaves_as_it_was_trained(kit: Path) -> None:
 def test_what_cannot_be_measured_does_not_leave(kit: Path) -> None:
     limits(kit, least_records=2, most_membership=70)
     handler, message, run = leak(kit, steps=1, records=16)
-    site = handler._prepared("fedavg/001")
+    site = handler._prepared({"folder": "fedavg/001"})
     site.client.data._rows = {"train": site.client.data._rows["train"]}
     with pytest.raises(UnmeasuredError, match="too few held-out records"):
         handler.answer(message, run, lambda: False)

@@ -296,7 +296,7 @@ def differences(experiment: Experiment) -> list[str]:
     said = []
     for name, value in _settings(to_config(experiment)).items():
         if name not in known:
-            said.append(f"{name} = {value}")
+            said += [f"{name} = {value}"] if value != "" or not usual else []
         elif known[name] != value:
             said.append(f"{name} = {value} (preset {experiment.name}: {known[name]})")
     return said

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from fedvlp.core.checkpoint import save_text
 from fedvlp.core.validate import NAME
+from fedvlp.run import lock
 
 HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
@@ -75,6 +75,8 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
     enter another model. A trained model stays until the next one takes its place. A server of an older fedvlp gives
     no id, and nothing is compared. Raises PathError for a name or an id of another form.
     """
+    from fedvlp.core.checkpoint import save_text  # brings torch, which a visit of FLARE's simulator does without
+
     own = under(Path(paths.runs), run["folder"]) / "sites" / paths.site
     number, note = run.get("id"), own / OF_RUN
     if number is None:
@@ -85,7 +87,7 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
         for old in own.glob("*"):
             if old.is_dir():
                 shutil.rmtree(old)
-            elif old.name != TRAINED:
+            elif old.name not in (TRAINED, lock.FILE):
                 old.unlink()
         save_text(note, number)
     return own
