@@ -28,7 +28,7 @@ from fedvlp.deploy import envelope, named_data, site_config
 from fedvlp.deploy.envelope import FIGURES, Behind, Envelope, Watched
 from fedvlp.federation import codec, loop, wire
 from fedvlp.federation.wire import ServerEnd
-from fedvlp.flare import job_check, messages, privacy_filters, task_handler, wire_filters
+from fedvlp.flare import job_check, messages, paths, privacy_filters, task_handler
 from fedvlp.flare.class_list import needed
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
@@ -194,9 +194,8 @@ def _any_reason(monkeypatch: Patch) -> None:
 
 
 def _no_paths(monkeypatch: Patch) -> None:
-    """The wire's own check is a second one, behind which no task gets that the executor's lets pass."""
-    for module in (wire_filters, task_handler):
-        monkeypatch.setattr(module, "under", _join)
+    """The wire and the site's task handler find the run's folder by one function."""
+    monkeypatch.setattr(paths, "under", _join)
 
 
 def _any_tower(monkeypatch: Patch) -> None:
@@ -268,7 +267,7 @@ IN_BROADCASTS: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the site's gate: scalars": ("FedDRA", off(gate, "_check_sent_scalars")),
     "the site's gate: tensors": ("FedAvg", off(gate, "_check_sent_tensors")),
     "which run it is": ("FedAvg", off(task_handler, "refuse_other")),
-    "where the run lies": ("Local", off(task_handler, "under", _join)),
+    "where the run lies": ("Local", off(paths, "under", _join)),
     "where the wire's copy lies": ("8-bit differences", _no_paths),
     "which copy is changed": ("8-bit differences", off(wire, "_refuse_other_copy")),
     "which names are repeated": ("FedAvg", off(task_handler, "plain", str)),

@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,11 @@ from fedvlp.core.types import Batch, Broadcast, Failure, FailureKind, Reply, Sta
 from fedvlp.federation import frames
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import METHODS, FedAvg
+from fedvlp.methods import METHODS, FedAvg, MFedAvg
 from fedvlp.training.loop import Aborted
 
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
+SMALL |= {name: replace(method, best_by="") for name, method in SMALL.items() if isinstance(method, MFedAvg)}
 
 
 def world(method: Method, folder: Path | None = None, **options: Any) -> World:

@@ -143,10 +143,10 @@ def noted(memory: Mapping[str, Tensor], partners: Tensor, round: int) -> State:
     before are not kept again.
     """
     before = memory if PARTNERS in memory and memory[PARTNERS].shape[1] == len(partners) else {}
-    now = {PARTNERS: partners[None], ROUNDS: torch.tensor([round], device=partners.device)}
+    now = {PARTNERS: partners[None], ROUNDS: torch.tensor([round]).to(partners.device)}
     rows = {name: torch.cat([before[name], row]) if before else row for name, row in now.items()}
-    past = torch.cat([before.get(MET, partners.new_empty(0, len(partners))), rows[PARTNERS][:-SHOWN]])
-    met = {MET: each_once(past)} if len(past) else {}
+    past = [items for items in (before.get(MET), rows[PARTNERS][:-SHOWN]) if items is not None and len(items)]
+    met = {MET: each_once(torch.cat(past))} if past else {}
     return {name: row[-SHOWN:] for name, row in rows.items()} | met
 
 
