@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.flare_memory import Engine
 
+from fedvlp.flare import paths as paths_module
 from fedvlp.flare.paths import HOME, SIMULATED, TRAINED, PathError, SitePaths, folder_at_site, runs_root, under
+from fedvlp.run.lock import only_writer
 
 
 def test_a_site_keeps_its_runs_in_its_own_workspace(tmp_path: Path) -> None:
@@ -68,7 +72,34 @@ def test_what_a_site_remembers_of_another_run_of_that_name_goes_and_a_trained_mo
 ) -> None:
     paths, own = remembering(tmp_path, {"folder": "fedavg/001", **before})
     assert folder_at_site(paths, {"folder": "fedavg/001", "id": OTHER}) == own
-    assert sorted(file.name for file in own.iterdir()) == ["run_id.txt", TRAINED]
+    assert sorted(file.name for file in own.iterdir()) == ["run_id.txt", TRAINED, "writer.lock"]
+
+
+def test_processes_of_a_site_that_come_at_once_begin_anew_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One removed what another was about to rename."""
+    paths, _ = remembering(tmp_path, {"folder": "fedavg/001", "id": ONE})
+    begun: list[str] = []
+
+    def slowly(own: Path, number: str) -> None:
+        time.sleep(0.1)
+        begin_anew(own, number)
+        begun.append(number)
+
+    begin_anew = paths_module._begin_anew
+    monkeypatch.setattr(paths_module, "_begin_anew", slowly)
+    run = {"folder": "fedavg/001", "id": OTHER}
+    with ThreadPoolExecutor(4) as pool:
+        folders = list(pool.map(lambda _: folder_at_site(paths, run), range(4)))
+    assert begun == [OTHER]
+    assert (folders[0] / "run_id.txt").read_text() == OTHER
+
+
+def test_a_process_of_another_run_that_stays_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths, own = remembering(tmp_path, {"folder": "fedavg/001", "id": ONE})
+    monkeypatch.setattr(paths_module, "LAST_ONE_ENDS", 0.3)
+    with only_writer(own), pytest.raises(PathError, match="another process at a still works on a run of this name"):
+        folder_at_site(paths, {"folder": "fedavg/001", "id": OTHER})
+    assert (own / "00000-0.safetensors").exists()
 
 
 @pytest.mark.parametrize(("before", "now"), [({"id": ONE}, {"id": ONE}), ({"id": ONE}, {}), ({}, {})])

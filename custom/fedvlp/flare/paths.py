@@ -22,6 +22,9 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 OF_RUN = "run_id.txt"
 """In a site's folder of a run: the id of the run whose memories are there."""
 
+LAST_ONE_ENDS = 60.0
+"""Seconds that a task waits for another process at this site, which ends soon or leaves its task after the step."""
+
 TRAINED = "trained.safetensors"
 """In a site's folder of an encrypted run: the model that it ended with."""
 
@@ -73,21 +76,39 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
 
     A server whose runs were removed gives their names to others: what the site remembers under such a name would
     enter another model. A trained model stays until the next one takes its place. A server of an older fedvlp gives
-    no id, and nothing is compared. Raises PathError for a name or an id of another form.
+    no id, and nothing is compared. Raises PathError for a name or an id of another form, and where a process of another
+    run still works there.
     """
-    from fedvlp.core.checkpoint import save_text  # brings torch, which a visit of FLARE's simulator does without
-
     own = under(Path(paths.runs), run["folder"]) / "sites" / paths.site
     number, note = run.get("id"), own / OF_RUN
     if number is None:
         return own
     if not isinstance(number, str) or not RUN_ID.fullmatch(number):
         raise PathError("the server gives its run an id that is not 32 hexadecimal digits; the task is refused")
-    if not note.exists() or note.read_text(encoding="utf-8") != number:
-        for old in own.glob("*"):
-            if old.is_dir():
-                shutil.rmtree(old)
-            elif old.name not in (TRAINED, lock.FILE):
-                old.unlink()
-        save_text(note, number)
+    if _read(note) != number:
+        try:
+            with lock.only_writer(own, LAST_ONE_ENDS):  # all processes of a site come at once
+                if _read(note) != number:
+                    _begin_anew(own, number)
+        except lock.FolderInUseError:
+            raise PathError(
+                f"another process at {paths.site} still works on a run of this name after {LAST_ONE_ENDS:g} s; wait "
+                "for it to end, or end it there: the site is asked again in a later round"
+            ) from None
     return own
+
+
+def _read(note: Path) -> str:
+    return note.read_text(encoding="utf-8") if note.exists() else ""
+
+
+def _begin_anew(own: Path, number: str) -> None:
+    """Removes what was remembered of another run, and notes the id of this one."""
+    from fedvlp.core.checkpoint import save_text  # brings torch, which a visit of FLARE's simulator does without
+
+    for old in own.glob("*"):
+        if old.is_dir():
+            shutil.rmtree(old)
+        elif old.name not in (TRAINED, lock.FILE):
+            old.unlink()
+    save_text(own / OF_RUN, number)

@@ -17,7 +17,7 @@ from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, enve
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
-from fedvlp.flare.paths import SitePaths, folder_at_site
+from fedvlp.flare.paths import LAST_ONE_ENDS, SitePaths, folder_at_site
 from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
@@ -26,9 +26,6 @@ from fedvlp.run.lock import FolderInUseError, only_writer
 from fedvlp.training import distributed
 
 logger = logging.getLogger(__name__)
-
-LAST_ONE_ENDS = 60.0
-"""Seconds that a task waits for another process at this site, which ends soon or leaves its task after the step."""
 
 
 class RefusedError(ValueError):
