@@ -196,6 +196,21 @@ def test_a_public_sets_name_is_plain(name: str) -> None:
         NamedData("pretrain", public=name)
 
 
+def test_a_selector_of_more_sites_than_any_consortium_has_is_not_the_presets() -> None:
+    """It would fill the memory of a hospital that runs presets alone."""
+    usual = presets.get("pms-fm")
+    data = NamedData("pretrain", usual.data.image_size, public="openi")  # type: ignore[attr-defined]
+    experiment = replace(usual, data=data, partition=undealt(usual.partition))
+    for sites, admitted in ((1000, True), (10**9, False)):
+        asked_for = replace(experiment, extra=replace(usual.extra, sites=sites))  # type: ignore[type-var]
+        envelope = Envelope(presets=("pms-fm",))
+        if admitted:
+            envelope.admit(asked_for)
+        else:
+            with pytest.raises(EnvelopeError, match="none that this site accepted"):
+                envelope.admit(asked_for)
+
+
 def test_each_site_has_the_model_of_a_site_with_pairs_and_a_selector_as_many_classes() -> None:
     creamfl, pms_fm = for_sites(presets.get("creamfl"), ("a", "b")), for_sites(presets.get("pms-fm"), ("a", "b", "c"))
     paired = presets.get("creamfl").site_models[0][1]

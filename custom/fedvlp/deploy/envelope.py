@@ -36,6 +36,9 @@ FIGURES = ("loss", "probe", "val", "test")
 HELD_OUT = ("val", "test")
 EVALUATIONS = ("retrieval", "classification")
 
+MOST_SITES = 1000
+"""That the selector of a preset may tell apart on the sites' own data."""
+
 LARGEST = 10**9
 """No setting of an honest job is a larger number, but for a seed: a size beyond it would fill the machine."""
 
@@ -243,7 +246,8 @@ def _is_preset(experiment: Experiment, name: str) -> bool:
     if not _are_data_of(experiment, usual.data):
         return False
     if isinstance(experiment.data, NamedData):
-        sites = [site for site, _ in experiment.site_models] or [""] * getattr(experiment.extra, "sites", 0)
+        told_apart = min(getattr(experiment.extra, "sites", 0), MOST_SITES)  # a larger selector is not the preset's
+        sites = [site for site, _ in experiment.site_models] or [""] * told_apart
         usual = for_sites(replace(usual, partition=undealt(usual.partition)), sites)
     preset = replace(usual, data=experiment.data)
     return experiment in (preset, replace(preset, rounds=preset.rounds.of_encrypted()))

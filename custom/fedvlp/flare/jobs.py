@@ -112,13 +112,18 @@ def job_files(
         "app/config/config_fed_client.json": _client(experiment, executor, timeouts),
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+    return texts | _code(experiment, custom)
+
+
+def _code(experiment: Experiment, custom: bool) -> dict[str, str]:
+    """The custom code of a job, by path; none unless ``custom``. Raises PluginError where the job cannot do without."""
     code = {f"app/custom/{plugin.name}.py": plugin.text for plugin in to_bring(experiment)}
     if code and not custom:
         raise plugins.PluginError(
             f"the job needs {', '.join(code)}, which a job for sites that take no code cannot bring; leave --installed "
             f"out, or install the plugin at every site as a package with an entry point in the group {plugins.GROUP}"
         )
-    return texts | ({"app/custom/README.md": NOTE} | code if custom else {})
+    return {"app/custom/README.md": NOTE} | code if custom else {}
 
 
 def _least_sites(experiment: Experiment, sites: int) -> int:
