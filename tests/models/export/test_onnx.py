@@ -15,6 +15,7 @@ from support.exports import SMALL, WORDS, alone, trained
 from support.towers import local_bert
 
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
+from fedvlp.data.report_text import clean_phrase
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
 from fedvlp.models.export import ExportError, export_onnx
 from fedvlp.models.export import written as module
@@ -23,7 +24,10 @@ from fedvlp.models.export.prepared import write_preparation
 needs_onnx = pytest.mark.skipif(
     find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="pip install 'fedvlp[onnx]'"
 )
-PHRASES = ["No left effusion.", "", "edema", "No. Basal edema 2. left effusion, no left basal effusion", "édema"]
+PHRASES = [
+    "No left effusion.", "", "edema", "No. Basal edema 2. left effusion, no left basal effusion", "édema",
+    "Herzgröße normal, kein Erguß.", "Bez płynu w jamie opłucnej", "Hjertestørrelse normal", "Œdème pulmonaire",
+]  # fmt: skip
 
 
 def model_of(image: str, text: str, reports: str = AS_WRITTEN, **changes: Any) -> DualEncoder:
@@ -103,6 +107,12 @@ def pictures(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_file())
 
 
+def prepared(model: DualEncoder, folder: Path) -> dict[str, Any]:
+    """The functions of the ``prepare.py`` that is written for a model."""
+    write_preparation(model, folder)
+    return runpy.run_path(str(folder / "prepare.py"))
+
+
 @needs_onnx
 @pytest.mark.parametrize("reports", [AS_WRITTEN, CLEANED])
 @pytest.mark.parametrize("text", ["tiny", "bert"])
@@ -121,9 +131,14 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     assert np.array_equal(seen["mask"], mask.numpy())
 
 
+def test_every_letter_is_cleaned_as_fedvlp_does(tmp_path: Path) -> None:
+    """Up to U+2FFF, where the alphabets are: the letters that have no base are a table of ``prepare.py`` too."""
+    phrases = [f"left {chr(code)} a{chr(code)}b" for code in range(0x3000)]
+    assert prepared(model_of("tiny", "tiny", CLEANED), tmp_path)["phrases"](phrases) == list(map(clean_phrase, phrases))
+
+
 def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:
-    write_preparation(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
-    prepare = runpy.run_path(str(tmp_path / "prepare.py"))
+    prepare = prepared(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the model that was exported did not say how films are prepared"):
         prepare["films"](["film.png"])
 
