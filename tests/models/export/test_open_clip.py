@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,27 @@ def test_open_clip_gives_the_vectors(
     assert (tuple(transform.transforms[-1].mean), tuple(transform.transforms[-1].std)) == ((0.5,) * 3, (0.5,) * 3)
     for path in (tmp_path / "out").rglob("*.json"):
         assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
+
+
+def test_a_model_of_colour_sees_colour(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lines of the README."""
+    from PIL import Image
+
+    model = model_of("resnet10t", bert)
+    model.prepare = Preprocessing(32, 32, CLEANED, colour=True)
+    model.preprocessing = model.prepare.described()
+    export_open_clip(model, tmp_path / "out")
+    film = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
+    film[..., 0] = 0
+    Image.fromarray(film).save(tmp_path / "out" / "film.png")
+    monkeypatch.chdir(tmp_path / "out")
+    monkeypatch.syspath_prepend(tmp_path / "out")
+    monkeypatch.delitem(sys.modules, "prepare", raising=False)
+    seen: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[0], seen)
+    monkeypatch.delitem(sys.modules, "prepare")
+    assert (seen["shown"][0] - model.encode_image(Path("film.png"))).abs().max() <= 1e-5
+    assert (seen["shown"][0] - model.encode_image(Image.fromarray(film).convert("L"))).abs().max() > 1e-4
 
 
 @pytest.mark.slow(seconds=15)
