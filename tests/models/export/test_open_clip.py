@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.exports import WORDS, alone, trained
+from support.exports import WORDS, alone, readme_names, trained
 from support.towers import local_bert
 
 from fedvlp.data.preprocessing import CLEANED, Preprocessing
@@ -76,12 +75,7 @@ def test_a_model_of_colour_sees_colour(bert: str, tmp_path: Path, monkeypatch: p
     film = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
     film[..., 0] = 0
     Image.fromarray(film).save(tmp_path / "out" / "film.png")
-    monkeypatch.chdir(tmp_path / "out")
-    monkeypatch.syspath_prepend(tmp_path / "out")
-    monkeypatch.delitem(sys.modules, "prepare", raising=False)
-    seen: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[0], seen)
-    monkeypatch.delitem(sys.modules, "prepare")
+    seen = readme_names(tmp_path / "out", monkeypatch)
     assert (seen["shown"][0] - model.encode_image(Path("film.png"))).abs().max() <= 1e-5
     assert (seen["shown"][0] - model.encode_image(Image.fromarray(film).convert("L"))).abs().max() > 1e-4
 
