@@ -21,6 +21,7 @@ from fedvlp.cli.use import printable
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models import MultimodalConfig
 from fedvlp.run.folder import RunFolder
 
@@ -176,6 +177,29 @@ def test_export_writes_for_another_library(home: Path, monkeypatch: pytest.Monke
     )
     names = ("README.md", "image.onnx", "prepare.py", "preprocessing.json", "text.onnx", "tokenization.json")
     assert sorted(path.name for path in (home / "onnx").iterdir()) == sorted(names)
+
+
+def test_a_model_whose_sites_keep_their_normalisation_is_exported_as_a_site_has_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a site it is refused by the name of the option that gives one."""
+    onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'fedvlp[onnx]'")
+    model = replace(MODEL, head_norm="batch")
+    experiment = replace(SMALL, model=model, norm_statistics="site")
+    state = model.build(3).state_dict()
+    own = {name: tensor for name, tensor in state.items() if "running" in name or "batches_tracked" in name}
+    run = RunFolder.create(tmp_path, experiment)
+    run.finish(experiment, {name: tensor for name, tensor in state.items() if name not in own}, [])
+    kept = {f"norm/served/{name}": tensor + 3 for name, tensor in own.items()}
+    SiteMemory(run.path / "sites" / "site-1").after((0, 1), kept)
+    command = f"export {run.path} --to onnx --out {tmp_path / 'onnx'}"
+    refused = CliRunner().invoke(app, shlex.split(command))
+    assert "--statistics SITE of predict, search, embed, explain, explore and export" in str(refused.exception)
+    said(f"{command} --statistics site-1", home, monkeypatch)
+    film = torch.randn(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "image.onnx"))
+    (vector,) = session.run(None, {"image": film.numpy()})
+    assert np.abs(vector - load_model(run.path, "site-1").encode_image(film).numpy()).max() <= 1e-5
 
 
 MISTAKES = {

@@ -203,6 +203,7 @@ def export(
         typer.Option(help="timm (image tower), huggingface (text tower), onnx, open_clip or monai-bundle."),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
+    statistics: Statistics = None,
     plugins: Plugins = None,
 ) -> None:
     """Writes the model, or a tower, for another library, which loads it without fedvlp, and compares it there."""
@@ -212,7 +213,7 @@ def export(
     use_plugins(plugins)
     if to not in EXPORTS:
         raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
-    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](_loaded(model, None, 'cpu'), out)}")
+    print(f"wrote {out}, with the features that it has here: {EXPORTS[to](_loaded(model, statistics, 'cpu'), out)}")
 
 
 def printable(text: str) -> str:

@@ -45,7 +45,8 @@ def load_model(folder: str | Path, statistics: str | Path | Iterable[Batch] | No
     elif saved.get("statistics") == norm_statistics.INITIAL:
         raise ValueError(
             f"{folder}: each site of this run keeps the statistics of its batch normalisation, and the model has none; "
-            "give statistics=, a site's name or folder, or batches of your records to estimate them on"
+            "give a site's name or folder: --statistics SITE of predict, search, embed, explain, explore and export "
+            "(in Python statistics=, which also takes batches of your records to estimate them on)"
         )
     return model
 

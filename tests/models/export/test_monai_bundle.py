@@ -73,6 +73,26 @@ def test_monais_tools_find_what_a_bundle_has(tmp_path: Path) -> None:
     assert seen == sorted((*names, "preprocessing.json"))
 
 
+def test_a_bundle_of_colour_sees_colour(tmp_path: Path) -> None:
+    """Of photographs in three channels; the metadata name these."""
+    from monai.bundle import load, verify_net_in_out
+
+    model = model_of("resnet10t")
+    model.prepare = Preprocessing(40, 32, colour=True)
+    model.preprocessing = model.prepare.described()
+    export_monai_bundle(model, tmp_path / "encoder")
+    network, metadata, _ = load("encoder", bundle_dir=tmp_path, load_ts_module=True, device="cpu")
+    photographs = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert (network(photographs) - model.encode_image(photographs)).abs().max() <= 1e-5
+    image = metadata["network_data_format"]["inputs"]["image"]
+    assert image["num_channels"] == 3
+    assert [said.partition(",")[0] for said in image["channel_def"].values()] == ["red", "green", "blue"]
+    said = (tmp_path / "encoder" / "docs" / "README.md").read_text()
+    assert "float32 [N, 3, 32, 32] in -1..1 (red, green, blue)" in said
+    files = [str(tmp_path / "encoder" / "configs" / f"{kind}.json") for kind in ("metadata", "inference")]
+    verify_net_in_out("network", *files, device="cpu", bundle_root=str(tmp_path / "encoder"))
+
+
 def films(folder: Path) -> list[Path]:
     from PIL import Image
 

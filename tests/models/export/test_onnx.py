@@ -14,7 +14,8 @@ import torch
 from support.exports import SMALL, WORDS, alone, trained
 from support.towers import local_bert
 
-from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
+from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
+from fedvlp.data.report_text import clean_phrase
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
 from fedvlp.models.export import ExportError, export_onnx
 from fedvlp.models.export import written as module
@@ -23,12 +24,15 @@ from fedvlp.models.export.prepared import write_preparation
 needs_onnx = pytest.mark.skipif(
     find_spec("onnx") is None or find_spec("onnxruntime") is None, reason="pip install 'fedvlp[onnx]'"
 )
-PHRASES = ["No left effusion.", "", "edema", "No. Basal edema 2. left effusion, no left basal effusion", "édema"]
+PHRASES = [
+    "No left effusion.", "", "edema", "No. Basal edema 2. left effusion, no left basal effusion", "édema",
+    "Herzgröße normal, kein Erguß.", "Bez płynu w jamie opłucnej", "Hjertestørrelse normal", "Œdème pulmonaire",
+]  # fmt: skip
 
 
-def model_of(image: str, text: str, reports: str = AS_WRITTEN, **changes: Any) -> DualEncoder:
+def model_of(image: str, text: str, reports: str = AS_WRITTEN, colour: bool = False, **changes: Any) -> DualEncoder:
     model = trained(ModelConfig(image, text, image_size=32, **{**SMALL, **changes}))
-    model.prepare = Preprocessing(40, 32, reports)
+    model.prepare = Preprocessing(40, 32, reports, colour=colour)
     model.preprocessing = model.prepare.described()
     return model
 
@@ -100,7 +104,16 @@ def pictures(folder: Path) -> list[Path]:
     Image.fromarray(grey.astype(np.uint16) * 16).save(folder / "deep.png")
     Image.fromarray(grey.astype(np.uint16) // 4 + 500).save(folder / "flat.png")
     Image.fromarray(grey[:20, :30]).save(folder / "small.png")
+    white_is_zero = {0x0106: 0, 0x0112: 6}  # and turned
+    Image.fromarray(grey.astype(np.uint16) * 16 + rows[..., 1]).save(folder / "inverted.tiff", tiffinfo=white_is_zero)
+    Image.fromarray(grey.astype(np.float32) / 7).save(folder / "fractions.tiff", tiffinfo=white_is_zero)
     return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def prepared(model: DualEncoder, folder: Path) -> dict[str, Any]:
+    """The functions of the ``prepare.py`` that is written for a model."""
+    write_preparation(model, folder)
+    return runpy.run_path(str(folder / "prepare.py"))
 
 
 @needs_onnx
@@ -113,7 +126,7 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     model = model_of("tiny", tower, reports)
     export_onnx(model, tmp_path / "out")
     prepare = runpy.run_path(str(tmp_path / "out" / "prepare.py"))
-    assert len(paths) == 7
+    assert len(paths) == 9
     assert np.array_equal(prepare["films"](paths), model.preprocess(paths).numpy())
     ids, mask = model.tokenizer([model.prepare.text(phrase) for phrase in PHRASES])  # type: ignore[union-attr]
     seen = prepare["tokens"](PHRASES)
@@ -121,9 +134,52 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     assert np.array_equal(seen["mask"], mask.numpy())
 
 
+def test_every_letter_is_cleaned_as_fedvlp_does(tmp_path: Path) -> None:
+    """Up to U+2FFF, where the alphabets are: the letters that have no base are a table of ``prepare.py`` too."""
+    phrases = [f"left {chr(code)} a{chr(code)}b" for code in range(0x3000)]
+    assert prepared(model_of("tiny", "tiny", CLEANED), tmp_path)["phrases"](phrases) == list(map(clean_phrase, phrases))
+
+
+@needs_onnx
+@pytest.mark.parametrize("image", ["tiny", "resnet10t"])
+def test_a_model_of_colour_sees_colour(image: str, tmp_path: Path) -> None:
+    """Films of which one is the other with red and blue exchanged get the two vectors that they have here."""
+    from onnxruntime import InferenceSession
+
+    (tmp_path / "films").mkdir()
+    paths = pictures(tmp_path / "films")
+    model = model_of(image, "tiny", colour=True, in_channels=3)
+    export_onnx(model, tmp_path / "out")
+    films = runpy.run_path(str(tmp_path / "out" / "prepare.py"))["films"](paths)
+    assert films.shape == (9, 3, 32, 32)
+    assert np.array_equal(films, model.preprocess(paths).numpy())
+    exchanged = np.concatenate([films, films[:, ::-1]])
+    (vectors,) = InferenceSession(str(tmp_path / "out" / "image.onnx")).run(None, {"image": exchanged})
+    assert differs(vectors[:9], model.encode_image(paths)) <= 1e-5
+    assert differs(vectors[9:], model.encode_image(torch.from_numpy(exchanged[9:]))) <= 1e-5
+    readme = (tmp_path / "out" / "README.md").read_text()
+    assert "float32 [N, 3, 32, 32] in -1..1 (red, green, blue)" in " ".join(readme.split())
+
+
+def test_a_file_of_several_frames_is_refused_as_fedvlp_does(tmp_path: Path) -> None:
+    from PIL import Image
+
+    (tmp_path / "films").mkdir()
+    wide = Image.open(next(path for path in pictures(tmp_path / "films") if path.name == "wide.png"))
+    wide.save(tmp_path / "two.tiff", save_all=True, append_images=[wide.rotate(180)])
+    small = wide.resize((60, 48))  # so that fedvlp decodes it in full, too
+    small.save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[small.rotate(180)])  # which is a preview
+    model = model_of("tiny", "tiny")
+    prepare = prepared(model, tmp_path)
+    with pytest.raises(PreparationError, match="multi-frame image: 2 frames"):
+        model.preprocess(tmp_path / "two.tiff")
+    with pytest.raises(ValueError, match="a file of 2 frames"):
+        prepare["films"]([tmp_path / "two.tiff"])
+    assert np.array_equal(prepare["film"](tmp_path / "phone.jpg"), model.preprocess(tmp_path / "phone.jpg").numpy())
+
+
 def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:
-    write_preparation(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
-    prepare = runpy.run_path(str(tmp_path / "prepare.py"))
+    prepare = prepared(trained(ModelConfig(image_size=32, **SMALL)), tmp_path)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the model that was exported did not say how films are prepared"):
         prepare["films"](["film.png"])
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.exports import WORDS, alone, trained
+from support.exports import WORDS, alone, readme_names, trained
 from support.towers import local_bert
 
 from fedvlp.data.preprocessing import CLEANED, Preprocessing
@@ -62,6 +62,22 @@ def test_open_clip_gives_the_vectors(
     assert (tuple(transform.transforms[-1].mean), tuple(transform.transforms[-1].std)) == ((0.5,) * 3, (0.5,) * 3)
     for path in (tmp_path / "out").rglob("*.json"):
         assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
+
+
+def test_a_model_of_colour_sees_colour(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lines of the README."""
+    from PIL import Image
+
+    model = model_of("resnet10t", bert)
+    model.prepare = Preprocessing(32, 32, CLEANED, colour=True)
+    model.preprocessing = model.prepare.described()
+    export_open_clip(model, tmp_path / "out")
+    film = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
+    film[..., 0] = 0
+    Image.fromarray(film).save(tmp_path / "out" / "film.png")
+    seen = readme_names(tmp_path / "out", monkeypatch)
+    assert (seen["shown"][0] - model.encode_image(Path("film.png"))).abs().max() <= 1e-5
+    assert (seen["shown"][0] - model.encode_image(Image.fromarray(film).convert("L"))).abs().max() > 1e-4
 
 
 @pytest.mark.slow(seconds=15)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support.exports import SMALL, WORDS, alone, trained
+from support.exports import SMALL, WORDS, alone, readme_names, trained
 from support.towers import local_bert
 
+from fedvlp.data.preprocessing import CLEANED, Preprocessing
 from fedvlp.models import DualEncoder, ModelConfig
 from fedvlp.models.export import ExportError, export_huggingface, export_timm
 from fedvlp.models.export import towers as module
@@ -30,7 +33,8 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     import timm
 
     model = trained(ModelConfig(name, "tiny", image_size=32, in_channels=channels, **SMALL))  # type: ignore[arg-type]
-    model.preprocessing = {"longest_side": 40}
+    model.prepare = Preprocessing(40, 32)
+    model.preprocessing = model.prepare.described()
     line, films, features = exported(model, tmp_path)
     folder = tmp_path / "tower"
     assert line == f'timm.create_model("local-dir:{folder}", pretrained=True)'
@@ -40,7 +44,37 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     told = timm.data.resolve_model_data_config(loaded)
     assert (tuple(told["input_size"]), told["crop_pct"]) == ((channels or 3, 32, 32), 0.8)
     assert set(told["mean"]) == set(told["std"]) == {0.5}
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    names = ["README.md", "config.json", "model.safetensors", "prepare.py", "preprocessing.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert "`prepare.py` prepares films as preprocessing.json says" in (folder / "README.md").read_text()
+    prepared = timm.data.create_transform(**told)(square_film(channels or 3))
+    assert (prepared - model.preprocess(square_film(1))).abs().max() <= 2.1 / 255, "as timm rounds: one grey level"
+
+
+def square_film(channels: int) -> Any:
+    """A PIL image of 200 pixels: in -1..1 a grey level is 2 / 255."""
+    from PIL import Image
+
+    grey = np.random.default_rng(0).integers(0, 256, (200, 200)).astype(np.uint8)
+    return Image.fromarray(grey).convert("RGB" if channels == 3 else "L")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_lines_of_timms_readme_give_the_feature(
+    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a film that is not square; with three channels it is in colour, as the model's records were."""
+    from PIL import Image
+
+    model = trained(ModelConfig("resnet10t", "tiny", image_size=32, in_channels=channels, **SMALL))  # type: ignore[arg-type]
+    model.prepare = Preprocessing(40, 32, colour=channels == 3)
+    model.preprocessing = model.prepare.described()
+    export_timm(model, tmp_path / "tower")
+    film = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
+    Image.fromarray(film).save(tmp_path / "tower" / "film.png")
+    seen = readme_names(tmp_path / "tower", monkeypatch)["features"]
+    expected = model.image_encoder(model.preprocess([tmp_path / "tower" / "film.png"]))[:, 0]
+    assert (seen - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +89,8 @@ import torch, transformers
 from safetensors.torch import load_file
 model, seen = LINE.eval(), load_file(FILE)
 words = transformers.AutoTokenizer.from_pretrained(FOLDER)
-batch = words(TEXTS, padding="max_length", truncation=True, max_length=6, return_tensors="pt")
+batch = words(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
+assert words.model_max_length == 6
 assert torch.equal(batch["attention_mask"].bool(), seen["mask"])
 with torch.no_grad():
     hidden = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
@@ -88,6 +123,27 @@ def test_transformers_gives_the_features_of_the_text_tower(reader: DualEncoder, 
     exec(read(reader, tmp_path), {})
     for path in (tmp_path / "tower").rglob("*.json"):
         assert str(tmp_path.parent) not in path.read_text(), "no path of the machine"
+
+
+def test_the_lines_of_transformers_readme_give_the_hidden_state(
+    reader: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder says how reports were written and how long they were, and the tokenizer here is as it was."""
+    before = reader.tokenizer.tokenizer.model_max_length  # type: ignore[attr-defined]
+    monkeypatch.setattr(reader, "preprocessing", Preprocessing(40, 32, CLEANED).described())
+    export_huggingface(reader, tmp_path / "tower")
+    assert reader.tokenizer.tokenizer.model_max_length == before > 6  # type: ignore[attr-defined]
+    seen = readme_names(tmp_path / "tower", monkeypatch)
+    assert seen["phrases"](["No LEFT effusion."]) == ["no left effusion"]
+    assert seen["tokenizer"].model_max_length == 6
+    ids, mask = reader.tokenizer(["left basal effusion", "no effusion"])
+    width = seen["hidden"].shape[1]
+    difference = (seen["hidden"] - reader.text_encoder(ids, mask)[:, :width])[mask[:, :width]]
+    assert difference.abs().max() <= 1e-5 * seen["hidden"].abs().max()
+    readme = (tmp_path / "tower" / "README.md").read_text()
+    assert "texts of at most 6 tokens" in readme
+    assert "`phrases` of `prepare.py`" in readme
+    assert {"prepare.py", "preprocessing.json"} < {path.name for path in (tmp_path / "tower").iterdir()}
 
 
 @pytest.mark.slow(seconds=15)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, write_preparation
+from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
 from fedvlp.models.export.written import ImageEncoder, apart, films_of, written
 
 VERSION = "1.0.0"
@@ -24,8 +24,9 @@ SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/downlo
 
 README = """# Image encoder of chest radiographs
 
-`models/model.ts` maps prepared films, float32 [N, 1, {size}, {size}] in -1..1, to unit vectors, float32 [N, {width}],
-those of fedvlp's `encode_image`. To go on with it (its weights can be trained), in the folder above this bundle:
+`models/model.ts` maps prepared films, float32 [N, {channels}, {size}, {size}] in -1..1 ({named}), to unit vectors,
+float32 [N, {width}], those of fedvlp's `encode_image`. To go on with it (its weights can be trained), in the folder
+above this bundle:
 
 ```python
 from monai.bundle import load
@@ -99,7 +100,7 @@ def export_monai_bundle(model: DualEncoder, out: Path) -> str:
     Returns the line that loads it. Its vectors [N, d] are those of ``encode_image``. Raises ExportError where they
     differ, and for a folder that is there.
     """
-    out = Path(out)
+    out, channels = Path(out), channels_of(model)
 
     def write(folder: Path) -> None:
         from monai.data import save_net_with_metadata
@@ -114,14 +115,15 @@ def export_monai_bundle(model: DualEncoder, out: Path) -> str:
         write_preparation(model, folder / "scripts", texts=False)
         (folder / "scripts" / "__init__.py").touch()
         sizes = {"size": model.config.image_size, "width": model.config.embedding_dim}
-        readme = README.format(name=out.name, needs=NEEDS, **sizes)
+        named = ", ".join(CHANNELS[channels])
+        readme = README.format(name=out.name, needs=NEEDS, channels=channels, named=named, **sizes)
         (folder / "docs" / "README.md").write_text(readme, encoding="utf-8")
 
     def difference(folder: Path) -> float:
         from monai.bundle import load
 
         network, *_ = load(folder.name, bundle_dir=folder.parent, load_ts_module=True, device="cpu")
-        films = films_of(model.config.image_size)
+        films = films_of(model.config.image_size, channels)
         return apart(network(films), ImageEncoder(model)(films))
 
     with warnings.catch_warnings():
@@ -131,7 +133,7 @@ def export_monai_bundle(model: DualEncoder, out: Path) -> str:
 
 
 def _traced(model: DualEncoder) -> torch.jit.ScriptModule:
-    films = films_of(model.config.image_size)[:-1]
+    films = films_of(model.config.image_size, channels_of(model))[:-1]
     return torch.jit.trace(ImageEncoder(model).eval(), films, check_trace=False)
 
 
@@ -140,13 +142,15 @@ def _metadata(model: DualEncoder) -> dict[str, Any]:
     import monai
 
     size, width = model.config.image_size, model.config.embedding_dim
+    names = CHANNELS[channels_of(model)]
     tensor = {"dtype": "float32", "value_range": [-1, 1], "is_patch_data": False}
     image = {
         "type": "image",
         "format": "magnitude",
         "modality": "n/a",
-        "num_channels": 1,
+        "num_channels": len(names),
         "spatial_shape": [size, size],
+        "channel_def": {str(index): f"{name}, prepared by scripts/prepare.py" for index, name in enumerate(names)},
     }
     vectors = {"type": "tuples", "format": "latent", "modality": "n/a", "num_channels": width, "spatial_shape": []}
     return {
@@ -165,7 +169,7 @@ def _metadata(model: DualEncoder) -> dict[str, Any]:
         "intended_use": "research; no medical device",
         "preparation": model.preprocessing,
         "network_data_format": {
-            "inputs": {"image": {**image, **tensor, "channel_def": {"0": "film, prepared by scripts/prepare.py"}}},
+            "inputs": {"image": {**image, **tensor}},
             "outputs": {"pred": {**vectors, **tensor, "channel_def": {}}},
         },
     }

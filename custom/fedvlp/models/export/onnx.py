@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, write_preparation
+from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
 from fedvlp.models.export.written import TEXTS, ImageEncoder, TextEncoder, apart, films_of, require, written
 from fedvlp.models.tiny import HashTokenizer
 
@@ -20,9 +20,9 @@ OPSET = 17
 
 README = """# Image and text encoder for ONNX Runtime
 
-`image.onnx` maps `image`, float32 [N, 1, {size}, {size}] in -1..1, and `text.onnx` `ids`, int64 [N, {tokens}], with
-`mask`, bool [N, {tokens}], to `vectors`, float32 [N, {width}] of unit length: those of fedvlp's `encode_image` and
-`encode_text`, for any N. In this folder, after `pip install onnxruntime {needs}`:
+`image.onnx` maps `image`, float32 [N, {channels}, {size}, {size}] in -1..1 ({named}), and `text.onnx` `ids`, int64
+[N, {tokens}], with `mask`, bool [N, {tokens}], to `vectors`, float32 [N, {width}] of unit length: those of fedvlp's
+`encode_image` and `encode_text`, for any N. In this folder, after `pip install onnxruntime {needs}`:
 
 ```python
 from onnxruntime import InferenceSession
@@ -52,19 +52,20 @@ def export_onnx(model: DualEncoder, out: Path) -> str:
     """
     require("onnx", "onnx", "onnxruntime")
     config, hashed = model.config, isinstance(model.tokenizer, HashTokenizer)
+    channels = channels_of(model)
 
     def write(folder: Path) -> None:
-        films, (ids, mask) = films_of(config.image_size), model.tokenizer(TEXTS)
+        films, (ids, mask) = films_of(config.image_size, channels), model.tokenizer(TEXTS)
         _trace(ImageEncoder(model), {"image": films[:-1]}, folder / "image.onnx")
         _trace(TextEncoder(model), {"ids": ids[:-1], "mask": mask[:-1]}, folder / "text.onnx")
         write_preparation(model, folder)
         needs = NEEDS if hashed else f"{NEEDS} transformers"
         sizes = {"size": config.image_size, "tokens": config.max_tokens, "width": config.embedding_dim}
-        said = README.format(needs=needs, **sizes) + ("" if model.contrastive else CLASSIFIER)
-        (folder / "README.md").write_text(said, encoding="utf-8")
+        said = README.format(needs=needs, channels=channels, named=", ".join(CHANNELS[channels]), **sizes)
+        (folder / "README.md").write_text(said + ("" if model.contrastive else CLASSIFIER), encoding="utf-8")
 
     def difference(folder: Path) -> float:
-        films, (ids, mask) = films_of(config.image_size), model.tokenizer(TEXTS)
+        films, (ids, mask) = films_of(config.image_size, channels), model.tokenizer(TEXTS)
         shown = _run(folder / "image.onnx", {"image": films})
         said = _run(folder / "text.onnx", {"ids": ids, "mask": mask})
         return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, write_preparation
+from fedvlp.models.export.prepared import NEEDS, channels_of, write_preparation
 from fedvlp.models.export.written import (
     TEXTS,
     ExportError,
@@ -46,7 +46,8 @@ from prepare import films, phrases
 model, _ = open_clip.create_model_from_pretrained("local-dir:.")
 tokenizer = open_clip.get_tokenizer("local-dir:.")
 with torch.no_grad():
-    shown = model.eval().encode_image(torch.from_numpy(films(["film.png"])).repeat(1, 3, 1, 1), normalize=True)
+    film = torch.from_numpy(films(["film.png"])).expand(-1, 3, -1, -1)  # red, green, blue; equal where it is grey
+    shown = model.eval().encode_image(film, normalize=True)
     said = model.encode_text(tokenizer(phrases(["left basal effusion", "no effusion"])), normalize=True)
 print(shown @ said.T)  # cosines [1, 2]
 ```
@@ -211,9 +212,9 @@ def _difference(model: DualEncoder, folder: Path, text: dict[str, Any]) -> float
             "export to open_clip: it builds one of these towers otherwise, so the weights do not fit, and nothing was "
             "written; --to onnx takes any model"
         ) from error
-    films, (ids, mask) = films_of(model.config.image_size), model.tokenizer(TEXTS)
+    films, (ids, mask) = films_of(model.config.image_size, channels_of(model)), model.tokenizer(TEXTS)
     if not torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(list(TEXTS)), ids):
         return float("inf")
-    shown = loaded.encode_image(films.repeat(1, 3, 1, 1), normalize=True)
+    shown = loaded.encode_image(films.expand(-1, 3, -1, -1), normalize=True)
     said = loaded.encode_text(ids, normalize=True)
     return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))

@@ -13,6 +13,14 @@ from fedvlp.models.tiny import HashTokenizer
 NEEDS = "numpy pillow opencv-python-headless"
 """Packages that ``prepare.py`` imports for films, as pip calls them."""
 
+CHANNELS = {1: ("grey",), 3: ("red", "green", "blue")}
+"""Number of a film's channels -> their names."""
+
+
+def channels_of(model: DualEncoder) -> int:
+    """Of the films that are prepared for a model: 3 in colour, else 1, which the image tower repeats."""
+    return 3 if model.preprocessing.get("colour") is True else 1
+
 
 def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
     """Writes preprocessing.json and prepare.py, and with ``texts`` tokenization.json and tokenizer/."""

@@ -7,6 +7,7 @@ the tower's feature of a film or a report, with which one goes on training, and 
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,57 @@ from typing import Any
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
+from fedvlp.models.export.prepared import NEEDS, write_preparation
 from fedvlp.models.export.written import TEXTS, ExportError, films_of, greatest, save_weights, written
+
+TIMM_README = """# Image tower for timm
+
+In this folder, after `pip install timm {needs}`:
+
+```python
+import timm, torch
+from prepare import films
+
+tower = timm.create_model("local-dir:.", pretrained=True).eval()
+with torch.no_grad():
+    features = tower(torch.from_numpy(films(["film.png"])).expand(-1, {channels}, -1, -1))
+print(features.shape)  # [1, {width}]
+```
+
+The tower ends before the model's alignment block and projection head, so a feature is no vector of fedvlp's
+`encode_image`. `prepare.py` prepares films as preprocessing.json says, and one that is prepared in another way gets
+another feature. The transform that timm makes of config.json comes near: it pads a film that is not square with grey in
+place of black, does not stretch deep films, and enlarges small ones in another way. This is research software and no
+medical device.
+"""
+
+TRANSFORMERS_README = """# Text tower for transformers
+
+In this folder, after `pip install torch transformers numpy`:
+
+```python
+import torch
+from prepare import phrases
+from transformers import AutoModel, AutoTokenizer
+
+tower, tokenizer = AutoModel.from_pretrained(".").eval(), AutoTokenizer.from_pretrained(".")
+texts = phrases(["left basal effusion", "no effusion"])
+with torch.no_grad():
+    hidden = tower(**tokenizer(texts, padding=True, truncation=True, return_tensors="pt")).last_hidden_state
+print(hidden.shape)  # [2, T, {width}]
+```
+
+The tower ends before the model's alignment block and projection head, so its last hidden state is no vector of fedvlp's
+`encode_text`. It was trained on texts of at most {tokens} tokens, which is the tokenizer's `model_max_length`, and
+`phrases` of `prepare.py` writes a text as its reports were written (`reports` in preprocessing.json). A text that is
+prepared in another way gets another hidden state. This is research software and no medical device.
+"""
 
 
 def export_timm(model: DualEncoder, out: Path) -> str:
-    """Writes the image tower in timm's layout into the new folder ``out``; returns the line that loads it.
+    """Writes the image tower in timm's layout into the new folder ``out``, with what prepares films.
+
+    Returns the line that loads it.
 
     timm's model gives the feature [B, W] of prepared films [B, C, S, S], grey repeated to C channels. Raises
     ExportError for a tower that timm has not, where timm pools in another way, and for a folder that is there.
@@ -42,7 +89,8 @@ def export_timm(model: DualEncoder, out: Path) -> str:
             "input_size": [channels, size, size],
             "fixed_input_size": "img_size" in args,
             "crop_pct": size / longest,
-            "crop_mode": "center",
+            "crop_mode": "border",  # the longer side is resized, as here; but the padding is grey
+            "interpolation": "box",  # the mean of the area
             "mean": [0.5] * channels,
             "std": [0.5] * channels,
         },
@@ -51,6 +99,9 @@ def export_timm(model: DualEncoder, out: Path) -> str:
     def write(folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_weights(tower.model.state_dict(), folder)
+        write_preparation(model, folder, texts=False)
+        readme = TIMM_README.format(needs=NEEDS, channels=channels, width=tower.width)
+        (folder / "README.md").write_text(readme, encoding="utf-8")
 
     def difference(folder: Path) -> float:
         import timm
@@ -64,10 +115,11 @@ def export_timm(model: DualEncoder, out: Path) -> str:
 
 
 def export_huggingface(model: DualEncoder, out: Path) -> str:
-    """Writes the text tower with its tokenizer for transformers into the new folder ``out``; returns how to load it.
+    """Writes the text tower with its tokenizer, and what prepares phrases, into the new folder ``out``.
 
-    The last hidden state [B, T, W] is the tower's; a pooler, which transformers may add, is untrained. Raises
-    ExportError for a tower or a tokenizer that transformers has not, and for a folder that is there.
+    Returns how transformers loads it. The last hidden state [B, T, W] is the tower's; a pooler, which transformers may
+    add, is untrained. Raises ExportError for a tower or a tokenizer that transformers has not, and for a folder that is
+    there.
     """
     tower: Any = model.text_encoder
     if not hasattr(tower, "model"):
@@ -81,15 +133,19 @@ def export_huggingface(model: DualEncoder, out: Path) -> str:
 
     def write(folder: Path) -> None:
         tower.model.save_pretrained(folder, safe_serialization=True)
-        tokenizer.save_pretrained(folder)
+        cutting = copy.deepcopy(tokenizer)
+        cutting.model_max_length = model.config.max_tokens
+        cutting.save_pretrained(folder)
+        write_preparation(model, folder, texts=False)
+        readme = TRANSFORMERS_README.format(tokens=model.config.max_tokens, width=tower.width)
+        (folder / "README.md").write_text(readme, encoding="utf-8")
 
     def difference(folder: Path) -> float:
         from transformers import AutoModel, AutoTokenizer
 
         loaded = AutoModel.from_pretrained(folder, local_files_only=True, trust_remote_code=False).eval()
         words = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        length = model.config.max_tokens
-        seen = words(list(TEXTS), padding="max_length", truncation=True, max_length=length, return_tensors="pt")
+        seen = words(list(TEXTS), padding="max_length", truncation=True, return_tensors="pt")
         ids, mask = tower.tokenizer(TEXTS)
         if not (torch.equal(seen["input_ids"], ids) and torch.equal(seen["attention_mask"].bool(), mask)):
             return float("inf")

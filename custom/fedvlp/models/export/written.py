@@ -25,7 +25,7 @@ TEXTS = ("No pleural effusion or pneumothorax.", "left basal opacity", "")
 
 
 class ImageEncoder(nn.Module):
-    """Prepared films [N, 1, S, S] -> unit vectors [N, d], as ``encode_image``: what a program that traces is given."""
+    """Prepared films [N, C, S, S] -> unit vectors [N, d], as ``encode_image``: what a program that traces is given."""
 
     def __init__(self, model: DualEncoder) -> None:
         super().__init__()
