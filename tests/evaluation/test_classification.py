@@ -60,6 +60,16 @@ def test_findings_with_one_class_are_skipped_by_name_and_unknown_labels_left_out
             auc(*wrong)
 
 
+@pytest.mark.parametrize("truth", [[1, 1, 0, 0], [0, 0, 1, 1], [1, 0, 1, 0]])
+def test_scores_that_are_no_numbers_have_no_area(truth: list[float]) -> None:
+    """Sorted last, nan made an area of 1 where the positives come last, whatever the model."""
+    with pytest.raises(ValueError, match="auc: 4 of 4 scores are nan; expected numbers"):
+        area([nan] * 4, truth)
+    with pytest.raises(ValueError, match="auc: 1 of 4 scores"):
+        area([0.1, 0.2, nan, 0.3], truth)
+    assert auc(column([nan, 0.2, 0.1]), column([nan, 1, 0]), ("a",)).by_label == {"a": 1.0}, "its label is not known"
+
+
 def test_a_finding_that_nobody_has_is_skipped() -> None:
     found = auc(torch.rand(4, 2), torch.tensor([[0.0, 1], [0, 0], [0, 1], [0, nan]]), ("a", "b"))
     assert found.skipped == ("a",)

@@ -78,8 +78,15 @@ def test_the_variance_is_that_of_the_bootstrap() -> None:
 def test_equal_models_do_not_differ_and_opposite_ones_do() -> None:
     one, _, truth = drawn()
     assert delong(one, 3 * one + 1, truth).p == 1.0
-    assert delong(truth, -truth, truth).p == 0.0
+    assert math.isnan(delong(truth, -truth, truth).p), "no variance, so nothing to judge the difference by"
     assert delong(one, -one, truth).p < 0.01
+
+
+def test_four_records_make_nothing_certain() -> None:
+    """One model ranks all four right, the other cannot tell any: p was 0, whatever the number of records."""
+    found = delong(torch.tensor([0.9, 0.8, 0.1, 0.2]), torch.full((4,), 0.5), torch.tensor([1, 1, 0, 0]))
+    assert (found.difference, found.variance) == (0.5, 0.0)
+    assert math.isnan(found.p)
 
 
 def test_under_the_null_p_is_uniform() -> None:
@@ -106,3 +113,4 @@ def test_holm_by_hand() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.6, 0.7]) == [1.0, 1.0]
     assert holm([]) == []
+    assert holm([math.nan, 0.01, 0.04]) == pytest.approx([math.nan, 0.02, 0.04], nan_ok=True), "two of these count"

@@ -69,6 +69,13 @@ def test_weights_give_the_area_of_records_that_are_repeated() -> None:
         assert float(area) == pytest.approx(rank_sum_auc(scores[index], truth[index]))
 
 
+def test_scores_that_are_no_numbers_have_no_area() -> None:
+    truth = torch.tensor([0.0, 1.0, math.nan])
+    with pytest.raises(ValueError, match="auc: 1 of 2 scores are nan"):
+        area_of(torch.tensor([0.5, math.nan, 0.5]), truth)
+    assert float(area_of(torch.tensor([0.5, 0.6, math.nan]), truth)(torch.ones(1, 3).double())) == 1.0
+
+
 def test_a_resample_without_a_class_has_no_area_and_is_left_out() -> None:
     """Three patients, one positive: 8 of 27 resamples lack him, and in all others the area is 1."""
     found = bootstrap(area_of(torch.tensor([0.9, 0.1, 0.2]), torch.tensor([1.0, 0.0, 0.0])), ["a", "b", "c"], 200)

@@ -84,6 +84,55 @@ def test_findings_are_judged_one_by_one_and_uncertain_ones_not_at_all() -> None:
     assert np.array_equal(np.isnan(unknown), np.isnan(labels) | (labels == -1))
 
 
+def of_collections(*parts: tuple[str, np.ndarray, tuple[str, ...]]) -> Cohort:
+    """Sites of a collection each: (name, labels [n, l], the names of these)."""
+    cohorts = []
+    for site, labels, names in parts:
+        splits = [("train", "val", "test")[row // 2 % 3] for row in range(len(labels))]
+        one = replace(cohort(labels, names, splits), sites=(site,) * len(labels))
+        cohorts.append(one.named_by(site))
+    return Cohort.concat(cohorts)
+
+
+def test_a_label_that_no_record_has_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as NIH's 4 of the 14 names of CheXpert: "absent" was right throughout, and the accuracy flattered."""
+    nan = math.nan
+    labels = np.array([[1, nan, -1], [0, nan, nan], [nan, nan, 1]] * 8)
+    task = task_of(cohort(labels, NAMES, _thirds(24)), LinearProbe())
+    assert task.names == ("normal", "covid")
+    assert task.targets[:3].nan_to_num(9).tolist() == [[1, 9], [0, 0], [0, 1]]
+    assert "linear probe: left out, since no record has such a label: pneumonia" in caplog.text
+    with pytest.raises(ValueError, match=r"no record has a label pneumonia; choose others with probe\.classes"):
+        task_of(cohort(labels, NAMES, _thirds(24)), LinearProbe(classes="normal,pneumonia"))
+    with pytest.raises(ValueError, match="no record has a label normal, pneumonia, covid"):
+        task_of(cohort(np.full((6, 3), nan), NAMES, _thirds(6)), LinearProbe())
+
+
+def test_classes_stay_classes_beside_a_label_that_no_record_has() -> None:
+    labels = np.insert(one_hot(np.arange(24) % 2, 2), 1, math.nan, axis=1)
+    task = task_of(cohort(labels, NAMES, _thirds(24)), LinearProbe())
+    assert (task.names, task.exclusive) == (("normal", "covid"), True)
+
+
+def test_another_collections_films_are_no_negatives() -> None:
+    """One collection knows pneumonia and the other edema: a score that tells them apart had an area of 0.833."""
+    known = (np.arange(24) % 2)[:, None].astype(float)
+    data = of_collections(("mimic", known, ("pneumonia",)), ("rsna", known, ("edema",)))
+    scores = torch.tensor([[0.9, 0.1]] * 24 + [[0.1, 0.9]] * 24).double()
+    for blank in ("absent", "unknown"):
+        task = task_of(data, LinearProbe(blank=blank))
+        assert task.names == ("pneumonia", "edema")
+        assert task.targets.isnan().tolist() == [[False, True]] * 24 + [[True, False]] * 24
+        assert auc(scores, task.targets, task.names).macro() == 0.5
+
+
+def test_a_head_that_diverged_has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = one_hot(np.arange(30) % 2, 2)
+    monkeypatch.setattr(Task, "probabilities", lambda self, logits: logits.double() * math.nan)
+    with pytest.raises(ValueError, match="linear probe: 20 of 20 scores are nan"):
+        linear_probe(EXACT, model(), cohort(labels, NAMES[:2], _thirds(30)))
+
+
 def given(monkeypatch: pytest.MonkeyPatch, of: Callable[[Cohort], Tensor]) -> None:
     """Features [N, W] of a cohort, in the place of those of the tower."""
     monkeypatch.setattr(probes, "features", lambda _, data, rows, aligned: of(data)[rows])
@@ -152,7 +201,7 @@ def test_the_first_step_of_adamw_by_hand() -> None:
     """From w, AdamW's first step is w (1 - lr wd) - lr sign(g), for every weight with a gradient."""
     x, targets = blobs(30)
     task, settings = Task(NAMES, targets, True), LinearProbe(lr=0.01, weight_decay=0.1, batch_size=30)
-    start = fit(task, replace(settings, lr=0.0), Sample(x, targets), Sample(x, targets), 3, 1)
+    start = fit(task, replace(settings, lr=1e-30), Sample(x, targets), Sample(x, targets), 3, 1)
     after = fit(task, settings, Sample(x, targets), Sample(x, targets), 3, 1)
     gap = (start(x).softmax(1) - targets.float()).T @ x / 30  # gradient of the mean cross-entropy
     assert torch.allclose(after.weight, start.weight * (1 - 0.001) - 0.01 * gap.sign(), atol=1e-5)
@@ -274,7 +323,11 @@ def test_files(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         ({"solver": "sgd"}, "solver 'sgd'"), ({"blank": "no"}, "blank 'no'"), ({"seeds": ()}, "no seeds"),
-        ({"fractions": (2.0,)}, "fractions"),
+        ({"fractions": (2.0,)}, "fractions"), ({"epochs": 0}, "epochs is 0; expected at least 1"),
+        ({"batch_size": 0}, "batch_size is 0"), ({"patience": 0}, "patience is 0"), ({"lr": 0.0}, "lr is 0.0"),
+        ({"lr": math.nan}, "lr is nan"), ({"lr": math.inf}, "lr is inf"), ({"resamples": -1}, "resamples is -1"),
+        ({"resamples": 1}, "resamples is 1; expected at least 2, or 0 for no intervals"),
+        ({"classes": "covid, normal,covid"}, "classes covid named twice"),
     ],
 )  # fmt: skip
 def test_refuses(wrong: dict[str, Any], message: str) -> None:

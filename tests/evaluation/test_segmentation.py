@@ -199,6 +199,8 @@ def test_refuses_a_structure_without_masks() -> None:
         segmentation(SETTINGS, model(), replace(data(), masks=None))
     with pytest.raises(ValueError, match="no seeds"):
         replace(SETTINGS, seeds=())
+    with pytest.raises(ValueError, match="segmentation: batch_size is 0; expected at least 1"):
+        replace(SETTINGS, batch_size=0)
 
 
 def test_files(tmp_path: Path) -> None:

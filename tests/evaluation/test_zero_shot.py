@@ -195,6 +195,13 @@ def test_the_length_of_an_images_vector_does_not_count() -> None:
     torch.testing.assert_close(scores, torch.tensor([[0.6], [1.0]], dtype=torch.float64))
 
 
+def test_a_diverged_model_has_no_scores() -> None:
+    """Its accuracy was that of the class that comes first."""
+    image = torch.tensor([[3.0, 4.0], [float("nan"), 0.0]])
+    with pytest.raises(ValueError, match="zero-shot: 2 of 4 scores are nan; expected numbers; look for a diverged"):
+        class_scores(image, {"a": torch.eye(2), "b": torch.eye(2)})
+
+
 def test_uncertain_labels_count_in_no_auc() -> None:
     """Finding a: positive at 0.9, negatives at 0.1 and 0.2; the uncertain record, at 0.95, would lower its area."""
     labels = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, 1.0]])
@@ -390,7 +397,7 @@ def test_a_new_class_has_the_token_of_its_name_where_that_is_allowed() -> None:
     assert {one.site for one in every if one.model == "selected"} == {"site-1", "site-2"}
 
 
-@pytest.mark.parametrize("wrong", [{"classes": ("Edema",)}, {"ensemble": "sum"}])
+@pytest.mark.parametrize("wrong", [{"classes": ("Edema",)}, {"classes": ("Edema", "Edema")}, {"ensemble": "sum"}])
 def test_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="zero-shot"):
         replace(PROTOCOL, **wrong)

@@ -114,6 +114,11 @@ def test_a_job_goes_on_with_as_many_sites_as_a_round_asks(drawn: int, quorum: in
     assert json.loads(job_files(experiment)["meta.json"])["min_clients"] == least
 
 
+def test_no_site_has_the_name_of_all_records_in_one_place() -> None:
+    with pytest.raises(ValueError, match="no site may be named pooled"):
+        job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")), sites=["site-1", "pooled"])
+
+
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
     with pytest.raises(SiteConfigError, match="with --at"):
         job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from support import report_pages
 from support.report_pages import page_of, run_of
 
 from fedvlp.data.cohort import PUBLIC
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.files import write
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.report import page as report
+from fedvlp.report.classifier import section
+from fedvlp.report.run import Run
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -115,6 +120,42 @@ def test_only_public_images_are_drawn(run: RunFolder, monkeypatch: pytest.Monkey
     assert {cohort.sites[row] for row in read} == {PUBLIC}
 
 
+def drawn(folder: RunFolder, films: bool = False) -> int:
+    """Films in the drawings of a page: they are base64 within base64."""
+    source = report.write(folder, films).read_text(encoding="utf-8")
+    drawings = re.findall(r"data:image/svg\+xml;base64,([^\"]*)", source)
+    return source.count("data:image/png") + sum(base64.b64decode(one).count(b"data:image/png") for one in drawings)
+
+
+def test_patients_of_a_public_set_are_in_no_page_that_nobody_asked_for(run: RunFolder, tmp_path: Path) -> None:
+    """The public set of a table is that hospital's patients; the built-in cohort's is nobody."""
+    assert drawn(run) == 4, "two rounds at two sites"
+    experiment = run.experiment()
+    write(experiment.data, tmp_path / "data")
+    table = TableSource(str(tmp_path / "data" / "pairs.csv"), image_size=36, label_columns=experiment.model.labels)
+    folder = RunFolder.create(tmp_path, replace(experiment, data=table))
+    for name in ("checkpoints", "sites"):
+        shutil.copytree(run.path / name, folder.path / name)
+    shutil.copytree(run.model.parent, folder.model.parent)
+    assert drawn(folder) == 0
+    assert drawn(folder, films=True) == 4
+    (tmp_path / "data" / "pairs.csv").unlink()
+    assert drawn(folder) == 0
+    with pytest.raises(ValueError, match="table"):
+        drawn(folder, films=True)
+
+
+def test_the_built_in_cohorts_films_that_cannot_be_drawn_cost_no_page(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def elsewhere(self: Assembly) -> object:
+        raise ValueError("other labels")
+
+    monkeypatch.setattr(Assembly, "cohort", property(elsewhere))
+    assert drawn(run) == 0
+    assert "no films of the public set: other labels" in caplog.text
+
+
 def test_a_run_without_a_classifier_has_no_such_chapter(tmp_path: Path) -> None:
     plain = replace(presets.get("fedavg"), name="plain")
     assert page(RunFolder.create(tmp_path, plain)) == ""
@@ -122,14 +163,42 @@ def test_a_run_without_a_classifier_has_no_such_chapter(tmp_path: Path) -> None:
 
 def test_findings_of_one_class_are_named(run: RunFolder) -> None:
     """The public val split is small; a finding that it lacks is in no row and is named below the table."""
-    from fedvlp.report.classifier import section
-
-    history = run.history()
-    for record in history:
+    read = Run.read(run)
+    for record in read.history:
         record["server"] = {name: value for name, value in record["server"].items() if name != "test/auc/Edema"}
-    text = section(run, history, {})
+    text = section(read)
     assert "Skipped, as all known labels are alike: " in text
     assert "Edema (test)" in text
+
+
+def test_a_split_that_nobody_measured_is_called_that(run: RunFolder) -> None:
+    """Every finding of it was said to have labels that are all alike."""
+    read = Run.read(run)
+    for record in read.history:
+        record["server"] = {name: value for name, value in record["server"].items() if not name.startswith("test/")}
+    text = section(read)
+    assert "The server&#x27;s model was not measured on test." in text
+    assert "(test)" not in text.partition("Skipped")[2].partition("</p>")[0]
+
+
+def test_a_server_without_areas_has_no_table_of_them(tmp_path: Path) -> None:
+    """As where there is no public set: the sites' own areas are drawn, and nothing is said of labels."""
+    history = [
+        report_pages.record(round, phase, {site: {"val/auc/macro": 0.6, "test/auc/macro": 0.7} for site in "ab"})
+        for round, phase in ((0, "train"), (1, "evaluate"))
+    ]
+    text = page(run_of(tmp_path, history, "car-mfl"))
+    assert "AUC on the public set" not in text
+    assert "Skipped" not in text
+    assert 'alt="Macro AUC, val' in text
+
+
+def test_areas_that_cannot_be_are_left_out_and_counted(tmp_path: Path) -> None:
+    sites = {"a": {"val/auc/macro": 0.6}, "b": {"val/auc/macro": 1e9}}
+    read = page_of(run_of(tmp_path, [report_pages.record(0, "train", sites)], "car-mfl"))
+    assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in read.text
+    assert "the sites' mean macro AUC (val; chance 0.5) is 0.600" in read.text
+    assert "1000000000" not in read.text
 
 
 def test_the_drawing_is_an_svg_with_as_many_films_as_rounds(run: RunFolder) -> None:

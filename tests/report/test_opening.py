@@ -161,6 +161,29 @@ def test_a_classifier_and_a_run_without_figures(tmp_path: Path) -> None:
     ]
 
 
+def test_a_classifier_without_a_server_on_a_public_set_is_told_by_its_sites(tmp_path: Path) -> None:
+    """It was said to have no evaluation so far. Sites 0.5 and 0.7 on average 0.6, then 0.7 and 0.9."""
+
+    def at(round: int, phase: str, *areas: float) -> Record:
+        sites = {site: {"val/auc/macro": area, "test/auc/macro": area} for site, area in zip("ab", areas, strict=True)}
+        return record(round, phase, sites, server={})
+
+    history = [at(0, "train", 0.5, 0.7), at(1, "train", 0.6, 0.7), at(2, "evaluate", 0.7, 0.9)]
+    rose = "The sites' mean macro AUC (test; chance 0.5) rose from 0.600 to 0.800."
+    assert said(run_of(tmp_path / "whole", history)) == [rose]
+    assert said(run_of(tmp_path / "begun", history[:1])) == [
+        "Before training, the sites' mean macro AUC (test; chance 0.5) is 0.600."
+    ]
+    assert said(run_of(tmp_path / "alone", history, "local")) == [
+        rose, "Each site measured the model that it trained alone, and not the server's.",
+    ]  # fmt: skip
+    for name in ("a", "b"):
+        history[1]["sites"][name].pop("test/auc/macro")
+    assert said(run_of(tmp_path / "under way", history[:2])) == [
+        "The sites' mean macro AUC (val; chance 0.5) rose from 0.600 to 0.650."
+    ]
+
+
 @pytest.mark.parametrize(
     ("preset", "whose", "intervals"),
     [

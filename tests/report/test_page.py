@@ -194,7 +194,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
     history[-1]["sites"]["site-1"]["val/all/mean/r5"] = 1e200  # its square is beyond a float
     page = page_of(run_of(tmp_path, history))
     assert "Not the same sites were measured at both ends (site-2)" in page.text
-    assert "Left out: 1 reported recalls outside of 0 to 100." in page.text
+    assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in page.text
     assert page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"][2] == [
         "site-2",
         "4",

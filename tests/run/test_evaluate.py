@@ -318,6 +318,8 @@ def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:
     words = (run.path, "--what", "zero-shot", "--data", "synthetic", "--set", "data.size=40")
     refused = evaluate(*words, "--set", 'classes=["Edema","Fracture"]')
     assert "classes Fracture are no labels of these records with prompts; there are: Edema" in str(refused.exception)
+    refused = evaluate(*words, "--set", 'classes=["Edema","Edema"]')
+    assert "zero-shot: classes Edema named twice; name each once" in str(refused.exception)
     refused = evaluate(*words, "--set", 'classes=["Edema","Pneumonia"]')
     assert "every site of this run keeps its normalisation" in str(refused.exception)
     refused = evaluate(*words, "--against", tmp_path)

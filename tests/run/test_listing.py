@@ -102,3 +102,13 @@ def test_one_that_is_being_written_is_running(root: Path) -> None:
         assert next(run for run in listed(root) if run.name == "cut/001").state == "running"
     assert not in_use(folder)
     assert not in_use(root / "notes")
+
+
+def test_a_file_that_goes_while_it_is_counted_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is being written renames its files into place."""
+    before = {run.name: run.bytes for run in listed(root)}
+    gone, found, is_file = root / "whole" / "001" / "summary.json.new", Path.rglob, Path.is_file
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: [*found(self, pattern), gone])
+    monkeypatch.setattr(Path, "is_file", lambda self: self == gone or is_file(self))
+    assert {run.name: run.bytes for run in listed(root)} == before
+    assert before["whole/001"] > (root / "whole" / "001" / "config.json").stat().st_size

@@ -92,8 +92,29 @@ def test_names_are_read_as_they_are_made() -> None:
 
 
 def test_a_pooled_site_reports_about_others() -> None:
-    record = {"sites": {POOLED: {about("site-2", "val/mean/r1"): 5.0, "loss/x": 1.0}, "site-1": {"a:b": 2.0}}}
-    assert by_site(record) == {"site-2": {"val/mean/r1": 5.0}, POOLED: {"loss/x": 1.0}, "site-1": {"a:b": 2.0}}
+    figures = {about("site-2", "val/mean/r1"): 5.0, "loss/x": 1.0}
+    record = {"members": [POOLED], "sites": {POOLED: figures}}
+    assert by_site(record) == {"site-2": {"val/mean/r1": 5.0}, POOLED: {"loss/x": 1.0}}
+    assert by_site({"members": ["site-1"], "sites": {"site-1": {"a:b": 2.0}}}) == {"site-1": {"a:b": 2.0}}
+
+
+def test_a_finding_with_a_colon_is_read_as_it_was_made() -> None:
+    """It was taken for a site named "site-1:val/auc/Lung"."""
+    finding = names.auc("val", "Lung: opacity")
+    for site in ("site-1", "Ward A/B", "St. Mary"):
+        record = {"members": [POOLED], "sites": {POOLED: {about(site, finding): 0.7, finding: 0.6}}}
+        assert by_site(record) == {site: {finding: 0.7}, POOLED: {finding: 0.6}}
+
+
+def test_a_site_speaks_for_itself_alone_whatever_it_is_called() -> None:
+    """A hospital named "pooled" gave others figures, and chose the folder of its curves."""
+    others = {about("a", "test/mean/r1"): 99.0, "test/mean/r1": 30.0}
+    record = {"members": ["a", POOLED], "sites": {"a": {"test/mean/r1": 20.0}, POOLED: others}}
+    assert by_site(record)["a"] == {"test/mean/r1": 20.0}
+    assert by_site(record)[POOLED] == others
+    for outside in ("a/../../../evil", "..", "/etc", "a//b", "./a"):
+        alone = {"members": [POOLED], "sites": {POOLED: {about(outside, "val/mean/r1"): 1.0}}}
+        assert by_site(alone).keys() == {POOLED}
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_of_sites_alone_the_weights_are_the_initial_ones(
     for what in DOWNSTREAM:
         (said,) = warnings_of(what, folder, caplog, monkeypatch)
         assert said.endswith("the model that it trained alone; what is measured now is of no trained model"), what
+    (said,) = warnings_of("zero-shot", folder, caplog, monkeypatch)
+    assert said.endswith("alone; what is measured as the global model is of no trained model"), "the sites' own are"
 
 
 def warnings_of(
@@ -87,7 +89,8 @@ def warnings_of(
     def stop(*_: object) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("fedvlp.run.evaluate._records", stop)
+    for reads in ("_records", "Assembly"):
+        monkeypatch.setattr(f"fedvlp.run.evaluate.{reads}", stop)
     caplog.clear()
     with caplog.at_level(logging.WARNING), pytest.raises(InterruptedError):
         EVALUATIONS[what](folder, Choices())
@@ -102,6 +105,7 @@ def test_a_model_that_was_trained_is_measured_without_a_word(
         folder = finished(tmp_path, method, ends(figures(10), figures(20)))
         for path in (folder.path, folder.model.parent):
             assert warnings_of("retrieval", RunFolder(path), caplog, monkeypatch) == []
+        assert warnings_of("zero-shot", folder, caplog, monkeypatch) == []
 
 
 def test_of_an_ensemble_the_servers_figures_come_first(tmp_path: Path) -> None:

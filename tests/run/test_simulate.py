@@ -27,7 +27,7 @@ from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, UnreadableRunError, environment
-from fedvlp.run.metrics import by_site, overall, scalars, summary
+from fedvlp.run.metrics import areas_of_sites, by_site, impossible, overall, scalars, summary
 from fedvlp.run.simulate import simulate
 
 TWO = replace(SMALL, data=replace(SMALL.data, sites=2, size=48), rounds=Rounds(rounds=2, evaluate_every=1))
@@ -128,8 +128,8 @@ def test_no_machine_path_is_written(finished: Any) -> None:
 
 
 def test_metrics_by_site() -> None:
-    pooled = {"sites": {"pooled": {"site-1:val/mean/r1": 1.0, "site-2:val/mean/r1": 2.0, "loss/x": 3.0}}}
-    assert by_site(pooled) == {
+    told = {"site-1:val/mean/r1": 1.0, "site-2:val/mean/r1": 2.0, "loss/x": 3.0}
+    assert by_site({"members": ["pooled"], "sites": {"pooled": told}}) == {
         "site-1": {"val/mean/r1": 1.0}, "site-2": {"val/mean/r1": 2.0}, "pooled": {"loss/x": 3.0},
     }  # fmt: skip
     assert by_site(RECORD) == RECORD["sites"]
@@ -143,6 +143,23 @@ def test_overall_by_hand() -> None:
     assert {name.rpartition("/")[0] for name in figures} == {"val/mean/r1"}
     assert overall({"sites": {"a": {"loss/x": 1.0}}}) == {}
     assert overall({"sites": {}}) == {}
+
+
+def test_figures_that_cannot_be_are_in_no_average() -> None:
+    """A recall of a billion, or a negative one, made the worst site of the listing and the average of the card."""
+    honest = {"test/mean/r1": 20.0, "test/mean/r5": 50.0, "test/auc/macro": 0.75, "loss/x": 1e9}
+    for name, value in (("test/mean/r1", 1e9), ("test/mean/r1", -1.0), ("test/auc/macro", 1.5)):
+        record = {**RECORD, "sites": {"a": honest, "b": {**honest, name: value}}}
+        assert by_site(record)["b"] == {kept: honest[kept] for kept in honest if kept != name}
+        assert impossible(record) == 1
+        assert overall(record)["test/mean/r5/average"] == 50.0
+        assert overall(record).get("test/mean/r1/average", 20.0) == 20.0
+        assert areas_of_sites(record) == {"test": 0.75}
+        assert name not in scalars(record)["b"]
+        trained = summary([record])["trained"]
+        assert all(0 <= figure <= 100 for figure in trained.values())
+    edges = {"test/mean/r1": 0.0, "val/mean/r1": 100.0, "test/auc/macro": 0.0, "val/auc/macro": 1.0}
+    assert by_site({"sites": {"a": edges}}) == {"a": edges}
 
 
 def test_a_site_without_test_pairs_does_not_take_the_others_averages_away() -> None:

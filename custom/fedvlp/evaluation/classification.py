@@ -30,12 +30,24 @@ class AUC:
         return sum(values) / len(values) if values else None
 
 
+def refuse_nan(scores: Tensor, who: str) -> None:
+    """Raises ValueError for scores that are nan: they have no order, and sorting puts them last, as if most certain."""
+    count = int(scores.isnan().sum())
+    if count:
+        raise ValueError(
+            f"{who}: {count} of {scores.numel()} scores are nan; expected numbers; look for a diverged model or an "
+            "empty input"
+        )
+
+
 def rank_sum_auc(scores: Tensor, truth: Tensor) -> float:
     """Area under the ROC curve from scores [N] and truth [N] in {1, 0}, both classes present (Mann and Whitney, 1947).
 
     It is the share of pairs (positive, negative) in which the positive scores higher; a tie counts a half. With R the
     ranks of the P positives among all N (ties share their mean rank), it is (sum R - P (P + 1) / 2) / (P (N - P)).
+    Raises ValueError for a score that is nan.
     """
+    refuse_nan(scores, "auc")
     _, distinct, counts = scores.unique(return_inverse=True, return_counts=True)  # [N], [D]
     mean_rank = counts.cumsum(0) - (counts - 1) / 2  # of every distinct score; ranks begin at 1
     positives = int(truth.sum())
@@ -46,7 +58,7 @@ def rank_sum_auc(scores: Tensor, truth: Tensor) -> float:
 def auc(scores: Tensor, targets: Tensor, names: Sequence[str]) -> AUC:
     """Area per finding from scores [N, L] and targets [N, L] in {1, 0, nan: unknown, left out}.
 
-    ``names`` are the L findings. Raises ValueError where shapes or names do not fit.
+    ``names`` are the L findings. Raises ValueError where shapes or names do not fit, and for a score that is nan.
     """
     if scores.shape != targets.shape or targets.ndim != 2 or targets.shape[1] != len(names):
         raise ValueError(f"auc: scores {list(scores.shape)}, targets {list(targets.shape)}, {len(names)} names")

@@ -23,7 +23,7 @@ class DeLong:
     one: float
     other: float
     variance: float  # of ``one - other``
-    p: float  # two-sided; 1 where the models order the records alike
+    p: float  # two-sided; 1 where the models order the records alike, nan where they differ without any variance
 
     @property
     def difference(self) -> float:
@@ -71,19 +71,24 @@ def delong(one: Tensor, other: Tensor, truth: Tensor) -> DeLong:
 
 
 def _two_sided(difference: float, variance: float) -> float:
-    """p of a normal difference. Without variance the models order every pair alike, or in the same other way."""
+    """p of a normal difference. Without variance the models order every pair alike, or in the same other way.
+
+    In the second case there is nothing to judge the difference by: nan. Four records would make it certain.
+    """
     if variance <= 0:
-        return 1.0 if abs(difference) < 1e-12 else 0.0
+        return 1.0 if abs(difference) < 1e-12 else math.nan
     return math.erfc(abs(difference) / math.sqrt(2 * variance))
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """The p of several comparisons, adjusted: below 0.05 is significant at a familywise level of 0.05.
 
-    In rising order the k-th of m is multiplied by m - k + 1, and none may fall below the one before it.
+    In rising order the k-th of m is multiplied by m - k + 1, and none may fall below the one before it. A comparison
+    without p, nan, is none of the m and stays nan.
     """
-    adjusted, least = [0.0] * len(p), 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=lambda index: p[index])):
-        least = max(least, min(1.0, p[index] * (len(p) - rank)))
+    adjusted, least = [math.nan] * len(p), 0.0
+    judged = sorted((index for index, value in enumerate(p) if not math.isnan(value)), key=lambda index: p[index])
+    for rank, index in enumerate(judged):
+        least = max(least, min(1.0, p[index] * (len(judged) - rank)))
         adjusted[index] = least
     return adjusted

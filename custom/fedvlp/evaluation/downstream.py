@@ -85,6 +85,20 @@ def _chunks(rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
     yield from (rows[start : start + size] for start in range(0, len(rows), size))
 
 
+def never_said(cohort: Cohort) -> np.ndarray:
+    """[N, L] bool: labels that no record of the row's site has, as those of another data set that was joined.
+
+    A blank label is one that a report does not mention, which may count as absent. Where nobody was asked for it, it
+    would make every film of that site a negative one: a score that knows the site alone would seem to know the finding.
+    """
+    blank, sites = np.isnan(cohort.labels), np.asarray(cohort.sites or [""] * len(cohort))
+    never = np.zeros_like(blank)
+    for site in np.unique(sites):
+        rows = np.flatnonzero(sites == site)
+        never[rows] = blank[rows].all(axis=0)
+    return never
+
+
 def images(cohort: Cohort, rows: np.ndarray, size: int, batch_size: int = 64) -> Iterator[Tensor]:
     """Batches [b, C, size, size] of the images of ``rows`` in order, cropped at the centre."""
     for chunk in _chunks(rows, batch_size):
@@ -157,6 +171,24 @@ class Schedule(Protocol):
     @property
     def patience(self) -> int:
         """Training stops after so many epochs without a lower validation loss."""
+
+
+def refuse_schedule(settings: Schedule, resamples: int, who: str) -> None:
+    """Raises ValueError for settings by which no head is trained, or ``resamples`` that make no interval."""
+    for name in ("batch_size", "epochs", "patience"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{who}: {name} is {getattr(settings, name)}; expected at least 1")
+    if not 0 < settings.lr < math.inf:
+        raise ValueError(f"{who}: lr is {settings.lr}; expected more than 0, and finite")
+    if resamples < 0 or resamples == 1:
+        raise ValueError(f"{who}: resamples is {resamples}; expected at least 2, or 0 for no intervals")
+
+
+def refuse_repeated(names: Sequence[str], who: str) -> None:
+    """Raises ValueError for a class that is named twice: no score can tell it from itself."""
+    repeated = dict.fromkeys(name for name in names if list(names).count(name) > 1)
+    if repeated:
+        raise ValueError(f"{who}: classes {', '.join(repeated)} named twice; name each once")
 
 
 def train_head(

@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlp.evaluation.classification import refuse_nan
+
 Figure = Callable[[Tensor], Tensor]
 """Figures [B] of B resamples from ``weights`` [B, N], how often each has each record; nan where it is undefined."""
 
@@ -116,7 +118,9 @@ def area_of(scores: Tensor, truth: Tensor) -> Figure:
 
     With weights p of the positives and n of the negatives, summed over equal scores in rising order, it is
     sum_d p_d (n_1 + ... + n_(d-1) + n_d / 2) / (sum p sum n). With weights 1 this is ``rank_sum_auc``.
+    Raises ValueError for a score that is nan, unless its record is left out.
     """
+    refuse_nan(scores[~truth.isnan()], "auc")
     _, distinct = scores.double().unique(return_inverse=True)  # [N], in rising order
     positive, negative = (truth == 1).double(), (truth == 0).double()
 

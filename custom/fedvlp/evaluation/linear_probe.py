@@ -1,13 +1,14 @@
 """Few-shot linear probe (spec 10.2, after MGCA, https://arxiv.org/abs/2210.06044): a linear layer on frozen features.
 
 Labels that exclude each other (every record has exactly one) are classes of a softmax; others are findings of a sigmoid
-each. An uncertain label (-1) is neither trained on nor judged.
+each. An uncertain label (-1) is neither trained on nor judged, nor is one that no record of its site has.
 Differs: features are computed once, from centre crops; the released code augments the training images. The whole
 validation split chooses the epoch, as in the papers: a probe at 1 % has seen more labels than that.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,10 +25,23 @@ from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
 from fedvlp.evaluation.calibration import calibration_error
+from fedvlp.evaluation.classification import refuse_nan
 from fedvlp.evaluation.comparison import delong, holm
-from fedvlp.evaluation.downstream import Records, Subset, features, records, subsets, train_head
+from fedvlp.evaluation.downstream import (
+    Records,
+    Subset,
+    features,
+    never_said,
+    records,
+    refuse_repeated,
+    refuse_schedule,
+    subsets,
+    train_head,
+)
 from fedvlp.evaluation.intervals import Figure, Interval, area_of, bootstrap, difference, macro, mean_of
 from fedvlp.evaluation.output import columns_of, write_table
+
+log = logging.getLogger(__name__)
 
 ADAMW, LBFGS = "adamw", "lbfgs"
 BLANKS = {"absent": 0.0, "unknown": math.nan}
@@ -50,13 +64,15 @@ class LinearProbe:
     patience: int = 10  # AdamW stops after so many epochs without a lower validation loss
     l2: float = 1.0  # of lbfgs: l2 / 2 |W|^2 beside the sum of the losses, on features of unit variance; 1 / C
     aligned: bool = False  # features after the alignment block
-    blank: str = "absent"  # a label that is not mentioned is "absent", or "unknown"
-    resamples: int = 1000  # of the test patients, for the intervals
+    blank: str = "absent"  # a label that is not mentioned is "absent", or "unknown"; never said at a site: "unknown"
+    resamples: int = 1000  # of the test patients, for the intervals; 0: none
 
     def __post_init__(self) -> None:
         names = self.classes.split(",") if isinstance(self.classes, str) else self.classes
         object.__setattr__(self, "classes", tuple(name.strip() for name in names if name.strip()))
+        refuse_repeated(self.classes, "linear probe")
         self.subsets()
+        refuse_schedule(self, self.resamples, "linear probe")
         if self.solver not in (ADAMW, LBFGS):
             raise ValueError(f"linear probe: solver {self.solver!r}; expected {ADAMW} or {LBFGS}")
         if self.blank not in BLANKS:
@@ -99,7 +115,10 @@ class Task:
 
 
 def task_of(cohort: Cohort, settings: LinearProbe) -> Task:
-    """The labels that the settings name. Raises ValueError for a name that the data have not, and without a label."""
+    """The labels that the settings name, or all that the data have, without those that no record has.
+
+    Raises ValueError for a name that the data have not or that no record has, and without a label.
+    """
     names = tuple(settings.classes) or cohort.label_names
     strange = [name for name in names if name not in cohort.label_names]
     if strange or not names:
@@ -108,15 +127,32 @@ def task_of(cohort: Cohort, settings: LinearProbe) -> Task:
             f"linear probe: labels {', '.join(strange) or 'none'} asked for; the data have {known}. Choose some of "
             "these with probe.classes, or name a table's columns with data.label_columns"
         )
-    labels = torch.from_numpy(cohort.labels[:, [cohort.label_names.index(name) for name in names]]).double()
-    blank = labels.isnan()
+    names = _given(cohort, names, bool(settings.classes))
+    columns = [cohort.label_names.index(name) for name in names]
+    labels = torch.from_numpy(cohort.labels[:, columns]).double()
+    blank, never = labels.isnan(), torch.from_numpy(never_said(cohort)[:, columns])
     whole = ~blank.all(dim=1)  # rows of which anything is said
     one = (labels == 1).sum(dim=1) == 1
     rest = ((labels == 0) | (labels == 1)).all(dim=1)
     if len(names) > 1 and bool(whole.any()) and bool((one & rest)[whole].all()):
         return Task(names, labels, True)
     targets = torch.where(blank, BLANKS[settings.blank], labels)
-    return Task(names, torch.where(labels == -1, math.nan, targets), False)
+    return Task(names, torch.where(never | (labels == -1), math.nan, targets), False)
+
+
+def _given(cohort: Cohort, names: Sequence[str], asked: bool) -> tuple[str, ...]:
+    """Those of the labels ``names`` that some record has, as 1, 0 or uncertain; the log names the others.
+
+    A collection that does not know a finding has it blank in every record, and a head that says "absent" would be right
+    throughout. Raises ValueError where none is left, and for such a label that was ``asked`` for.
+    """
+    columns = dict(zip(cohort.label_names, ~np.isnan(cohort.labels).all(axis=0), strict=True))
+    never = [name for name in names if not columns[name]]
+    if never and (asked or len(never) == len(names)):
+        raise ValueError(f"linear probe: no record has a label {', '.join(never)}; choose others with probe.classes")
+    if never:
+        log.warning("linear probe: left out, since no record has such a label: %s", ", ".join(never))
+    return tuple(name for name in names if columns[name])
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +312,11 @@ def linear_probe(settings: LinearProbe, model: Any, cohort: Cohort, steps: int |
 
 
 def right(task: Task, probabilities: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """How many of each record's answers are right [N], and how many were asked [N]: 1, or its known findings."""
+    """How many of each record's answers are right [N], and how many were asked [N]: 1, or its known findings.
+
+    Raises ValueError for a probability that is nan.
+    """
+    refuse_nan(probabilities, "linear probe")
     if task.exclusive:
         hit = probabilities.argmax(dim=1) == truth.argmax(dim=1)
         return hit.double(), torch.ones(len(truth), dtype=torch.float64)

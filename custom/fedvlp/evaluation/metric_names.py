@@ -13,6 +13,7 @@ The names are in metrics.csv, in TensorBoard and in summaries, so they must not 
 
 from __future__ import annotations
 
+import math
 import re
 
 IN_BATCH, WHOLE_SET, FOLDS = "", "all/", "fold/"
@@ -57,6 +58,12 @@ def split_of(name: str) -> str:
 def is_recall(name: str) -> bool:
     """Whether a figure is a recall: in percent, higher is better."""
     return _RECALL.search(name) is not None
+
+
+def is_impossible(name: str, value: float) -> bool:
+    """Whether no evaluation can give this figure: a recall outside of 0..100, an area outside of 0..1."""
+    most = 100.0 if is_recall(name) else 1.0 if parse_auc(name) else math.inf
+    return math.isfinite(most) and not 0.0 <= value <= most
 
 
 def similarity(split: str) -> str:

@@ -24,7 +24,7 @@ from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.transforms import eval_batch
-from fedvlp.evaluation.downstream import Records, Subset, records, subsets, train_head
+from fedvlp.evaluation.downstream import Records, Subset, records, refuse_schedule, subsets, train_head
 from fedvlp.evaluation.intervals import Interval, bootstrap, macro, mean_of
 from fedvlp.evaluation.output import columns_of, write_table
 
@@ -35,7 +35,7 @@ WIDEST, NARROWEST = 512, 16  # channels of the decoders
 
 @dataclass(frozen=True)
 class Segmentation:
-    """The protocol. Raises ValueError for a share that cannot be, or no seed."""
+    """The protocol. Raises ValueError for a share that cannot be, no seed, or a schedule that trains nothing."""
 
     structure: str = "lungs"  # name of a mask of the data
     fractions: tuple[float, ...] = (0.01, 0.1)  # of the training records
@@ -48,12 +48,13 @@ class Segmentation:
     scale: float = 0.1  # augmentation: zoom, at most so much in or out
     rotation: float = 10.0  # augmentation: degrees, at most so many to either side
     augmented: float = 0.5  # share of the images that are augmented
-    resamples: int = 1000  # of the test patients, for the intervals
+    resamples: int = 1000  # of the test patients, for the intervals; 0: none
 
     def __post_init__(self) -> None:
         self.subsets()
         if not self.seeds:
             raise ValueError("segmentation: no seeds; expected at least one")
+        refuse_schedule(self, self.resamples, "segmentation")
 
     def subsets(self) -> tuple[Subset, ...]:
         """What the decoders are trained on. Raises ValueError for shares that cannot be."""

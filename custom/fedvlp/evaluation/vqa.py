@@ -35,6 +35,7 @@ from fedvlp.evaluation.downstream import (
     features,
     image_feature,
     records,
+    refuse_schedule,
     text_feature,
     text_features,
     train_head,
@@ -62,13 +63,14 @@ class VQA:
     aligned: bool = False  # features after the alignment blocks
     finetune: bool = False  # the encoders train with the head: in a copy, the model stays as it is
     encoder_lr: float = 1e-5  # of AdamW, for encoders that are fine-tuned
-    resamples: int = 1000  # of the test patients, for the intervals
+    resamples: int = 1000  # of the test patients, for the intervals; 0: none
 
     def __post_init__(self) -> None:
         if self.answers < 2 or self.hidden < 1:
             raise ValueError(f"vqa: answers {self.answers}, hidden {self.hidden}; expected at least 2 and at least 1")
         if not self.seeds:
             raise ValueError("vqa: no seeds; expected at least one")
+        refuse_schedule(self, self.resamples, "vqa")
         if not 0 <= self.encoder_lr < math.inf:
             raise ValueError(f"vqa: encoder_lr is {self.encoder_lr}; expected 0 or more, and finite")
 

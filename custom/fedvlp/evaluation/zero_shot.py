@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from fedvlp.core.client import Client
 from fedvlp.core.types import State
-from fedvlp.evaluation.classification import auc
+from fedvlp.evaluation.classification import auc, refuse_nan
+from fedvlp.evaluation.downstream import refuse_repeated
 from fedvlp.evaluation.output import new_figure, write_csv, write_png
 from fedvlp.evaluation.prompts import prompts
 from fedvlp.evaluation.site_metrics import embed_images
@@ -39,7 +40,7 @@ Load = Callable[[Client, State, str], None]
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """The protocol. Raises ValueError for fewer than 2 classes or an unknown ensemble."""
+    """The protocol. Raises ValueError for fewer than 2 classes, one that is named twice, or an unknown ensemble."""
 
     classes: tuple[str, ...]  # names of at least 2 labels
     threshold: float = 2.0  # a site's model is used where its probability is above this; above 1: always the global one
@@ -52,6 +53,7 @@ class ZeroShot:
     def __post_init__(self) -> None:
         if len(self.classes) < 2:
             raise ValueError(f"zero-shot: {len(self.classes)} classes, expected at least 2")
+        refuse_repeated(self.classes, "zero-shot")
         if self.ensemble not in ENSEMBLES:
             raise ValueError(f"zero-shot: ensemble {self.ensemble!r}, expected one of {', '.join(ENSEMBLES)}")
 
@@ -125,13 +127,18 @@ def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Ten
 
 
 def class_scores(image: Tensor, texts: Embeddings, ensemble: str = "mean") -> Tensor:
-    """Scores [N, C]: the mean (or max) over each class's prompts [P, d] of their cosine with images [N, d]."""
+    """Scores [N, C]: the mean (or max) over each class's prompts [P, d] of their cosine with images [N, d].
+
+    Raises ValueError for a score that is nan, as a diverged model gives.
+    """
     unit = F.normalize(image.double(), dim=1)
     scores = []
     for prompts_of_class in texts.values():
         cosine = unit @ F.normalize(prompts_of_class.double(), dim=1).T  # [N, P]
         scores.append(cosine.mean(dim=1) if ensemble == "mean" else cosine.amax(dim=1))
-    return torch.stack(scores, dim=1)
+    stacked = torch.stack(scores, dim=1)
+    refuse_nan(stacked, "zero-shot")
+    return stacked
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly, refuse_strangers
 from fedvlp.run.config import from_config, to_config
-from fedvlp.run.experiment import Experiment
+from fedvlp.run.experiment import POOLED, Experiment
 
 COMMITTED = ("fedavg", "fedprox", "local", "feddra", "fedrgb", "creamfl", "pms-fm", "car-mfl")
 """The presets whose job folders are committed under jobs/."""
@@ -79,7 +79,7 @@ def job_files(
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here,
     SiteConfigError for data that does not say which sites have it or lacks the public set that the method needs, and
-    ValueError where ``site_models`` names a site that does not get the job.
+    ValueError where ``site_models`` names a site that does not get the job, and for a site of the name ``POOLED``.
     """
     experiment = experiment.pinned()
     _refuse_named_data(experiment)
@@ -88,6 +88,7 @@ def job_files(
 
         refuse_unencryptable(experiment.method)
         experiment = replace(experiment, rounds=experiment.rounds.of_encrypted())
+    require(POOLED not in sites, f"no site may be named {POOLED}, which stands for all records in one place; rename it")
     sites = sorted(sites) or Assembly(experiment).sites()
     refuse_strangers(experiment, sites)
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}

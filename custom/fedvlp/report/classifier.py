@@ -1,7 +1,12 @@
-"""The report's section on a classifier: areas under the ROC curve, weight by modality, retrieved public items."""
+"""The report's section on a classifier: areas under the ROC curve, weight by modality, retrieved public items.
+
+The public set of a hospital's own table is its patients, so its films are drawn only where a person asks for them, as
+in report/records.py. The built-in cohort's show nobody.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,9 +21,13 @@ from fedvlp.methods.car_mfl import PARTNERS, ROUNDS, SHOWN
 from fedvlp.methods.mfedavg import BEST_ROUND
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.report import figures, html
+from fedvlp.report.run import Run
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import SERVER, Record, by_site
+from fedvlp.run.recalls import is_built_in
+from fedvlp.training.config import DeviceError
+
+log = logging.getLogger(__name__)
 
 EXPLANATION = (
     "Area under the ROC curve on held-out records, 0 to 1: of the server's model on the public set, and of every site "
@@ -32,14 +41,15 @@ EXPLANATION = (
 PARTNERS_MET = probe("distinct_partners")
 
 
-def section(folder: RunFolder, history: list[Record], memory: State) -> str:
+def section(run: Run) -> str:
     """Tables and curves of a classifier's run, and the public items that a record was given by round, as HTML.
 
-    "" for a model that is no classifier. ``memory`` is the server's. Where its method goes back to the best round, the
-    last evaluation is of that round's model again, and no point after the last round.
+    "" for a model that is no classifier. Where its method goes back to the best round, the last evaluation is of that
+    round's model again, and no point after the last round. Raises ValueError where films are asked for and cannot be
+    drawn.
     """
     measured: list[tuple[int, dict[str, dict[str, float]]]] = []  # (round, site -> name -> figure)
-    for record in history:
+    for record in run.history:
         figures_of = by_site(record) | {SERVER: record.get("server", {})}
         if any(metric_names.parse_auc(name) for metrics in figures_of.values() for name in metrics):
             measured.append((record["round"], figures_of))
@@ -51,7 +61,7 @@ def section(folder: RunFolder, history: list[Record], memory: State) -> str:
         "Share of classifier weight on the image": metric_names.IMAGE_WEIGHT,
         "Different public items a record has had, mean": PARTNERS_MET,
     }
-    best = _best_round(history, memory)
+    best = _best_round(run.history, run.memory)
     drawings = ""
     for title, name in curves.items():
         lines: list[figures.Curve] = []
@@ -64,8 +74,9 @@ def section(folder: RunFolder, history: list[Record], memory: State) -> str:
             lines.append((site, points, figures.look(index)))
         drawings += figures.lines(title, lines, "rounds completed")
     end = "last" if best is None else f"best round on val ({best})"
-    areas = _areas(folder, [figures_of[SERVER] for _, figures_of in measured], end)
-    return f"<p>{EXPLANATION}</p>{areas}{html.grid(drawings + _films(folder))}"
+    areas = _areas(run, [figures_of[SERVER] for _, figures_of in measured], end)
+    note = f"<p>{html.text(run.left_out)}</p>" if run.left_out else ""
+    return f"<p>{EXPLANATION}</p>{note}{areas}{html.grid(drawings + _films(run))}"
 
 
 def _best_round(history: Sequence[Record], memory: State) -> int | None:
@@ -74,8 +85,8 @@ def _best_round(history: Sequence[Record], memory: State) -> int | None:
     return int(memory[BEST_ROUND]) if ended and BEST_ROUND in memory else None
 
 
-def _areas(folder: RunFolder, server: list[dict[str, float]], end: str) -> str:
-    """Table of the server's areas, initial and last, and the names of findings without an area.
+def _areas(run: Run, server: list[dict[str, float]], end: str) -> str:
+    """Table of the server's areas, initial and last, and the names of findings without an area; "" where it has none.
 
     ``server`` has its figures (name -> value) by evaluation; ``end`` says which model the last one is of.
     """
@@ -89,24 +100,39 @@ def _areas(folder: RunFolder, server: list[dict[str, float]], end: str) -> str:
         for finding in findings_of[split]:
             name = metric_names.auc(split, finding)
             rows.append([finding, split, *(html.number(of.get(name)) for of in (evaluated[0], evaluated[-1]))])
-    model = folder.experiment().model if folder.config.exists() else None
+    if not rows:
+        return ""
+    model = run.folder.experiment().model if run.method is not None else None
     labels = model.labels if isinstance(model, MultimodalConfig) else ()
     table = html.table(["AUC on the public set", "split", "initial", end], rows, "text")
-    skipped = [f"{name} ({split})" for split in ("test", "val") for name in labels if name not in findings_of[split]]
-    if not skipped:
-        return table
-    return f"{table}<p>Skipped, as all known labels are alike: {html.text(', '.join(skipped))}.</p>"
+    measured = [split for split in findings_of if findings_of[split]]
+    unmeasured = [split for split in findings_of if not findings_of[split]]
+    skipped = [f"{name} ({split})" for split in measured for name in labels if name not in findings_of[split]]
+    said = [f"Skipped, as all known labels are alike: {', '.join(skipped)}."] if skipped else []
+    said += [f"The server's model was not measured on {split}." for split in unmeasured]
+    return table + "".join(f"<p>{html.text(sentence)}</p>" for sentence in said)
 
 
-def _films(folder: RunFolder) -> str:
-    """For one record of every site that retrieves: the public items it was given. No private image is shown."""
-    memories = {path.name: SiteMemory(path).newest() for path in sorted((folder.path / "sites").glob("*"))}
+def _films(run: Run) -> str:
+    """For one record of every site that retrieves: the public items it was given. No private image is shown.
+
+    "" unless a person asked for films, or they are the built-in cohort's.
+    """
+    if not (run.films or (run.method is not None and is_built_in(run.folder.experiment()))):
+        return ""
+    memories = {path.name: SiteMemory(path).newest() for path in sorted((run.folder.path / "sites").glob("*"))}
     memories = {site: memory for site, memory in memories.items() if PARTNERS in memory}
     if not memories:
         return ""
-    cohort = Assembly(folder.experiment()).cohort
-    public = cohort.rows("train", PUBLIC)
-    return "".join(_film(site, memory, cohort, public) for site, memory in memories.items())
+    try:
+        cohort = Assembly(run.folder.experiment()).cohort
+        public = cohort.rows("train", PUBLIC)
+        return "".join(_film(site, memory, cohort, public) for site, memory in memories.items())
+    except (ValueError, DeviceError) as error:  # as where the records are not on this machine
+        if run.films:
+            raise
+        log.warning("%s: no films of the public set: %s", run.folder.path, error)
+        return ""
 
 
 def _film(site: str, memory: State, cohort: Cohort, public: np.ndarray) -> str:

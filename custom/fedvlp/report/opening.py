@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedvlp.core.types import EVALUATE
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.figures import Points
 from fedvlp.report.run import SCOPES, Run
 from fedvlp.run.compare import BATCH, INITIAL
-from fedvlp.run.metrics import Record, by_site, of_server, overall, summary
+from fedvlp.run.metrics import Record, areas_of_sites, by_site, of_server, overall, summary
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
 
 MARGIN = 0.05
@@ -180,16 +181,29 @@ def _beside_oracle(recalls: Sequence[Recall]) -> list[str]:
 
 
 def _classifier(run: Run) -> list[str]:
-    """Where the server's macro AUC on the public set started and where it is."""
+    """Where the macro AUC started and where it is: the server's on the public set, or else that of the sites."""
     figures = summary(run.history)
     for split in ("test", "val"):
         name = of_server(names.auc(split, names.MACRO))
         ends = [of_model[name] for of_model in figures.values() if name in of_model]
-        area = f"macro AUC on the public set ({split}; chance 0.5)"
-        if "trained" not in figures and ends:
-            return [f"Before training, the server's {area} is {ends[0]:.3f}."]
-        if len(ends) == 2:
-            before, after = ends
-            verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
-            return [f"The server's {area} {verb} from {before:.3f} to {after:.3f}."]
+        if said := _areas(f"server's macro AUC on the public set ({split}; chance 0.5)", ends, "trained" in figures):
+            return [said]
+    measured = [(record, areas) for record in run.history if (areas := areas_of_sites(record))]
+    for split in ("test", "val"):
+        trained = bool(measured) and (measured[-1][0]["round"] > 0 or measured[-1][0]["phase"] == EVALUATE)
+        of_models = [measured[0], measured[-1]] if trained else measured[:1]
+        ends = [areas[split] for _, areas in of_models if split in areas]
+        if said := _areas(f"sites' mean macro AUC ({split}; chance 0.5)", ends, trained):
+            return [said] if run.measured else [said, *_whose(run)]
     return []
+
+
+def _areas(whose: str, ends: Sequence[float], trained: bool) -> str:
+    """A sentence on an area of the initial model and, where there is one, of the ``trained``; "" where one lacks."""
+    if ends and not trained:
+        return f"Before training, the {whose} is {ends[0]:.3f}."
+    if len(ends) < 2:
+        return ""
+    before, after = ends
+    verb = "rose" if after > before else "fell" if after < before else "stayed as it was,"
+    return f"The {whose} {verb} from {before:.3f} to {after:.3f}."

@@ -35,7 +35,7 @@ SECTIONS: dict[str, Callable[[Run], str]] = {
     "Sites": sites.section,
     "Loss": loss.section,
     "Site weights": weights.section,
-    "Classifier": lambda run: classifier.section(run.folder, run.history, run.memory),
+    "Classifier": classifier.section,
     "Public set": lambda run: public_set.section(run.history, run.memory),
     "What an attacker learns": audit.section,
     "Bytes and seconds": costs.section,

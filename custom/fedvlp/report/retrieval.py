@@ -47,8 +47,8 @@ def _notes(run: Run, first: Record, last: Record) -> list[str]:
         notes.append("No site sent a tensor: each was measured with the model that it trained alone.")
     if any(record["members"] == [POOLED] for record in run.history):
         notes.append("All records train at one place (pooled); its model is measured on the records of every site.")
-    if run.refused:
-        notes.append(f"Left out: {run.refused} reported recalls outside of 0 to 100.")
+    if run.left_out:
+        notes.append(run.left_out)
     return notes
 
 

@@ -19,7 +19,7 @@ from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.metrics import Record, by_site, impossible, overall
 
 SCOPES = {metric_names.IN_BATCH: f"in batches of {BATCH}", metric_names.WHOLE_SET: "whole set"}
 """Candidates of a recall, in words; those that are told first."""
@@ -33,7 +33,7 @@ class Run:
     config: dict[str, Any]  # config.json
     environment: dict[str, Any]  # environment.json
     status: dict[str, Any]  # run_status.json
-    history: list[Record]  # without the refused recalls
+    history: list[Record]
     samples: dict[str, int]  # site -> training records
     memory: State  # the server's
     method: Method | None  # None where the folder has no configuration, or that of a plugin which is not here
@@ -45,7 +45,6 @@ class Run:
     areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
     audit: audit.Audit | None  # what attacks learn of the records; None where nobody ran them
     films: bool  # whether a person asked for films and reports of the records
-    refused: int  # number of reported recalls outside of 0..100, which would spoil every average
 
     @staticmethod
     def read(folder: RunFolder, films: bool = False) -> Run:
@@ -54,16 +53,10 @@ class Run:
         Raises CheckpointError for a damaged checkpoint, ValueError for a damaged file of recalls or areas.
         """
         state = folder.server()
-        server, saved, refused = state[0] if state else Server((), {}), "", 0
+        server, saved = state[0] if state else Server((), {}), ""
         if state:
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
-        for metrics in (metrics for record in server.history for metrics in record["sites"].values()):
-            for name in [
-                name for name, value in metrics.items() if metric_names.is_recall(name) and not 0 <= value <= 100
-            ]:
-                del metrics[name]
-                refused += 1
         config, environment, status, cautions, model = (
             json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for path in (
@@ -92,7 +85,6 @@ class Run:
             zero_shot_areas.read(folder),
             audit.read(folder),
             films,
-            refused,
         )
 
     def setting(self, key: str) -> Any:
@@ -111,6 +103,12 @@ class Run:
     def measurable(self) -> bool:
         """Whether the recalls can be measured again: not where sites have models of their own beside the server's."""
         return self.sends or self.method is None or not self.method.uses_public
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on the reported figures that are nowhere, since they would spoil every average; "" without any."""
+        count = sum(map(impossible, self.history))
+        return f"Left out, as no model has such figures: {count} recalls or areas out of their range." if count else ""
 
     @cached_property
     def measured(self) -> list[tuple[Record, dict[str, float]]]:
@@ -139,8 +137,3 @@ def _method(folder: RunFolder) -> Method | None:
         return folder.experiment().method if folder.config.exists() else None
     except ValueError:  # of a plugin that is not here: the page shows what it can
         return None
-
-
-def _is_refused(name: str, value: float) -> bool:
-    """Whether this is a recall that is none: a site may report anything."""
-    return metric_names.is_recall(name) and not 0 <= value <= 100

@@ -22,6 +22,7 @@ from fedvlp.evaluation import segmentation as masks
 from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
+from fedvlp.evaluation.downstream import never_said, refuse_repeated
 from fedvlp.evaluation.prompts import NAMED, PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
@@ -220,6 +221,8 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     experiment = folder.experiment()
     torch.set_num_threads(experiment.training.threads)
     _refuse_against(choices)
+    refuse_repeated(choices.classes, "zero-shot")  # before minutes of reading records
+    _warn_of_initial(folder.path, measured="what is measured as the global model")
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     cohort = assembly.cohort if choices.data is None else choices.data.build()
     classes = _prompted(cohort.label_names, choices.classes)
@@ -287,16 +290,8 @@ def _elsewhere(assembly: Assembly, cohort: Cohort) -> Any:
 
 
 def _unknown_where_never_said(cohort: Cohort) -> Cohort:
-    """The cohort with labels that no record of a site has, as those of other data sets, uncertain there: in no AUC.
-
-    A blank label is one that a report does not mention, which counts as absent. Where nobody was asked for it, it would
-    make every film of that site a negative one, and the area would tell the sites apart.
-    """
-    labels, sites = cohort.labels.copy(), np.asarray(cohort.sites or [""] * len(cohort))
-    for site in np.unique(sites):
-        rows = np.flatnonzero(sites == site)
-        labels[np.ix_(rows, np.isnan(labels[rows]).all(axis=0))] = -1
-    return replace(cohort, labels=labels)
+    """The cohort with labels that no record of a site has uncertain there: in no AUC (``downstream.never_said``)."""
+    return replace(cohort, labels=np.where(never_said(cohort), np.float32(-1), cohort.labels))
 
 
 def _subgroups(assembly: Assembly, cohort: Cohort) -> dict[str, Any]:
@@ -329,13 +324,13 @@ def _records(folder: RunFolder, choices: Choices) -> Cohort:
     return Assembly(folder.experiment(), folder.path).cohort
 
 
-def _warn_of_initial(*paths: Path) -> None:
+def _warn_of_initial(*paths: Path, measured: str = "what is measured now") -> None:
     """Says so of folders whose model was not trained: that of a run whose sites trained alone."""
     for folder in (RunFolder(path) for path in paths):
         if not (folder.checkpoint.exists() and folder.config.exists()):
             continue  # a model without its run
         if stays_initial(folder.experiment().method, last_server(folder).state):
-            log.warning("%s: %s; what is measured now is of no trained model", folder.path, INITIAL_WEIGHTS)
+            log.warning("%s: %s; %s is of no trained model", folder.path, INITIAL_WEIGHTS, measured)
 
 
 def _device(folder: RunFolder) -> torch.device:

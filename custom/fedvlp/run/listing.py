@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.evaluation import metric_names as names
@@ -35,7 +36,7 @@ def listed(root: Path) -> list[Listed]:
 
 def _of(path: Path, root: Path) -> Listed:
     folder, name = RunFolder(path), path.relative_to(root).as_posix()
-    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    size = sum(_bytes(file) for file in path.rglob("*"))
     try:
         history, rounds = folder.history(), _rounds(folder)
     except (ValueError, KeyError, TypeError, CheckpointError):
@@ -43,6 +44,15 @@ def _of(path: Path, root: Path) -> Listed:
     figures = summary(history).get("trained", {})
     average, worst = (_recall(figures, kind) for kind in (names.AVERAGE, names.WORST))
     return Listed(name, _state(folder, history), _last(history, rounds), average, worst, size)
+
+
+def _bytes(file: Path) -> int:
+    """Of a file; 0 of a folder, and of a file that a run has renamed since it was found."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0
+    return status.st_size if S_ISREG(status.st_mode) else 0
 
 
 def _rounds(folder: RunFolder) -> int:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedvlp.core.checkpoint import save_json
@@ -38,16 +39,35 @@ def about(site: str, name: str) -> str:
 
 
 def by_site(record: Record) -> dict[str, dict[str, float]]:
-    """Site -> name -> figure of a record; what the pooled site reports ``about`` a site counts as that site's."""
+    """Site -> name -> figure of a record, without the figures that cannot be (:func:`impossible`).
+
+    In a run that pools, what the pooled site reports ``about`` a site counts as that site's. In any other run a site
+    speaks for itself alone, whatever it is called.
+    """
     sites: dict[str, dict[str, float]] = {}
+    pools = record.get("members") == [POOLED]
     for reporter, metrics in record["sites"].items():
         for name, value in metrics.items():
-            site, metric = reporter, name
-            if reporter == POOLED:
-                subject, _, metric = name.rpartition(":")
-                site = subject or reporter
-            sites.setdefault(site, {})[metric] = value
+            site, metric = _told_about(name) if pools else ("", name)
+            if not metric_names.is_impossible(metric, value):
+                sites.setdefault(site or reporter, {})[metric] = value
     return sites
+
+
+def impossible(record: Record) -> int:
+    """How many figures of a record no evaluation can have, as a recall of a billion: a site may report anything."""
+    figures = [figure for metrics in record["sites"].values() for figure in metrics.items()]
+    return sum(metric_names.is_impossible(name, value) for name, value in figures)
+
+
+def _told_about(name: str) -> tuple[str, str]:
+    """The site and the figure of a name that ``about`` made; ("", name) for any other.
+
+    A finding may have a colon in its name. A site names a folder of curves, so none leads out of it.
+    """
+    site, colon, metric = name.partition(":")
+    plausible = colon and metric_names.parse_auc(site) is None and not {"", ".", ".."} & set(site.split("/"))
+    return (site, metric) if plausible else ("", name)
 
 
 def overall(record: Record) -> dict[str, float]:
@@ -101,6 +121,17 @@ def on_public_set(record: Record) -> dict[str, float]:
         for name, value in figures.items()
         if metric_names.is_recall(name) or metric_names.parse_auc(name)
     }
+
+
+def areas_of_sites(record: Record) -> dict[str, float]:
+    """Split -> macro area under the ROC curve of a classifier, mean over the sites that have one."""
+    areas = {}
+    for split in ("test", "val"):
+        name = metric_names.auc(split, metric_names.MACRO)
+        values = [figures[name] for figures in by_site(record).values() if name in figures]
+        if values:
+            areas[split] = fmean(values)
+    return areas
 
 
 class TensorBoard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from fedvlp import __version__
@@ -16,7 +15,7 @@ from fedvlp.models.dual_encoder import describe
 from fedvlp.models.initial import SHIPPED, parse
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.metrics import Record, by_site, largest_by_site, of_server, summary
+from fedvlp.run.metrics import Record, areas_of_sites, largest_by_site, of_server, summary
 from fedvlp.run.site_sources import SiteSources
 
 TEMPLATE = """\
@@ -218,7 +217,7 @@ def _on_public_set(measured: Mapping[str, float]) -> dict[str, str]:
 
 def _areas(history: Sequence[Record]) -> str:
     """Macro area under the ROC curve before and after training: the server's on the public set, else the sites'."""
-    for whose, areas_of in (("on the public set", _areas_of_server), ("mean over the sites' records", _areas_of_sites)):
+    for whose, areas_of in (("on the public set", _areas_of_server), ("mean over the sites' records", areas_of_sites)):
         measured = [areas for record in history if (areas := areas_of(record))]
         if measured:
             ends = {"initial": measured[0], "trained": measured[-1]}
@@ -236,17 +235,6 @@ def _areas_of_server(record: Record) -> dict[str, float]:
     """Split -> macro area of the server's model."""
     figures = record.get("server", {})
     return {split: figures[name] for split in ("test", "val") if (name := names.auc(split, names.MACRO)) in figures}
-
-
-def _areas_of_sites(record: Record) -> dict[str, float]:
-    """Split -> macro area, mean over the sites that have one."""
-    areas = {}
-    for split in ("test", "val"):
-        name = names.auc(split, names.MACRO)
-        values = [figures[name] for figures in by_site(record).values() if name in figures]
-        if values:
-            areas[split] = fmean(values)
-    return areas
 
 
 def _recalls(measured: Mapping[str, float], scope: str) -> dict[str, str]:
