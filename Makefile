@@ -21,11 +21,11 @@ $(VENV)/ready: pyproject.toml constraints.txt provisioning/requirements.txt prov
 	touch $@
 
 # The main job as it is in FLARE's simulator, five sites side by side (-t 5), and its report; then, by the engine, each
-# site alone and FedAvg on the same terms, and what the three reach.
+# site alone and FedAvg on the same terms, and what the three reach. Runs lie in build/demo, whatever FEDVLP_HOME says.
 DEMO := build/demo/runs
 demo: $(VENV)/ready
 	rm -rf build/demo && mkdir -p build/demo
-	cd build/demo && PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
+	cd build/demo && FEDVLP_HOME= PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
 	$(BIN)/fedvlp report $(DEMO)/feddra/001
 	$(BIN)/fedvlp simulate local --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/local.log
 	$(BIN)/fedvlp simulate fedavg --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/fedavg.log

@@ -4,10 +4,14 @@ set -uo pipefail
 trap '' INT TERM
 poc="$(cd "$(dirname "$0")" && pwd)"
 source "$poc/env.sh"
-left() { pgrep -f -- "$NVFLARE_POC_WORKSPACE/"; } # every process of the POC has the workspace on its command line
-left >/dev/null || { echo "nothing of the POC is running"; exit 0; }
+left="$(running)" || exit 1
+[ -n "$left" ] || { echo "nothing of the POC is running"; exit 0; }
 timeout 60 nvflare poc stop
-for _ in $(seq 20); do left >/dev/null || { echo "stopped, no process left"; exit 0; }; sleep 1; done
-echo "these did not stop and are killed:" >&2
-left | xargs -r ps -o pid,args -p >&2
-left | xargs -r kill -9
+for _ in $(seq 20); do
+    left="$(running)" || exit 1
+    [ -n "$left" ] || { echo "stopped, no process left"; exit 0; }
+    sleep 1
+done
+left="$(running)" || exit 1
+printf 'these did not stop and are killed:\n%s\n' "$left" >&2
+cut -d ' ' -f 1 <<<"$left" | xargs -r kill -9

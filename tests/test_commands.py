@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -151,6 +152,28 @@ def test_the_readme_shows_the_whole_of_fedprox() -> None:
     shown = [content for language, content in blocks(README) if language == "python"]
     file = ROOT / "custom" / "fedvlp" / "methods" / "fedprox.py"
     assert file.read_text(encoding="utf-8") in shown, "copy the file into README.md"
+
+
+def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) -> None:
+    """With FEDVLP_HOME exported, as docs/runs.md has it, they were written there, and the report found no run."""
+    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "provisioning/psi.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    installed = tmp_path / "environment" / "bin"
+    installed.mkdir(parents=True)
+    (tmp_path / "environment" / "ready").touch()
+    for name in ("nvflare", "fedvlp"):
+        (installed / name).write_text(f'#!/bin/sh\necho "{name} $1 with [$FEDVLP_HOME]"\n')
+        (installed / name).chmod(0o755)
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    make = ["make", "--silent", "demo", "VENV=environment"]
+    environment = {**os.environ, "FEDVLP_HOME": str(tmp_path / "runs")}
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        environment.pop(name, None)
+    said = subprocess.run(
+        make, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert "nvflare simulator with []\n" in said
 
 
 def smaller(command: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app, stopping
+from fedvlp.cli.runs import WITH_RESUME
 from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
@@ -128,11 +130,34 @@ def test_the_command_that_goes_on_names_the_plugin(tmp_path: Path, monkeypatch: 
     with fresh():
         done = CliRunner().invoke(app, [*words, "--set", "rounds.rounds=1"], catch_exceptions=False)
         assert done.output.startswith("run b[/x] [y]/pulled/001 (pulled)\n")
-        expected = ["fedvlp", "simulate", "--resume", "b[/x] [y]/pulled/001", "--plugin", "pulled_method.py"]
+        resumed = ["fedvlp", "simulate", "--resume", "b[/x] [y]/pulled/001"]
+        expected = [*resumed, "--workers", "1", "--plugin", "pulled_method.py"]
         said = stopping.said()
         assert shlex.split(said.removeprefix("stopped; go on with: ")) == expected
         listed = CliRunner().invoke(app, ["runs", "b[/x] [y]"], catch_exceptions=False)
         assert "runs in b[/x] [y]" in listed.output
+
+
+def test_the_command_that_goes_on_has_every_option_that_is_read_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --workers it trained as many sites side by side as there are cores, whatever had been asked for."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise stopping.Stopped
+
+    monkeypatch.setattr(stopping, "_again", [])
+    monkeypatch.setattr("fedvlp.run.simulate.simulate", stop)
+    values = {
+        "workers": ["--workers", "3"], "accept_phi_risk": ["--accept-phi-risk"],
+        "accept_phi_kind": ["--accept-phi-kind", "date"], "mlflow": ["--mlflow", "http://127.0.0.1:5000"],
+        "plugins": ["--plugin", str(pulled(tmp_path))],
+    }  # fmt: skip
+    assert values.keys() == WITH_RESUME - {"preset", "resume"}
+    with fresh(), pytest.raises(stopping.Stopped):
+        CliRunner().invoke(app, ["simulate", "pulled", "--runs", str(tmp_path), *SMALL, *chain(*values.values())])
+    resumed = ["fedvlp", "simulate", "--resume", f"{tmp_path}/pulled/001", *chain(*values.values())]
+    assert shlex.split(stopping.said().removeprefix("stopped; go on with: ")) == resumed
 
 
 def test_a_name_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:

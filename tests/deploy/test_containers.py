@@ -170,3 +170,15 @@ def test_the_container_files_name_what_is_there() -> None:
         assert service.get("env_file", "../local/site.env") == "../local/site.env"
     for name in ("site.yml: site", "server.yml: server"):
         assert SERVICES[name]["restart"] == "on-failure", "what the console shuts down stays down"
+
+
+@pytest.mark.parametrize("name", ["server", "site"])
+def test_the_command_that_a_file_shows_sets_all_that_it_needs(name: str) -> None:
+    """`sudo` passes on no variable that was exported, and without the digest `FROM python:3.11-slim@` is no image."""
+    text = (DOCKER / f"{name}.yml").read_text(encoding="utf-8")
+    head = " ".join(line.removeprefix("#").removesuffix("\\") for line in text.splitlines() if line.startswith("#"))
+    (command,) = re.findall(r"sudo ([^#]*?)docker compose -f (\S+) up", head)
+    assert command[1] == f"docker/{name}.yml"
+    needed = {found for found, default in re.findall(r"\$\{(\w+)(?::-([^}]*)|[^}]*)\}", text) if not default}
+    assert {"KIT", "DIGEST"} <= needed
+    assert needed == set(re.findall(r"(\w+)=\S+", command[0]))

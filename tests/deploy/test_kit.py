@@ -119,6 +119,26 @@ def test_a_policy_that_the_lead_altered_stays(copied: Path, tmp_path: Path) -> N
     assert json.loads((kit / "local" / "fedvlp.json").read_text()) == {"version": 1}
 
 
+def test_a_policy_that_was_corrected_after_the_first_kit_is_not_left_out_in_silence(
+    copied: Path, tmp_path: Path
+) -> None:
+    """The first call put the old one into the kit, where it stays as one of the lead's own would: it is named."""
+    provisioning = Path(shutil.copytree(PROVISIONING, tmp_path / "provisioning"))
+    shutil.copytree(PROVISIONING.parent / "docs", tmp_path / "docs")
+    site = copied / "maria-hilf"
+    assert make(site, provisioning, tmp_path / "first").differing == ()
+    resources = provisioning / "site" / "resources.json"
+    resources.write_text(resources.read_text().replace("fedvlp.methods.FedAvg", "fedvlp.methods.FedProx"))
+    words = ["kit", str(site), "--out", str(tmp_path / "second"), "--provisioning", str(provisioning)]
+    said = CliRunner().invoke(app, words).output
+    assert "kept local/resources.json of the kit, which differs from provisioning/site/resources.json" in said
+    assert said.count("kept") == 1, "the other policies are the same"
+    (site / "local" / "resources.json").unlink()
+    made = make(site, provisioning, tmp_path / "third")
+    assert made.differing == ()
+    assert (unpacked(made, tmp_path / "hospital") / "local" / "resources.json").read_bytes() == resources.read_bytes()
+
+
 def test_what_is_refused(copied: Path, tmp_path: Path) -> None:
     """Nothing is written then; no archive replaces one that was sent."""
     out = tmp_path / "send"

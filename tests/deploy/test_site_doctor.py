@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
 
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy import site_doctor, software
@@ -138,6 +140,27 @@ def test_the_doctor_says_which_patients_may_be_counted_and_whether_they_can(kit:
     assert failed(kit) == ["patients of pretrain"]
     change(kit / "local" / "fedvlp.json", lambda c: c["overlap"].update(column="passport"))
     assert failed(kit) == ["patients that may be counted"]
+
+
+def test_data_that_this_account_may_not_read_are_a_failing_line_with_the_remedy(
+    kit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of patients is usually its owner's alone, and a container's site is user 10001. No path is told."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/srv/cxr/JANE-DOE/pairs.csv")
+
+    rules = {"data": ["pretrain"], "sites": ["northgate"], "least_patients": 30}
+    change(kit / "local" / "fedvlp.json", lambda c: c.update(overlap=rules))
+    make_key(kit / "local")
+    monkeypatch.setattr(TableSource, "prepare", refused)
+    monkeypatch.setattr(TableSource, "patient_names", refused)
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    assert failed(kit) == ["patients that may be counted", "data set pretrain"]
+    checks = found(kit)
+    for line in ("patients that may be counted", "data set pretrain"):
+        assert checks[line].found.startswith("this account (uid 10001) may not read it; give it read access")
+        assert "JANE" not in checks[line].found
 
 
 def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> None:

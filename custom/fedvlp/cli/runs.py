@@ -35,7 +35,7 @@ app = typer.Typer()
 
 
 WITH_RESUME = {"preset", "resume", "workers", "accept_phi_risk", "accept_phi_kind", "mlflow", "plugins"}
-"""The options of ``simulate`` that are read where a run goes on."""
+"""The options of ``simulate`` that are read where a run goes on; the command that is printed at Ctrl-C has them."""
 
 
 @app.command()
@@ -82,7 +82,8 @@ def simulate(
     accept = accepted(accept_phi_risk, accept_phi_kind)
     if workers < 0:
         raise ValueError(f"--workers is {workers}; give how many sites train side by side, or 0 = as many as cores")
-    again = ["--accept-phi-risk"] * accept_phi_risk
+    again = ["--workers", str(workers)] if workers else []
+    again += ["--accept-phi-risk"] * accept_phi_risk
     again += [word for kind in accept_phi_kind or () for word in ("--accept-phi-kind", kind)]
     again += ["--mlflow", mlflow] if mlflow else []
     again += [word for plugin in plugins or () for word in ("--plugin", plugin)]

@@ -118,6 +118,11 @@ def kit(
         made = make(folder, provisioning, out)
         print(f"{made.role} {made.name} {'reaches' if made.role == 'site' else 'is'} {made.server}")
         print(f"  {made.archive}\n  SHA-256 {made.sha256}")
+        for file in made.differing:
+            print(
+                f"  kept local/{file} of the kit, which differs from {provisioning.name}/{made.role}/{file}; to send "
+                f"that one, remove local/{file} and the archive, and make it again"
+            )
 
 
 @policy.command("classes")

@@ -53,6 +53,7 @@ class Made:
     role: str  # SITE or SERVER
     name: str  # of the member
     server: str  # HOST:PORT that a site reaches
+    differing: tuple[str, ...]  # policies that its local/ had already, unlike those of ``provisioning``
 
 
 def role_of(kit: Path) -> str:
@@ -70,8 +71,8 @@ def make(kit: Path, provisioning: Path, out: Path) -> Made:
     """Completes ``kit`` in place, and writes ``<out>/<name>.tar``, readable for its owner alone.
 
     ``provisioning``: the folder of this repository with the policies, pages and container files. What is in ``local/``
-    already under the name of a policy is kept where it differs from FLARE's own default. Raises KitError for a kit
-    without signed software or without the policies, and where the archive is there already.
+    already under the name of a policy is kept: the lead may have altered it, or an earlier call have put it there.
+    Raises KitError for a kit without signed software or without the policies, and where the archive is there already.
     """
     role = role_of(kit)
     name, server = kit.resolve().name, _server(kit, role)
@@ -79,7 +80,7 @@ def make(kit: Path, provisioning: Path, out: Path) -> Made:
     target = out / f"{name}.tar"
     if target.exists():
         raise KitError(f"{target.name} is there already; remove it, or give another folder with --out")
-    _policies(provisioning / role, kit / "local")
+    differing = _policies(provisioning / role, kit / "local")
     if role == SERVER:
         _copy(provisioning / SITE / "site.env", kit / "local")
     (kit / DOCKER).mkdir(exist_ok=True)
@@ -90,9 +91,8 @@ def make(kit: Path, provisioning: Path, out: Path) -> Made:
     _guide(kit, role, provisioning, names)
     out.mkdir(parents=True, exist_ok=True)
     _pack(kit.resolve(), target)
-    return Made(
-        target, hashlib.sha256(target.read_bytes()).hexdigest(), role, name, f"{server['server']}:{server['port']}"
-    )
+    sha256 = hashlib.sha256(target.read_bytes()).hexdigest()
+    return Made(target, sha256, role, name, f"{server['server']}:{server['port']}", differing)
 
 
 def _server(kit: Path, role: str) -> dict[str, str]:
@@ -124,14 +124,18 @@ def _refuse_unsigned(kit: Path) -> None:
     software.check_signature(folder, root)
 
 
-def _policies(given: Path, local: Path) -> None:
-    """Copies the policies into ``local/``; a file that the lead has altered there stays."""
+def _policies(given: Path, local: Path) -> tuple[str, ...]:
+    """Copies the policies into ``local/``; a file that is there stays. Returns the names of those that differ."""
     if not given.is_dir():
         raise KitError(f"there is no {given.name}/ with policies; give the folder provisioning/ with --provisioning")
     local.mkdir(exist_ok=True)
+    differing = []
     for file in sorted(path for path in given.iterdir() if path.is_file()):
         if not (local / file.name).exists():
             _copy(file, local)
+        elif (local / file.name).read_bytes() != file.read_bytes():
+            differing.append(file.name)
+    return tuple(differing)
 
 
 def _copy(file: Path, folder: Path) -> None:

@@ -203,6 +203,8 @@ def _data(local: Path) -> Iterator[Check]:
             counts = replace(source, cache=None).prepare(SAMPLE)[1]
         except ValueError as error:  # the sources' own: counts and numbers of rows
             yield Check(f"data set {name}", False, f"{error} (data.{name} in local/fedvlp.json)")
+        except PermissionError:
+            yield Check(f"data set {name}", False, f"{_not_allowed()} (data.{name} in local/fedvlp.json)")
         except Exception as error:
             yield Check(f"data set {name}", False, f"cannot be read ({_kind(error)}; data.{name} in local/fedvlp.json)")
         else:
@@ -245,6 +247,13 @@ def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
         yield Check("key of shared patients", False, str(error))
     except ValueError as error:  # the sources' own: counts alone
         yield Check("patients that may be counted", False, str(error))
+    except PermissionError:
+        yield Check("patients that may be counted", False, _not_allowed())
+
+
+def _not_allowed() -> str:
+    """What to do where the account that runs the site, in a container its user, may not read the data."""
+    return f"this account (uid {os.getuid()}) may not read it; give it read access to all files and folders there"
 
 
 def _private_keys(kit: Path, own: str) -> Check:
