@@ -354,6 +354,21 @@ def test_a_run_that_fails_is_an_error_and_not_a_missing_row(tmp_path: Path) -> N
         ask(broken, tmp_path)
 
 
+def test_after_a_failure_no_cell_begins_and_what_was_under_way_is_filed(tmp_path: Path) -> None:
+    """One broken cell and four that are whole, two at a time: all four once ran first, and what they had reached was
+    lost.
+    """
+    whole = tiny(0)["fedavg"]
+    slow = replace(whole, method=FedAvg(local_steps=20))
+    broken = replace(whole, partition=replace(whole.partition, image_only=9))
+    many = {"broken": broken, **{f"whole-{number}": slow for number in range(4)}}
+    with pytest.raises(ValueError, match="image_only 9"):
+        ask(replace(scenario(), experiments=lambda seed: many), tmp_path, jobs=2)
+    begun = {folder.name for folder in (tmp_path / "runs" / "tiny" / "0").iterdir()}
+    assert begun <= {"broken", "whole-0"}
+    assert [file.stem for file in (tmp_path / "results").rglob("*.json")] == ["whole-0"]
+
+
 def by_hand(fedavg: float) -> Table:
     return Table({(name, seed): {FIGURE: value + seed / 100} for seed in (0, 1, 2)
                   for name, value in (("fedavg", fedavg + (seed == 1) / 10), ("local", 10.0))})  # fmt: skip
