@@ -3,9 +3,10 @@
     python benchmarks/audits.py [--presets fedavg,feddra,...] [--seeds 0] [--invert 60] [--quick]
     python benchmarks/audits.py --presets feddra-real --seeds 0-4 [--data ../shared/data/real-cxr]
 
-Runs each preset (one that has finished under --runs is taken as it is), audits it, and prints a table for each kind of
-attack. Membership: area under the ROC curve in percent with its 95 % interval, of the strongest attack of that kind at
-all sites together; beside it the model before training, and a leak that was planted. Canaries: mean exposure in bits.
+Runs each preset (one that has finished under --runs with the same settings is taken as it is), audits it, and prints a
+table for each kind of attack. Membership: area under the ROC curve in percent with its 95 % interval, of the strongest
+attack of that kind at all sites together; beside it the model before training, and a leak that was planted. Canaries:
+mean exposure in bits.
 Over several seeds the areas of each attack are also given by their mean, with its 95 % interval (Student's t).
 Stopped and started again, it goes on with the next run.
 """
@@ -49,13 +50,19 @@ def experiment(name: str, seed: int, data: Path, quick: bool) -> Experiment:
     return replace(chosen, rounds=replace(chosen.rounds, rounds=1)) if quick else chosen
 
 
-def audited(folder: RunFolder, chosen: Experiment, invert: float) -> Audit:
-    """The audit of a run, which is run first where it has not finished."""
+def audited(root: Path, chosen: Experiment, invert: float) -> Audit:
+    """The audit of the run of ``chosen`` below ``root``, which is run first where it has not finished.
+
+    It is measured anew where films are wanted and it has none, unless sites send no weights to draw them from: such an
+    audit has no canaries either.
+    """
+    folder = RunFolder.newest(root, chosen) or RunFolder.create(root, chosen)
     if not folder.model.exists():
-        if not folder.path.exists():
-            folder = RunFolder.create(folder.path.parent.parent, chosen)
         simulate(chosen, folder, accept_phi_risk=True)
-    return audits.read(folder) or audits.measure(folder, invert=invert)
+    there = audits.read(folder)
+    if there is None or (invert and there.canaries and not there.inversion):
+        return audits.measure(folder, invert=invert)
+    return there
 
 
 def strongest(rows: Iterable[Membership]) -> str:
@@ -85,14 +92,18 @@ def canaries(found: Audit) -> list[str]:
     return [of[name].mean.unsigned(2) if name in of else NOT_RUN for name in (UNSEEN, PLANTED, MEMORISED)]
 
 
+STATES = {audits.UNTRAINED: "before training", audits.TRAINED: "trained", audits.OWN: "sites' own"}
+"""The models of a run, and the heads of their columns."""
+
+
 def over_runs(found: Sequence[Audit]) -> list[list[str]]:
-    """Lines (attack, before training, trained): mean areas of one preset's runs of several seeds, with intervals."""
+    """Lines (attack, and each of ``STATES``): mean areas of one preset's runs of several seeds, with intervals.
+
+    A run has one area for each state, so that every seed counts once.
+    """
     lines = []
     for attack in dict.fromkeys(row.attack for row in found[0].of(audits.UNTRAINED)):
-        areas = [
-            [row.area.value for one in found for state in states for row in one.of(state) if row.attack == attack]
-            for states in ((audits.UNTRAINED,), (audits.TRAINED, audits.OWN))
-        ]
+        areas = [[row.area.value for one in found for row in one.of(state) if row.attack == attack] for state in STATES]
         lines.append([attack, *(over_seeds(values).unsigned() if values else NOT_RUN for values in areas)])
     return lines
 
@@ -139,9 +150,9 @@ def main() -> None:
     seeds = range(int(first), int(last or first) + 1)
     found: dict[tuple[str, int], Audit] = {}
     for name, seed in product(options.presets.split(","), seeds):
-        folder = RunFolder(options.runs / f"{'quick-' * options.quick}seed-{seed}" / name / "001")
+        root = options.runs / f"{'quick-' * options.quick}seed-{seed}"
         chosen = experiment(name, seed, options.data, options.quick)
-        found[name, seed] = audited(folder, chosen, options.invert)
+        found[name, seed] = audited(root, chosen, options.invert)
         for sentence in found[name, seed].controls():
             say({"run": name, "seed": seed, "control": sentence})
     for title, head, cells in TABLES:
@@ -149,7 +160,7 @@ def main() -> None:
         print(f"\n{title}\n\n{table(['run', *head], lines)}")
     for name in options.presets.split(",") if len(seeds) > 1 else ():
         lines = over_runs([found[name, seed] for seed in seeds])
-        print(f"\n{name}, over seeds\n\n{table(['attack', 'before training', 'trained'], lines)}")
+        print(f"\n{name}, over seeds\n\n{table(['attack', *STATES.values()], lines)}")
     say(machine())
 
 

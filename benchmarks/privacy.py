@@ -76,7 +76,7 @@ def main() -> None:
     experiment = override(experiment, "rounds.evaluate_every", str(max(1, given.rounds)))
     experiment = override(experiment, "model.head_norm", "layer")  # noise covers no batch statistics
     if given.quick:
-        experiment = override(experiment, "method.local_steps", "2")
+        experiment = override(override(experiment, "method.local_steps", "2"), "data.size", "1000")
     say(machine())
     header = ["clip", "noise multiplier", "epsilon", "largest norm", "test R@1 mean", "R@1 worst site"]
     print(table(header, [run(experiment, clip, noise) for clip, noise in SETTINGS]))

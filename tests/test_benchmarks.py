@@ -25,6 +25,8 @@ from fedvlp.claims import ensembles
 from fedvlp.claims.ledger import alignment, ladder, missing
 from fedvlp.claims.scenario import Table
 from fedvlp.data.cohort import PUBLIC
+from fedvlp.evaluation.audit.membership import Membership
+from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.evaluation.site_metrics import embed
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
@@ -183,6 +185,90 @@ def test_a_server_listens_more_to_a_site_whose_halves_are_where_its_own_are(impo
     apart = 1 - math.log(3) + math.log(math.e + 2)  # of the two scores of a film (Eq. 4)
     assert found[program.COSINE] == pytest.approx((1 + 0 + 1) / 3)
     assert found[program.WEIGHT] == pytest.approx((2 / (1 + math.exp(-apart)) + 1) / 2)
+
+
+def attacked(state: str, area: float) -> Membership:
+    return Membership(state, "loss", "", 10, 10, Interval(area, area, area), ())
+
+
+@pytest.fixture
+def audits(imported: Callable[[str], Any]) -> Any:
+    return imported("audits")
+
+
+def test_a_seed_counts_once_in_the_interval_of_a_state(audits: Any) -> None:
+    """By hand, of two seeds: 60 and 62 are 61 +- 12.7, with one degree of freedom.
+
+    With the areas of the sites' own models among them there were three.
+    """
+    of = audits.audits
+    found = [
+        of.Audit(1, 0, (attacked(of.UNTRAINED, 50.0), attacked(of.TRAINED, trained), attacked(of.OWN, own)), ())
+        for trained, own in ((60.0, 70.0), (62.0, 74.0))
+    ]
+    (line,) = audits.over_runs(found)
+    expected = [over_seeds(values).unsigned() for values in ([50.0, 50.0], [60.0, 62.0], [70.0, 74.0])]
+    assert line == ["loss", *expected]
+    assert expected[1].startswith("61.0 [48.3, 73.7]")
+    assert len(line) == 1 + len(audits.STATES)
+    without = [replace(one, rows=one.rows[:2]) for one in found]
+    assert audits.over_runs(without)[0][-1] == audits.NOT_RUN
+
+
+def test_films_are_drawn_where_an_audit_has_none_and_a_run_of_other_settings_is_not_gone_on_with(
+    audits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit without films once was taken whatever --invert said; a stopped run, whatever its settings were."""
+    began: list[RunFolder] = []
+    measured: list[float] = []
+
+    def simulated(chosen: Any, folder: RunFolder, **_: object) -> None:
+        began.append(folder)
+        folder.model.parent.mkdir(exist_ok=True)
+        folder.model.touch()
+
+    canary = SimpleNamespace()
+    there = audits.audits.Audit(1, 0, (), (), canaries=(canary,))
+    kept: dict[Path, Any] = {}
+
+    def measure(folder: RunFolder, invert: float) -> Any:
+        measured.append(invert)
+        kept[folder.path] = replace(there, inversion=(canary,) if invert else ())
+        return kept[folder.path]
+
+    monkeypatch.setattr(audits, "simulate", simulated)
+    monkeypatch.setattr(audits.audits, "measure", measure)
+    monkeypatch.setattr(audits.audits, "read", lambda folder: kept.get(folder.path))
+    chosen = presets.get("fedavg")
+    for invert in (0.0, 0.0, 60.0, 60.0, 0.0):
+        audits.audited(tmp_path, chosen, invert)
+    assert measured == [0.0, 60.0]
+    assert len(began) == 1
+    kept[began[0].path] = replace(there, canaries=())  # as of a method that sends no weights
+    audits.audited(tmp_path, chosen, 60.0)
+    assert measured == [0.0, 60.0]
+    began[0].model.unlink()
+    audits.audited(tmp_path, chosen, 0.0)
+    assert began[1] == began[0], "it goes on"
+    began[0].model.unlink()
+    audits.audited(tmp_path, replace(chosen, rounds=replace(chosen.rounds, rounds=1)), 0.0)
+    assert began[2].path == tmp_path / "fedavg" / "002"
+
+
+def test_quick_noise_is_of_few_steps_on_few_records(
+    imported: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = imported("privacy")
+    taken: list[Any] = []
+
+    def run(experiment: Any, clip: float | None, noise: float) -> list[object]:
+        taken.append(experiment)
+        return [""] * 6
+
+    monkeypatch.setattr(program, "run", run)
+    monkeypatch.setattr(sys, "argv", ["privacy.py", "--quick"])
+    program.main()
+    assert {(one.method.local_steps, one.data.size) for one in taken} == {(2, 1000)}
 
 
 def test_rows_that_share_no_seed_or_lack_a_figure_have_an_empty_cell(imported: Callable[[str], Any]) -> None:

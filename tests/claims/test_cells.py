@@ -29,8 +29,10 @@ from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import plugins, presets
+from fedvlp.run.config import to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.site_sources import SiteSources
 
 FIGURE = "test/all/mean/r10/average"
 
@@ -279,6 +281,36 @@ def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> 
     assert ask(one, tmp_path)[1] == {("fedavg", 0): FILED}
 
 
+def test_a_result_of_moved_data_counts_and_names_no_folder(tmp_path: Path) -> None:
+    """Where the records lie is no setting of theirs: their fingerprint says which they are, of all that are pooled.
+
+    A file that has the folder, as older ones have, counts as well.
+    """
+
+    def at(folder: Path) -> Scenario:
+        source = TableSource(path=str(folder / "pairs.csv"), root=str(folder), image_size=36)
+        both = SiteSources((("site-1", source),))
+        return replace(scenario(), experiments=lambda seed: {"fedavg": replace(tiny(seed)["fedavg"], data=both)})
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    write(SyntheticCohort(sites=2, size=260, image_size=36), here)
+    assert ask(at(here), tmp_path)[1] == {("fedavg", 0): DONE}
+    file = results.path(tmp_path / "results", "tiny", "fedavg", 0)
+    content = json.loads(file.read_text())
+    assert str(tmp_path) not in file.read_text()
+    here.rename(there)
+    assert ask(at(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
+    config = to_config(at(here).experiments(0)["fedavg"])["args"]["data"]
+    file.write_text(json.dumps({**content, "experiment": {**content["experiment"], "args": {
+        **content["experiment"]["args"], "data": config,
+    }}}))  # fmt: skip
+    assert ask(at(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
+    table = there / "pairs.csv"
+    table.write_text(table.read_text(encoding="utf-8").replace(" and ", " or ", 1), encoding="utf-8")
+    assert ask(at(there), tmp_path, jobs=0)[1] == {}, "these are other records"
+
+
 def test_drawn_records_are_not_drawn_to_be_compared(filed: tuple[Path, Table], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their configuration determines them, so that a ledger of hundreds of filed cells is read in seconds."""
 
@@ -320,6 +352,21 @@ def test_a_run_that_fails_is_an_error_and_not_a_missing_row(tmp_path: Path) -> N
     )})  # fmt: skip
     with pytest.raises(Exception, match=r"\w"):
         ask(broken, tmp_path)
+
+
+def test_after_a_failure_no_cell_begins_and_what_was_under_way_is_filed(tmp_path: Path) -> None:
+    """One broken cell and four that are whole, two at a time: all four once ran first, and what they had reached was
+    lost.
+    """
+    whole = tiny(0)["fedavg"]
+    slow = replace(whole, method=FedAvg(local_steps=20))
+    broken = replace(whole, partition=replace(whole.partition, image_only=9))
+    many = {"broken": broken, **{f"whole-{number}": slow for number in range(4)}}
+    with pytest.raises(ValueError, match="image_only 9"):
+        ask(replace(scenario(), experiments=lambda seed: many), tmp_path, jobs=2)
+    begun = {folder.name for folder in (tmp_path / "runs" / "tiny" / "0").iterdir()}
+    assert begun <= {"broken", "whole-0"}
+    assert [file.stem for file in (tmp_path / "results").rglob("*.json")] == ["whole-0"]
 
 
 def by_hand(fedavg: float) -> Table:

@@ -88,6 +88,31 @@ def test_an_entry_is_whole(entry: Entry) -> None:
             assert set(entry.cells()) <= entry.study.experiments(size, 0).keys()
 
 
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
+def test_no_two_rows_of_an_entry_show_one_figure(entry: Entry) -> None:
+    """PMS-FM's table 3 once had the selected model twice: in its own row, and in that of the global model."""
+    shown = [(row.cell + column.cell, row.about + column.figure) for row in entry.rows for column in entry.columns]
+    assert len(set(shown)) == len(shown)
+
+
+def test_the_global_models_accuracy_is_its_own_where_there_is_a_selector(tmp_path: Path) -> None:
+    """By hand: the global model has 50 and 30 %, so 40 % on average, the selected one 60 and 50 %, so 55 %."""
+    table = tmp_path / "zero_shot.csv"
+    values = {"global": (50, 30, 40), "site-1": (70, 20, 45), "site-2": (10, 80, 45), "selected": (60, 50, 55)}
+    lines = [
+        f"{model},{site},{value}"
+        for model, of_model in values.items()
+        for site, value in zip(("site-1", "site-2", "mean"), of_model, strict=True)
+    ]
+    table.write_text("\n".join(["model,site,accuracy", *lines]) + "\n")
+    figures = measures._accuracies(table)
+    (column,) = (entry := get("pms-fm:3")).columns
+    ours = {row.title: figures[row.about + column.figure] for row in entry.rows if row.about + column.figure in figures}
+    assert ours == {"Global": 0.40, "model of client 1": 0.45, "model of client 2": 0.45, "PMS-FM": 0.55}
+    assert figures[measures.GLOBAL_MODEL + measures.deployed_at(2)] == 0.30
+    assert figures[measures.deployed_at(2)] == 0.50
+
+
 def test_a_row_with_a_value_too_few_is_refused() -> None:
     entry = Entry("feddra", ("2",), "", None, (Row("a", "a", printed="1.0"),), (Column("x", "x"), Column("y", "y")))
     with pytest.raises(ValueError, match="1 values, 2 columns"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -15,11 +16,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedvlp.claims.scenario import Table
-from fedvlp.claims.sweep import as_rows, grid_of, name_for_folder, seeded, shown, variants, write
+from fedvlp.claims.scenario import Origin, Table
+from fedvlp.claims.sweep import as_rows, grid_of, name_for_folder, seeded, shown, swept, variants, write
 from fedvlp.cli import app
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run import presets
+from fedvlp.run.config import override
 
 AVERAGE = names.over_sites(names.recall("test", 1), names.AVERAGE)
 TINY = {
@@ -65,6 +67,14 @@ def test_a_preset_takes_the_settings_that_it_has() -> None:
         variants(both, {"method.rh": ["0"]})
     with pytest.raises(ValueError, match="rho"):
         variants(both, {"method.rho": ["0", "often"]})
+
+
+@pytest.mark.parametrize("values", [["0", "5"], ["5", "0"]])
+def test_a_value_out_of_range_is_no_absent_setting(values: list[str]) -> None:
+    """FedRGB refuses to take no local step, FedAvg does not. In one order FedRGB ran once, with neither value."""
+    both = {name: presets.get(name) for name in ("fedavg", "fedrgb")}
+    with pytest.raises(ValueError, match="local_steps is 0; the encoders would never train"):
+        variants(both, {"method.local_steps": values})
 
 
 def test_a_seed_is_that_of_run_and_data() -> None:
@@ -165,6 +175,27 @@ def test_areas_are_shown_in_percent_and_validation_where_nothing_was_tested() ->
     assert column.figure == AVERAGE.replace("test", "val")
 
 
+def test_cells_of_other_code_are_told(tmp_path: Path) -> None:
+    """A file of results that another fedvlp wrote is taken, and the table and its file say so."""
+    one = presets.get("fedavg")
+    for key, value in TINY.items():
+        one = override(one, key, value)
+
+    def table() -> Table:
+        return swept({"fedavg": override(one, "data.sites", "2")}, [0], tmp_path, 1, lambda *said: None)
+
+    assert table().origins == {}
+    (file,) = (tmp_path / "results").rglob("*.json")
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"code": "0123456789abcdef"}))
+    again = table()
+    assert again.origins == {("fedavg", 0): Origin(content["machine"]["processor"], this_code=False)}
+    page, _ = write(again, tmp_path)
+    last = page.read_text().splitlines()[-1]
+    assert last.startswith("1 cells; 1 of them taken from files of results")
+    assert last.endswith("; 1 were run by a fedvlp with other code.")
+
+
 @pytest.mark.slow
 def test_by_command_and_again(tmp_path: Path) -> None:
     """Two presets, two seeds; the second call runs nothing and shows the same; --jobs 0 before it has nothing."""
@@ -175,5 +206,6 @@ def test_by_command_and_again(tmp_path: Path) -> None:
     first, again = (CliRunner().invoke(app, [*command, "--jobs", "1"], catch_exceptions=False) for _ in range(2))
     assert first.output.count(": done") == again.output.count(": in the results") == 4
     assert first.output.partition("mean (deviation)")[2] == again.output.partition("mean (deviation)")[2] != ""
-    assert (tmp_path / "sweep.md").read_text().count("\n") == 4
+    assert "4 of them taken from files of results" in again.output
+    assert (tmp_path / "sweep.md").read_text().partition("\n\n")[0].count("\n") == 3
     assert len((tmp_path / "cells.csv").read_text().splitlines()) == 5

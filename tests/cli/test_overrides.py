@@ -26,6 +26,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, to_config
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.paths import absolute
+from fedvlp.run.patient_sites import PatientSites
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:
@@ -279,3 +280,18 @@ def test_data_sets_within_a_data_set_have_absolute_paths_too(tmp_path: Path, mon
     made = absolute(replace(presets.get("fedavg"), data=joined)).data
     assert made.public == TableSource(str(tmp_path / "a.csv"), cache=str(tmp_path / "c"))  # type: ignore[attr-defined]
     assert made.texts.path == "/d.csv"  # type: ignore[attr-defined]
+
+
+def test_data_sets_of_sites_have_absolute_paths_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in tuples of tuples. A relative folder in an option of --site once stayed so in config.json, and the run
+    could be gone on with from that folder alone.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").touch()
+    given = configured("fedavg", None, None, None, ["north=table:a.csv,root=films", "south=table:a.csv,cache=c"])
+    north, south = (source for _, source in given.data.sites)  # type: ignore[attr-defined]
+    assert (north.path, north.root) == (str(tmp_path / "a.csv"), str(tmp_path / "films"))
+    assert south.cache == str(tmp_path / "c")
+    drawn = PatientSites(((TableSource("a.csv"), (("site-1", 3),)),))
+    made = absolute(replace(presets.get("fedavg"), data=drawn)).data
+    assert made == PatientSites(((TableSource(str(tmp_path / "a.csv")), (("site-1", 3),)),))

@@ -16,7 +16,7 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.federation.loop import Rounds
-from fedvlp.methods import FedAvg, FedDRA
+from fedvlp.methods import Centralized, FedAvg, FedDRA
 from fedvlp.run import presets
 from fedvlp.run.cautions import train_sizes
 from fedvlp.run.dry_run import PROBED, DryRun, Phase, dry_run
@@ -80,13 +80,31 @@ def test_steps_that_depend_on_the_records_are_counted_by_their_batches() -> None
     assert train.server_seconds > 0
 
 
+def test_time_and_bytes_are_of_the_sites_that_train() -> None:
+    """Pooled records train at one site, whatever number of sites they are of; a drawn site in three trains a third.
+
+    Both evaluate at the end: the pooled site alone, and all of the three.
+    """
+    pooled = dry_run(replace(small(Centralized(local_steps=STEPS)), rounds=Rounds(rounds=3, seed=7)))
+    assert len(pooled.records) == 3
+    train, evaluate = pooled.phases
+    by_hand = 3 * (train.site_seconds + train.server_seconds) + evaluate.site_seconds + evaluate.server_seconds
+    assert pooled.seconds(1) == pooled.seconds(2) == pytest.approx(by_hand)
+    assert [phase.sites for phase in pooled.phases] == [1, 1]
+    preset = presets.get("creamfl")
+    data = replace(preset.data, size=400, image_size=36)  # type: ignore[type-var]
+    drawn = replace(preset.method, sites_per_round=1)  # type: ignore[call-arg]
+    asked = dry_run(replace(preset, data=data, method=drawn, rounds=Rounds(rounds=2)))
+    assert [phase.sites for phase in asked.phases] == [1, len(asked.records)]
+
+
 def test_time_is_of_all_rounds_and_of_sites_in_turn() -> None:
     """Five sites on two workers are three turns; the evaluation comes once."""
     told = DryRun(
         {f"site-{number}": {} for number in range(5)},
         "site-1",
         10,
-        (Phase("train", 7, 2.0, 0.5), Phase("evaluate", 0, 1.0, 0.0)),
+        (Phase("train", 7, 5, 2.0, 0.5), Phase("evaluate", 0, 5, 1.0, 0.0)),
         10**6,
         2**30,
     )

@@ -11,9 +11,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from fedvlp.claims import results
@@ -58,7 +59,8 @@ def measured(
     ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
     that have not finished are not in the table. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
     ``<root>/<scenario>/<seed>/<method>/``, and what has finished is written to ``files``. A figure is the same whether
-    it was measured now or read from its file. Raises what a run raises, after the others have ended.
+    it was measured now or read from its file. Raises what a run raises: no other begins then, and those under way end
+    and are written first.
     """
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
@@ -101,7 +103,8 @@ Task = tuple[Path, Experiment, Callable[[RunFolder], Figures], Accepted]
 def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tuple[str, int], Measured], None, None]:
     """Runs ``jobs`` cells at a time, and yields each as it ends. One at a time runs in this very process.
 
-    The others end with their cells where one of them fails, and at once where this process is stopped.
+    Where one of them fails, those under way are still yielded, and no other begins. Where this process is stopped, they
+    end at once.
     """
     if jobs == 1:
         yield from ((cell, train(*task)) for cell, task in tasks.items())
@@ -110,11 +113,25 @@ def _run(tasks: Mapping[tuple[str, int], Task], jobs: int) -> Generator[tuple[tu
         context = multiprocessing.get_context("spawn")
         others = multiprocessing.active_children()
         with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(os.getpid(), plugins.in_use())) as pool:
+            queued, running = iter(tasks.items()), dict[Future[Measured], tuple[str, int]]()
+            failure: BaseException | None = None
             try:
-                with _interrupts_ignored():
-                    running = {pool.submit(train, *task): cell for cell, task in tasks.items()}
-                for future in as_completed(running):
-                    yield running[future], future.result()
+                while True:
+                    if failure is None:
+                        # the pool is given no more than it runs: it would begin what it has queued after a failure
+                        with _interrupts_ignored():
+                            for cell, task in islice(queued, jobs - len(running)):
+                                running[pool.submit(train, *task)] = cell
+                    if not running:
+                        break
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        cell = running.pop(future)
+                        if error := future.exception():
+                            failure = failure or error
+                        else:
+                            yield cell, future.result()
+                if failure:
+                    raise failure
             except BaseException as error:
                 if not isinstance(error, Exception):
                     for worker in set(multiprocessing.active_children()) - set(others):

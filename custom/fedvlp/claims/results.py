@@ -1,8 +1,8 @@
 """Results of finished cells as small text files, to be committed: the figures and what made them.
 
-They hold no weights, no texts and no paths, so that a ledger that takes hours can go on at another time and on another
-machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is wanted:
-with the same plugins, and with the same records where these are read from a disk.
+They hold no weights, no texts and no paths of data, so that a ledger that takes hours can go on at another time and on
+another machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is
+wanted: with the same plugins, and with the same records where these are read from a disk.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fedvlp.run.config import completed, described, fingerprint, from_config, to
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, environment
 from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.paths import with_paths
 from fedvlp.run.pretrain import machine
 from fedvlp.run.simulate import noted_cohort
 from fedvlp.run.terms import processor_seconds
@@ -39,6 +40,9 @@ from fedvlp.run.terms import processor_seconds
 log = logging.getLogger(__name__)
 
 DECIMALS = 4
+LEFT_OUT = "..."
+"""In place of a path."""
+
 GPU = "gpu"
 PACKAGES = ("fedvlp", "numpy")
 ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
@@ -140,7 +144,7 @@ def load(file: Path, experiment: Experiment, records: Records | None = None) -> 
         return None
     try:
         filed = on_device(from_config(completed(config)), experiment.training.device)
-        same = fingerprint(filed) == fingerprint(portable(experiment.pinned()))
+        same = fingerprint(portable(filed)) == fingerprint(portable(experiment.pinned()))
     except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
         log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
         return None
@@ -172,14 +176,19 @@ def on_device(experiment: Experiment, device: str) -> Experiment:
 
 
 def portable(experiment: Experiment) -> Experiment:
-    """The same, where models start from a folder with its own name alone: the checksum says which weights it holds."""
+    """The same without the paths of this machine: a folder of data may be moved, and is nobody's business elsewhere.
+
+    Which records there are is told by their fingerprint (``Records``). Of a folder that models start from its own name
+    stays; the checksum says which weights it holds.
+    """
 
     def moved(model: Any) -> Any:
         init = parse(model.init)
         return replace(model, init=str(init._replace(name=Path(init.name).name)))
 
     apart = tuple((site, moved(model)) for site, model in experiment.site_models)
-    return replace(experiment, model=moved(experiment.model), site_models=apart)
+    data = with_paths(experiment.data, lambda path: LEFT_OUT)
+    return replace(experiment, data=data, model=moved(experiment.model), site_models=apart)
 
 
 @cache

@@ -7,19 +7,20 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from fedvlp.claims.cells import Said, measured
+from fedvlp.claims.page import origin
 from fedvlp.claims.scenario import Figures, Scenario, Table
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data.cohort import digest
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.config import override
+from fedvlp.run.config import fields_of, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import of_server, summary
@@ -85,12 +86,11 @@ def variants(experiments: Mapping[str, Experiment], grid: Mapping[str, Sequence[
     ValueError for a setting that no preset has, and a value that does not fit.
     """
     for key, values in grid.items():
-        mistakes = [mistake for one in experiments.values() if (mistake := _refused(one, key, values[0]))]
-        if len(mistakes) == len(experiments):
-            raise mistakes[0]
+        if not any(_has(one, key) for one in experiments.values()):
+            override(next(iter(experiments.values())), key, values[0])  # raises, and names the nearest setting
     made: dict[str, Experiment] = {}
     for name, experiment in experiments.items():
-        own = [key for key, values in grid.items() if not _refused(experiment, key, values[0])]
+        own = [key for key in grid if _has(experiment, key)]
         for combination in itertools.product(*(grid[key] for key in own)):
             changed = experiment
             for key, value in zip(own, combination, strict=True):
@@ -99,13 +99,14 @@ def variants(experiments: Mapping[str, Experiment], grid: Mapping[str, Sequence[
     return made
 
 
-def _refused(experiment: Experiment, key: str, value: str) -> ValueError | None:
-    """Why a preset does not take a setting; None where it does."""
-    try:
-        override(experiment, key, value)
-    except ValueError as error:
-        return error
-    return None
+def _has(experiment: Experiment, key: str) -> bool:
+    """Whether there is such a setting, whatever values it takes."""
+    group: Any = experiment
+    for name in key.split("."):
+        if not is_dataclass(group) or name not in fields_of(group):
+            return False
+        group = getattr(group, name)
+    return True
 
 
 def swept(
@@ -130,7 +131,10 @@ def swept(
         said(title_of[name], seed, what)
 
     table = measured(scenario, cells, runs, runs / "results", jobs, said_of, accept_phi_risk)
-    return Table({(title_of[name], seed): figures for (name, seed), figures in table.cells.items()})
+    return Table(
+        {(title_of[name], seed): figures for (name, seed), figures in table.cells.items()},
+        {(title_of[name], seed): of for (name, seed), of in table.origins.items()},
+    )
 
 
 def name_for_folder(title: str) -> str:
@@ -204,7 +208,10 @@ def _ahead(table: Table, method: str, first: str, column: Column) -> str:
 
 
 def write(table: Table, folder: Path) -> list[Path]:
-    """Writes ``sweep.md``, the table, and ``cells.csv``, a line for each cell with every figure that it has."""
+    """Writes ``sweep.md``, the table, and ``cells.csv``, a line for each cell with every figure that it has.
+
+    Below the table stands which cells were not run now, or not with this code.
+    """
     heading, rows = as_rows(table)
     lines = [heading, ["---"] * len(heading), *rows]
     every = sorted({name for figures in table.cells.values() for name in figures})
@@ -215,7 +222,7 @@ def write(table: Table, folder: Path) -> list[Path]:
         writer.writerow([method, seed, *(figures.get(name, "") for name in every)])
     folder.mkdir(parents=True, exist_ok=True)
     files = {
-        folder / "sweep.md": "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n",
+        folder / "sweep.md": "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{origin(table)}\n",
         folder / "cells.csv": text.getvalue(),
     }
     for file, content in files.items():

@@ -56,6 +56,7 @@ def sweep(
     from rich.console import Console
 
     from fedvlp.claims import sweep as of
+    from fedvlp.claims.page import origin
     from fedvlp.cli.tables import plain_table
     from fedvlp.run.paths import absolute
 
@@ -78,6 +79,7 @@ def sweep(
     table = of.swept(from_anywhere, wanted, runs, jobs, said, accept)
     if not table.cells:
         raise ValueError("sweep: no cell has finished; run it with --jobs 1 or more")
+    console.print(origin(table))
     heading, rows = of.as_rows(table)
     print("mean (deviation) over seeds, %; differences with 95 % intervals")
     for first in range(2, len(heading), 2):  # a table for each figure: in one, a terminal would cut them off

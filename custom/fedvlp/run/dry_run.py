@@ -36,6 +36,7 @@ class Phase:
 
     name: str
     steps: int  # at a site
+    sites: int  # that take part: one where the records are pooled, fewer than all where some are drawn
     site_seconds: float
     server_seconds: float
 
@@ -53,9 +54,12 @@ class DryRun:
 
     def seconds(self, workers: int) -> float:
         """Of the whole run with sites trained side by side by so many workers, each as fast as one alone."""
-        turns = -(-len(self.records) // max(1, workers))
-        cost = {phase: phase.site_seconds * turns + phase.server_seconds for phase in self.phases}
-        return sum(spent if phase.name == EVALUATE else spent * self.rounds for phase, spent in cost.items())
+        whole = 0.0
+        for phase in self.phases:
+            turns = -(-phase.sites // max(1, workers))
+            spent = phase.site_seconds * turns + phase.server_seconds
+            whole += spent if phase.name == EVALUATE else spent * self.rounds
+        return whole
 
 
 def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun:
@@ -81,24 +85,27 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
 
     torch.set_num_threads(experiment.training.threads)
     server = assembly.server((probed,))
+    trained = len(method.asks(replace(server, sites=sites)))
     if server.trainer:
         cut.append(ShortPhases(server.trainer.client))
     phases: list[Phase] = []
 
     def noted(record: dict[str, Any]) -> None:
-        phases.append(_whole(record, probed, cut, _declared(experiment, record["phase"])))
+        asked = len(sites) if record["phase"] == EVALUATE else trained
+        phases.append(_whole(record, probed, asked, cut, _declared(experiment, record["phase"])))
 
     with closing(SequentialExchange(site)) as exchange:
         Federation(method, server, short, exchange, wire=wire, report=noted).run()
     traffic = sum(
-        sum(record["bytes"].values()) * (1 if record["phase"] == EVALUATE else rounds) for record in server.history
+        sum(record["bytes"].values()) * phase.sites * (1 if phase.name == EVALUATE else rounds)
+        for record, phase in zip(server.history, phases, strict=True)
     )
     return DryRun(
         {name: {split: len(assembly.cohort.rows(split, name)) for split in SPLITS} for name in assembly.data_sites()},
         probed,
         rounds,
         tuple(phases),
-        len(sites) * traffic,
+        traffic,
         _peak(experiment),
     )
 
@@ -141,7 +148,7 @@ class _Steps:
         return median(spans[1:] or spans)
 
 
-def _whole(record: dict[str, Any], probed: str, cut: list[ShortPhases], declared: int | None) -> Phase:
+def _whole(record: dict[str, Any], probed: str, asked: int, cut: list[ShortPhases], declared: int | None) -> Phase:
     """The phase of a record as it would be with all of its steps."""
     site = record["sites"][probed][SECONDS]
     server, steps = record["seconds"] - site, 0
@@ -153,7 +160,7 @@ def _whole(record: dict[str, Any], probed: str, cut: list[ShortPhases], declared
             else:
                 site, steps = site + missing * done.seconds, steps + len(done.began) - 1 + missing
         one.since = []
-    return Phase(record["phase"], steps, site, server)
+    return Phase(record["phase"], steps, asked, site, server)
 
 
 def _declared(experiment: Experiment, phase: str) -> int | None:

@@ -6,6 +6,7 @@ names of their folders, and no path of this machine is theirs to know.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ OF_EVERY_SOURCE = ("root", "cache")
 def absolute(experiment: Experiment) -> Experiment:
     """The same experiment, with the paths of its data and of the weights to start from as they are from here."""
     models = tuple((site, _from_here(model)) for site, model in experiment.site_models)
-    return replace(experiment, data=_rooted(experiment.data), model=_from_here(experiment.model), site_models=models)
+    data = with_paths(experiment.data, lambda path: str(Path(path).absolute()))
+    return replace(experiment, data=data, model=_from_here(experiment.model), site_models=models)
 
 
 def is_path(value: Any, setting: str) -> bool:
@@ -29,16 +31,25 @@ def is_path(value: Any, setting: str) -> bool:
     return field is not None and (setting in OF_EVERY_SOURCE or bool(field.metadata.get("below_root")))
 
 
-def _rooted(source: Any) -> Any:
-    """A data set with absolute paths, and so those that it is made of."""
+def with_paths(source: Any, change: Callable[[str], str]) -> Any:
+    """A data set with each of its paths as ``change`` makes it, and so those that it is made of, also in lists."""
+    if isinstance(source, (list, tuple)):
+        return tuple(with_paths(item, change) for item in source)
+    if not is_dataclass(source) or isinstance(source, type):
+        return source
     changed: dict[str, Any] = {}
     for field in fields(source):
         value = getattr(source, field.name)
-        if is_dataclass(value):
-            changed[field.name] = _rooted(value)
-        elif is_path(source, field.name) and isinstance(value, str) and value:
-            changed[field.name] = str(Path(value).absolute())
+        if is_path(source, field.name) and isinstance(value, str) and value:
+            changed[field.name] = change(value)
+        elif is_dataclass(value) or (isinstance(value, (list, tuple)) and any(map(_may_hold, value))):
+            changed[field.name] = with_paths(value, change)
     return replace(source, **changed) if changed else source
+
+
+def _may_hold(item: Any) -> bool:
+    """Whether an item of a list may be a data set, or have one in it; most lists hold names and numbers."""
+    return is_dataclass(item) or isinstance(item, (list, tuple))
 
 
 def _from_here(model: Any) -> Any:

@@ -114,7 +114,7 @@ def like(experiment: Experiment, other: Experiment) -> Experiment:
 def processor_seconds(history: Sequence[Record]) -> float:
     """Seconds of processor time that a site's training took in a mean round, the mean over sites; nan: not measured.
 
-    The probe of the first phase of a round is part of it, an evaluation in that phase as well.
+    The probe of the first phase of a round is part of it; evaluations are not (federation/site.py).
     """
     of_round: dict[tuple[int, str], float] = {}
     for record in history:

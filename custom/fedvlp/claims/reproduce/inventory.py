@@ -297,7 +297,7 @@ PMS_FM = (
     ), (*(Column(name, m.deployed(name)) for name in ("RSNA", "COVID")), Column("mean", m.deployed("mean"))),
           note=LEAK + " A method without a selector is judged by its global model.", digits=3),
     Entry("pms-fm", ("3",), "models of single sites", unlike_sites.ZERO_SHOT, (
-        Row("Global", "pms-fm", printed="0.543"),
+        Row("Global", "pms-fm", m.GLOBAL_MODEL, "0.543"),
         *(Row(f"model of client {number}", "pms-fm", m.client(number), value)
           for number, value in enumerate(("0.562", "0.417", "0.516", "0.498"), start=1)),
         Row("PMS-FM", "pms-fm", printed="0.579"),

@@ -371,7 +371,7 @@ class ElsewhereTold:
 
 
 def _accuracies(table: Path) -> Figures:
-    """Accuracies of the deployed model by client, and of each client's own model."""
+    """Accuracies of the deployed model and of the global one by client, and of each client's own model."""
     with table.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     figures: Figures = {}
@@ -380,11 +380,18 @@ def _accuracies(table: Path) -> Figures:
     sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
     personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
     for (model, site), value in held.items():
+        name = deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))
         if model == one:
-            figures[deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))] = value
+            figures[name] = value
+        if model == "global":
+            figures[GLOBAL_MODEL + name] = value
         if model in personal:
             figures[client(1 + personal.index(model)) + deployed(site)] = value
     return figures
+
+
+GLOBAL_MODEL = "global model: "
+"""Begins the names of the figures of the model that all sites share, also where there is a selector."""
 
 
 def deployed_at(number: int) -> str:
