@@ -438,8 +438,47 @@ def test_a_preset_on_data_of_another_kind_is_refused() -> None:
 
 
 def test_the_numbers_of_every_preset_are_within() -> None:
+    """Where a method shows single records, as FedFed's preset does, the site has accepted the experiment."""
     for experiment in presets.PRESETS.values():
-        Envelope().admit(experiment)
+        shows = bool(experiment.method.discloses())
+        Envelope(accepted=(fingerprint(experiment),) if shows else ()).admit(experiment)
+
+
+SHOWING = {"method__shared": 64, "method__noise": 0, "method__distil_phases": 0}
+"""FedFed with as many films as ``least_records``, without noise."""
+
+
+@pytest.mark.parametrize("named", [{}, {"presets": ("fedfed",)}, {"accepted": ("0" * 16,)}])
+def test_a_method_that_shows_single_records_runs_only_where_its_experiment_was_accepted(named: dict[str, Any]) -> None:
+    """64 films, each by itself, are an update of 64 records to the count; the name of a preset is not enough."""
+    for experiment in (asked("fedfed", **SHOWING), presets.get("fedfed")):
+        with pytest.raises(EnvelopeError, match=r"sends something of single records|none that this site accepted"):
+            Envelope(**named).admit(experiment)
+        Envelope(accepted=(fingerprint(experiment),)).admit(experiment)
+        Envelope().admit(override(experiment, "method.share", "false"))
+
+
+def test_no_film_leaves_where_nobody_accepted_that(kit: Path) -> None:
+    """The films were found pixel by pixel in the answer to FedFed's phase ``give``: residuals of a known distiller."""
+    wanted = asked("fedfed", **SHOWING)
+    with pytest.raises(EnvelopeError, match="sends something of single records.*method.share=false") as refused:
+        answered(kit, wanted, "give")
+    assert for_the_server(f"EnvelopeError: {refused.value}") == (
+        f"EnvelopeError: the method of experiment {fingerprint(wanted)} sends something of single records beside "
+        "weights, and this site's engineer has not accepted it with `fedvlp site accept`; choose settings that send none"
+    )
+
+
+def test_the_engineer_is_told_what_an_experiment_shows_before_it_is_accepted(kit: Path, tmp_path: Path) -> None:
+    limits(kit)
+    wanted = replace(asked("fedfed", **SHOWING), partition=Partition())
+    job = write_job(wanted, tmp_path / "job", sites=(SITE,), custom=False)
+    done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="n\n")
+    assert done.exit_code == 1
+    assert wanted.method.discloses() in " ".join(done.output.split())
+    done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit), "--yes"])
+    assert done.exit_code == 0, done.output
+    answered(kit, wanted, "give")
 
 
 def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:

@@ -117,6 +117,13 @@ REASONS = (
         "the experiment {hash} is none that this site accepted; its engineer reads the job and runs `fedvlp site "
         "accept`",
     ),
+    Reason(
+        "EnvelopeError",
+        "the method of experiment {hash} sends something of single records beside weights, and this site's engineer "
+        "has not accepted it with `fedvlp site accept`: *",
+        "the method of experiment {hash} sends something of single records beside weights, and this site's engineer "
+        "has not accepted it with `fedvlp site accept`; choose settings that send none",
+    ),
     Reason("EnvelopeError", "training.threads is {number}; this site lets a job have at most {number2}"),
     Reason("EnvelopeError", "the task took longer than the {number} hours that this site gives one"),
     Reason(

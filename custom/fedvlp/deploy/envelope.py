@@ -106,18 +106,29 @@ class Envelope:
         require(self.least_quorum >= 0, f"envelope.least_quorum is {self.least_quorum}; 0 = any number of sites")
 
     def admit(self, experiment: Experiment) -> None:
-        """Raises EnvelopeError unless a job with this experiment may run here."""
+        """Raises EnvelopeError unless a job with this experiment may run here.
+
+        A method that sends something of single records (``Method.discloses``) runs only where this very experiment was
+        accepted: ``least_records`` counts rows, and such an update has as many as the job wants, each of one record.
+        """
         _refuse_extremes(experiment)
+        mark = fingerprint(experiment)
         if self.presets or self.accepted:
             usual = (
                 replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
             )
-            named = any(_is_preset(usual, name) for name in self.presets) or fingerprint(experiment) in self.accepted
+            named = any(_is_preset(usual, name) for name in self.presets) or mark in self.accepted
             if not named:
                 raise EnvelopeError(
-                    f"the experiment {fingerprint(experiment)} is none that this site accepted; its engineer reads the "
+                    f"the experiment {mark} is none that this site accepted; its engineer reads the "
                     "job and runs `fedvlp site accept`"
                 )
+        shown = experiment.method.discloses()
+        if shown and mark not in self.accepted:
+            raise EnvelopeError(
+                f"the method of experiment {mark} sends something of single records beside weights, and this site's "
+                f"engineer has not accepted it with `fedvlp site accept`: {shown}"
+            )
         quorum = experiment.rounds.quorum
         if quorum < self.least_quorum:
             raise EnvelopeError(
