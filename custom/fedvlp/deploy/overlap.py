@@ -6,11 +6,13 @@ not, is ``local/overlap.key``.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,15 +122,24 @@ def note_job(kit: Path, job: str, data: str, patients: int, limit: int) -> int:
     beyond ``limit``, or where the book cannot be read.
     """
     file = kit / BOOK
-    book = _book(file)
-    if len(book) >= limit:
-        raise OverlapError(
-            f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    save_json(file, [*book, {"job": job, "data": data, "patients": patients, "time": now}])
+    with _locked(file):
+        book = _book(file)
+        if len(book) >= limit:
+            raise OverlapError(
+                f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
+            )
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        save_json(file, [*book, {"job": job, "data": data, "patients": patients, "time": now}])
     return len(book) + 1
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One process at a time: several jobs may come at once, and each would read the book before any writes into it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_suffix(".lock"), "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # let go when the file is closed, also by a kill
+        yield
 
 
 def _book(file: Path) -> list[dict[str, object]]:
