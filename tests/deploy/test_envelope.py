@@ -499,11 +499,12 @@ def test_a_method_that_shows_single_records_runs_only_where_its_experiment_was_a
 def test_no_film_leaves_where_nobody_accepted_that(kit: Path) -> None:
     """The films were found pixel by pixel in the answer to FedFed's phase ``give``: residuals of a known distiller."""
     wanted = asked("fedfed", **SHOWING)
-    with pytest.raises(EnvelopeError, match="sends something of single records.*method.share=false") as refused:
+    with pytest.raises(EnvelopeError, match=r"sends something of single records.*method\.share=false") as refused:
         answered(kit, wanted, "give")
     assert for_the_server(f"EnvelopeError: {refused.value}") == (
-        f"EnvelopeError: the method of experiment {fingerprint(wanted)} sends something of single records beside "
-        "weights, and this site's engineer has not accepted it with `fedvlp site accept`; choose settings that send none"
+        f"EnvelopeError: the method of experiment {fingerprint(wanted)} sends something of single records "
+        "beside weights, and this site's engineer has not accepted it with `fedvlp site accept`; choose settings that "
+        "send none"
     )
 
 

@@ -289,6 +289,11 @@ REASONS = (
         "a set has {number} patients; this site counts none in a set of fewer than {number2}",
     ),
     Reason(
+        "OverlapError",
+        "the smaller set has {number} patients; where fewer than {number2} are not told apart (least_shared), it needs "
+        "at least {number3}",
+    ),
+    Reason(
         "OverlapError", "this site took part in {number} jobs that count patients and lets {number2} (overlap.jobs)"
     ),
     Reason(

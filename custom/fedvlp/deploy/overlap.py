@@ -37,7 +37,8 @@ class Overlap:
     sites: tuple[str, ...] = ()  # other sites with whom
     column: str = ""  # of the table: what all sites know a patient by; "" = its patient_column
     least_patients: int = 64  # in this site's set and in the other's
-    least_shared: int = 5  # a smaller number of shared patients leaves as "fewer than 5"; 0 = every number as it is
+    least_shared: int = 5  # a smaller number of shared patients leaves as "fewer than 5", and one that leaves fewer of
+    #                        the smaller set out as "at least": all but 4; 0 = every number as it is
     jobs: int = 3  # in which this site takes part, ever; the engineer raises it for more
 
     def __post_init__(self) -> None:
@@ -72,8 +73,8 @@ class Overlap:
         """For the engineer who looks at the site's rules."""
         return (
             f"of {', '.join(self.data) or 'no data set'}, with {', '.join(self.sites) or 'no site'}, in sets of at "
-            f"least {self.least_patients} patients; fewer than {self.least_shared} leave as that; at most {self.jobs} "
-            "jobs"
+            f"least {self.least_patients} patients; fewer than {self.least_shared} leave as that, and all but fewer "
+            f'than {self.least_shared} as "at least"; at most {self.jobs} jobs'
         )
 
 
