@@ -24,7 +24,9 @@ from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences, effective
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
+from fedvlp.evaluation.audit import outgoing as audit_outgoing
 from fedvlp.evaluation.audit.outgoing import UnmeasuredError
+from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
@@ -624,6 +626,27 @@ def test_what_cannot_be_measured_does_not_leave(kit: Path) -> None:
     site.client.data._rows = {"train": site.client.data._rows["train"]}
     with pytest.raises(UnmeasuredError, match="too few held-out records"):
         handler.answer(message, run, lambda: False)
+
+
+def test_of_many_records_a_fixed_sample_is_attacked_and_not_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sides: a table's first rows may be of one year. The same records every time, each once."""
+    monkeypatch.setattr(audit_outgoing, "MOST", 40)
+    client = Assembly(presets.get("fedavg")).site("site-1").client
+    sizes = client.data.sizes  # type: ignore[attr-defined]
+    trained = range(10, sizes["train"])
+
+    def read() -> dict[str, list[int]]:
+        chosen = audit_outgoing._batches(client, trained)
+        return {side: torch.cat([batch["row"] for batch in batches]).tolist() for side, batches in chosen.items()}
+
+    first = read()
+    assert read() == first
+    members, held = first[MEMBERS], first[POOL] + first[OTHERS]
+    assert len(members) == len(set(members)) == 40
+    assert set(members) <= set(trained)
+    assert max(members) > sizes["train"] * 3 // 4, "not the first rows"
+    assert len(held) == 40
+    assert max(held) > 40, "nor of a held-out split"
 
 
 def test_a_job_that_needs_too_few_sites_is_refused(kit: Path) -> None:

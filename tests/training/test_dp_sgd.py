@@ -241,13 +241,13 @@ def test_where_records_grow_in_the_middle_of_a_run_all_steps_cost_what_the_fewes
     here = client()
     whole, memory = here.data, SiteMemory(tmp_path if on_disk else None)
 
-    def told(round: int, records: int) -> float:
-        here.data = First(whole, records)  # type: ignore[assignment]
+    def told(round: int, count: int) -> float:
+        here.data = First(whole, count)  # type: ignore[assignment]
         site = Site(here, FedAvg(local_steps=1), PRIVATE, memory, account=record_epsilon)
         return site.handle(Broadcast(round, "train", here.state())).metrics[RECORD_EPSILON]
 
-    for round, (records, fewest) in enumerate([(24, 24), (40, 24), (40, 24), (20, 20)]):
-        assert told(round, records) == record_epsilon(PRIVATE, fewest, round + 1)
+    for round, (count, fewest) in enumerate([(24, 24), (40, 24), (40, 24), (20, 20)]):
+        assert told(round, count) == record_epsilon(PRIVATE, fewest, round + 1)
     memory.clear()
     memory.after((3, 0), {"of an older version": torch.zeros(1)})
     assert told(4, 40) == record_epsilon(PRIVATE, 40, 5), "as it was: nothing is known of earlier rounds"
