@@ -24,7 +24,9 @@ from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.data.sources.table import TableSource
 from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences, effective
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
+from fedvlp.evaluation.audit import outgoing as audit_outgoing
 from fedvlp.evaluation.audit.outgoing import UnmeasuredError
+from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL
 from fedvlp.flare import messages
 from fedvlp.flare.executor import ChildExecutor, command
 from fedvlp.flare.jobs import COMMITTED, experiment_of, write_job
@@ -118,6 +120,24 @@ def test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many(
     assert batch <= int(re.findall(r"in effect on (\d+) distinct", str(refused.value))[0]) < 1.5 * batch
 
 
+HONEST_NOISE = {"training__dp_noise": 8.0, "training__dp_clip": 0.5, "model__head_norm": "layer"}
+"""As in benchmarks/README.md."""
+
+
+def test_next_to_no_noise_does_not_hide_the_first_batch_either(kit: Path) -> None:
+    """Under record-level noise gradients weigh what they did before it: 45 steps of about two records, of one's effect.
+
+    Batches are drawn by the operating system's generator, so the first with a pair in it has two records or some more.
+    """
+    pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
+    noise = {"training__dp_noise": 1e-5, "training__dp_clip": 40, "training__dp_group": 2, "model__head_norm": "layer"}
+    steps = {"method__local_steps": 45, "training__batch_size": 2, "training__lr": 1}
+    experiment = asked(training__weight_decay=0, training__warmup_steps=0, **noise, **steps, **LIGHT)
+    with pytest.raises(EnvelopeError, match=r"in effect on \d+ distinct records") as refused:
+        answered(kit, experiment)
+    assert int(re.findall(r"in effect on (\d+) distinct", str(refused.value))[0]) < 20
+
+
 def test_records_weigh_what_their_steps_do_by_hand() -> None:
     """Two batches of two, twice, with lengths 6 and 2: (2 * 6 + 2 * 2)^2 / (2 * 6^2 + 2 * 2^2)."""
     rows = [torch.tensor([0, 1]), torch.tensor([2, 3])] * 2
@@ -128,22 +148,42 @@ def test_records_weigh_what_their_steps_do_by_hand() -> None:
 
 
 def test_where_steps_cannot_be_told_apart_all_records_count() -> None:
-    """A public set's steps are among them, or, under noise, batches are read and not drawn for training."""
+    """A public set's steps are among them."""
     watched = Watched(Toy())
     list(watched.train_batches(3, 1, torch.Generator()))
     watched.weigh([torch.tensor(1.0)] * 4)
     assert watched.behind().update == 3
-    read = Watched(Toy())
-    list(read.batches("train", 2, rows=4))
-    read.weigh([torch.tensor(1.0), torch.tensor(0.0)])
-    assert read.behind().update == 4
 
 
-def test_an_update_under_record_level_noise_leaves(kit: Path) -> None:
-    """Its records are drawn one by one, and its gradients are mostly noise."""
+def test_under_noise_the_records_of_each_group_weigh_what_its_gradient_does() -> None:
+    """Batches are read and not drawn: of 4 records 2 had a gradient, or all an even one, or, with nothing told, none.
+
+    (2 + 2)^2 / (2^2 + 2^2) = 2 records for two of a weight, and 2 / EVENNESS is 2.35.
+    """
+
+    def counted(lengths: list[float], rows: list[list[int]]) -> int:
+        read = Watched(Toy())
+        list(read.batches("train", 2, rows=4))
+        read.weigh([torch.tensor(length) for length in lengths], [torch.tensor(row) for row in rows])
+        return read.behind().update
+
+    assert counted([4.0, 0.0], [[0, 1], [2, 3]]) == 2
+    assert counted([4.0], [[0, 1]]) == 2
+    assert counted([4.0, 4.0], [[0, 1], [2, 3]]) == 4
+    assert counted([], []) == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings"),
+    [
+        (4, {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"}),
+        (20, HONEST_NOISE),
+    ],
+)
+def test_an_update_under_record_level_noise_leaves(steps: int, settings: dict[str, Any], kit: Path) -> None:
+    """Its records are drawn one by one, and its gradients are mostly noise: what they were before it is even."""
     pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
-    settings = {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"}
-    update, behind = answered(kit, asked(method__local_steps=4, **settings, **LIGHT))
+    update, behind = answered(kit, asked(method__local_steps=steps, **settings, **LIGHT))
     assert update.state
     assert behind.update > 100
 
@@ -438,8 +478,48 @@ def test_a_preset_on_data_of_another_kind_is_refused() -> None:
 
 
 def test_the_numbers_of_every_preset_are_within() -> None:
+    """Where a method shows single records, as FedFed's preset does, the site has accepted the experiment."""
     for experiment in presets.PRESETS.values():
-        Envelope().admit(experiment)
+        shows = bool(experiment.method.discloses())
+        Envelope(accepted=(fingerprint(experiment),) if shows else ()).admit(experiment)
+
+
+SHOWING = {"method__shared": 64, "method__noise": 0, "method__distil_phases": 0}
+"""FedFed with as many films as ``least_records``, without noise."""
+
+
+@pytest.mark.parametrize("named", [{}, {"presets": ("fedfed",)}, {"accepted": ("0" * 16,)}])
+def test_a_method_that_shows_single_records_runs_only_where_its_experiment_was_accepted(named: dict[str, Any]) -> None:
+    """64 films, each by itself, are an update of 64 records to the count; the name of a preset is not enough."""
+    for experiment in (asked("fedfed", **SHOWING), presets.get("fedfed")):
+        with pytest.raises(EnvelopeError, match=r"sends something of single records|none that this site accepted"):
+            Envelope(**named).admit(experiment)
+        Envelope(accepted=(fingerprint(experiment),)).admit(experiment)
+        Envelope().admit(override(experiment, "method.share", "false"))
+
+
+def test_no_film_leaves_where_nobody_accepted_that(kit: Path) -> None:
+    """The films were found pixel by pixel in the answer to FedFed's phase ``give``: residuals of a known distiller."""
+    wanted = asked("fedfed", **SHOWING)
+    with pytest.raises(EnvelopeError, match=r"sends something of single records.*method\.share=false") as refused:
+        answered(kit, wanted, "give")
+    assert for_the_server(f"EnvelopeError: {refused.value}") == (
+        f"EnvelopeError: the method of experiment {fingerprint(wanted)} sends something of single records "
+        "beside weights, and this site's engineer has not accepted it with `fedvlp site accept`; choose settings that "
+        "send none"
+    )
+
+
+def test_the_engineer_is_told_what_an_experiment_shows_before_it_is_accepted(kit: Path, tmp_path: Path) -> None:
+    limits(kit)
+    wanted = replace(asked("fedfed", **SHOWING), partition=Partition())
+    job = write_job(wanted, tmp_path / "job", sites=(SITE,), custom=False)
+    done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="n\n")
+    assert done.exit_code == 1
+    assert wanted.method.discloses() in " ".join(done.output.split())
+    done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit), "--yes"])
+    assert done.exit_code == 0, done.output
+    answered(kit, wanted, "give")
 
 
 def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:
@@ -546,6 +626,27 @@ def test_what_cannot_be_measured_does_not_leave(kit: Path) -> None:
     site.client.data._rows = {"train": site.client.data._rows["train"]}
     with pytest.raises(UnmeasuredError, match="too few held-out records"):
         handler.answer(message, run, lambda: False)
+
+
+def test_of_many_records_a_fixed_sample_is_attacked_and_not_the_first_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sides: a table's first rows may be of one year. The same records every time, each once."""
+    monkeypatch.setattr(audit_outgoing, "MOST", 40)
+    client = Assembly(presets.get("fedavg")).site("site-1").client
+    sizes = client.data.sizes  # type: ignore[attr-defined]
+    trained = range(10, sizes["train"])
+
+    def read() -> dict[str, list[int]]:
+        chosen = audit_outgoing._batches(client, trained)
+        return {side: torch.cat([batch["row"] for batch in batches]).tolist() for side, batches in chosen.items()}
+
+    first = read()
+    assert read() == first
+    members, held = first[MEMBERS], first[POOL] + first[OTHERS]
+    assert len(members) == len(set(members)) == 40
+    assert set(members) <= set(trained)
+    assert max(members) > sizes["train"] * 3 // 4, "not the first rows"
+    assert len(held) == 40
+    assert max(held) > 40, "nor of a held-out split"
 
 
 def test_a_job_that_needs_too_few_sites_is_refused(kit: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,32 @@ def test_a_site_takes_part_in_so_many_jobs_and_no_more(tmp_path: Path) -> None:
     assert (tmp_path / BOOK).read_bytes() == before
     with pytest.raises(OverlapError):
         note_job(tmp_path / "new", "a", "pretrain", 90, 0)
+
+
+def test_of_jobs_that_come_at_once_no_more_than_so_many_take_part(tmp_path: Path) -> None:
+    """Six processes and a limit of 3, ten times over: without a lock some read the same book, and entries were lost."""
+    for trial in range(10):
+        kit = tmp_path / str(trial)
+        go, start = os.pipe()
+        children = []
+        for number in range(6):
+            child = os.fork()
+            if not child:
+                os.close(start)
+                os.read(go, 1)  # until the parent closes its end
+                try:
+                    note_job(kit, f"job{number}", "pretrain", 80, 3)
+                    os._exit(0)
+                except OverlapError:
+                    os._exit(1)
+                except BaseException:
+                    os._exit(2)
+            children.append(child)
+        os.close(go)
+        os.close(start)
+        ended = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+        assert ended == [0, 0, 0, 1, 1, 1]
+        assert len({entry["job"] for entry in json.loads((kit / BOOK).read_text())}) == 3
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", '[{"data": "x"}]', "[1]"])

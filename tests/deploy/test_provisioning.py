@@ -53,7 +53,14 @@ def test_nothing_streams_to_the_server_and_no_store_is_shared() -> None:
     assert "/tmp" not in (SERVER / "resources.json").read_text(), "FLARE's default is one folder for all servers"
 
 
-@pytest.mark.parametrize("name", ["privacy.json", "privacy-dp.json", "privacy-he.json"])
+POLICIES = ("privacy.json", "privacy-dp.json", "privacy-he.json", "privacy-dp-he.json")
+
+
+def test_every_policy_that_is_shipped_is_looked_at() -> None:
+    assert {file.name for file in SITE.glob("privacy*.json")} == set(POLICIES)
+
+
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_filter_of_the_privacy_policies_can_be_built(name: str) -> None:
     policy = read(SITE / name)
     assert policy["default_scope"] in [scope["name"] for scope in policy["scopes"]]
@@ -67,12 +74,13 @@ def test_every_filter_of_the_privacy_policies_can_be_built(name: str) -> None:
         getattr(import_module(module), kind)(**entry["args"])
 
 
-@pytest.mark.parametrize("name", ["privacy.json", "privacy-dp.json", "privacy-he.json"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_what_figures_leave_under_each_policy(name: str) -> None:
-    """Under noise none that is computed from records; else with three digits."""
+    """Under noise none that is computed from records; else with three digits. What noise costs leaves under each."""
     filters = read(SITE / name)["scopes"][0]["task_result_filters"]
     rule = next(entry["args"] for entry in filters if entry["path"] == "fedvlp.flare.AllowMetrics")
-    if name == "privacy-dp.json":
+    assert {"privacy/epsilon", "privacy/record_epsilon"} < set(rule["names"])
+    if name in ("privacy-dp.json", "privacy-dp-he.json"):
         assert rule == {"names": ["seconds", "privacy/epsilon", "privacy/record_epsilon"], "drop": True}
     else:
         assert rule["digits"] == 3

@@ -32,6 +32,7 @@ from fedvlp.flare import job_check, messages, paths, privacy_filters, task_handl
 from fedvlp.flare.class_list import needed
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.job_check import JobCheck
+from fedvlp.methods import FedFed
 from fedvlp.run import experiment
 
 SEED = 0
@@ -77,6 +78,15 @@ def test_no_experiment_tells_of_few_records(tmp_path: Path, monkeypatch: Patch) 
     seen = experiments(tmp_path, monkeypatch)
     assert seen.total() == EXPERIMENTS
     assert min(seen["refused"], seen["harmless"]) > 20, "neither refuses nor admits all of them"
+
+
+def test_no_experiment_shows_single_records(tmp_path: Path, monkeypatch: Patch) -> None:
+    """FedFed, whose pairs are of one record each: as many of them as an update must have records."""
+    stage = hostile_settings.Stage(tmp_path / "site", monkeypatch)
+    for share, becomes in ((True, "refused"), (False, "harmless")):
+        method = FedFed(local_steps=3, distil_phases=0, share=share, shared=hostile_settings.LEAST_RECORDS, noise=0.0)
+        showing = hostile_settings.toy_experiment(method, batch_size=12)
+        assert stage.judge(f"share={share}", showing, 0, 0) == becomes
 
 
 OFTEN = ("8-bit differences", "FedDRA")

@@ -278,7 +278,7 @@ def run_with(
             yield name, wire.failure(reply) or spoil(name, wire.receive_update(reply, name))
 
     server = world.server()
-    half = EncryptedMean(local_steps=2, cipher=cipher(kit, "server"))
+    half = EncryptedMean(local_steps=2, cipher=cipher(kit, "server"), rounds=rounds)
     try:
         Federation(half, server, rounds, exchange).run()
     except QuorumLostError as error:
@@ -326,6 +326,45 @@ def test_two_sites_whose_ciphertexts_cancel_end_nothing(kit: Path, tmp_path: Pat
     server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, spoil, rounds)
     assert len(server.history) == 2
     assert float(server.memory["encrypted_weight"]) == 8 + 16, "b is left out"
+
+
+@pytest.mark.parametrize("quorum", [2, 3])
+def test_a_sum_of_fewer_updates_than_the_quorum_is_none(quorum: int, kit: Path, tmp_path: Path) -> None:
+    """Sites that share their noise count on a quorum of shares in it. b's ciphertexts cannot be added to a's."""
+    mine = cipher(kit)
+    one = mine._tenseal.ckks_vector(mine._context, [1.0] * COUNT)
+    sent = {"a": one.serialize(), "b": (-one).serialize()}
+
+    def spoil(name: str, update: Update) -> Update:
+        if name not in sent or CIPHERTEXT not in update.aux:
+            return update
+        return replace(update, aux={CIPHERTEXT: row_of(sent[name], update.aux[CIPHERTEXT][0])[None]})
+
+    rounds = replace(ROUNDS, rounds=1, quorum=quorum)
+    server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, spoil, rounds)
+    if quorum == 2:
+        assert float(server.memory["encrypted_weight"]) == 8 + 16
+    else:
+        assert "the ciphertexts of 2 sites could be added, 3 needed" in str(server.metrics["lost"])
+        assert not server.memory
+
+
+def test_an_update_of_no_records_is_none_of_the_quorum(kit: Path, tmp_path: Path) -> None:
+    """It is in no sum, and so is its share of the noise."""
+
+    def spoil(name: str, update: Update) -> Update:
+        return replace(update, num_samples=0) if name == "b" else update
+
+    for quorum in (2, 3):
+        rounds = replace(ROUNDS, rounds=1, quorum=quorum)
+        world = World(FedAvg(local_steps=1), rounds=rounds)
+        server, _ = run_with(world, kit, tmp_path / str(quorum), spoil, rounds)
+        if quorum == 2:
+            assert "of 0 training records is in no sum" in server.history[0]["dropped"]["b"]
+            assert float(server.memory["encrypted_weight"]) == 8 + 16
+        else:
+            assert "2 valid updates, 3 needed" in str(server.metrics["lost"])
+            assert not server.memory
 
 
 # What each site's own end holds back
@@ -506,7 +545,7 @@ def test_the_encrypted_controller_averages_without_a_key_and_writes_no_model(kit
     controller._fl_ctx = context(kit, tmp_path)
     method = controller._method()
     assert isinstance(method, EncryptedMean)
-    assert (method.local_steps, method.cipher.secret) == (7, False)
+    assert (method.local_steps, method.cipher.secret, method.rounds) == (7, False, chosen.rounds)
     folder = RunFolder.create(tmp_path / "runs", chosen)
     controller._finish(folder, {}, [])
     assert (folder.path / "summary.json").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from nvflare.apis.fl_context import FLContext
 
 from fedvlp.core.privacy import clip_and_noise, share_of
 from fedvlp.core.types import State, Update
+from fedvlp.deploy.envelope import Behind
 from fedvlp.flare import messages
 from fedvlp.flare.encryption import CIPHERTEXT, Cipher, flatten
 from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.noise_shares import NoiseAndEncrypt
-from fedvlp.flare.privacy_filters import RECEIVED
+from fedvlp.flare.privacy_filters import RECEIVED, ClipAndNoise
 
 pytestmark = [
     pytest.mark.skipif(find_spec("tenseal") is None, reason="pip install 'fedvlp[he]'"),
@@ -67,8 +69,6 @@ class Engine:
 
 def at(site: str, keys: Path, tmp_path: Path, least_quorum: int = 3) -> FLContext:
     """A provisioned site whose envelope lets no round be of fewer sites."""
-    from fedvlp.deploy.envelope import Behind
-
     root = tmp_path / site
     (root / "startup").mkdir(parents=True, exist_ok=True)
     (root / "local").mkdir(exist_ok=True)
@@ -164,6 +164,41 @@ def test_epsilon_of_the_sum_is_opacus_for_the_whole_noise(keys: Path, tmp_path: 
         theirs.step(noise_multiplier=2.0, sample_rate=1.0)
     assert told[-1] == pytest.approx(theirs.get_epsilon(delta=1e-5), rel=0.02)
     assert told == sorted(told)
+
+
+def shipped(policy: str, update: Update, fl_ctx: FLContext, *first: Any) -> Update:
+    """What the outgoing filters of a shipped policy let go, after those that somebody listed before them."""
+    file = Path(__file__).parents[2] / "provisioning" / "site" / policy
+    reply = messages.send_update(update)
+    made = [
+        getattr(import_module("fedvlp.flare"), entry["path"].rpartition(".")[2])(**entry["args"])
+        for entry in json.loads(file.read_text())["scopes"][0]["task_result_filters"]
+    ]
+    for rule in (*first, *made):
+        reply = rule.process(reply, fl_ctx)
+    assert messages.failure(reply) is None, messages.failure(reply)
+    return messages.receive_update(reply, update.site)
+
+
+FIGURES = {"loss/contrastive": 1.25, "val/mean/r1": 30.0, "probe/loss": 2.0, "seconds": 3.0}
+
+
+def test_beside_the_shared_noise_no_figure_of_the_records_leaves(keys: Path, tmp_path: Path) -> None:
+    """Exact losses in the clear would take back what the noise of the sum hides."""
+    update = shipped("privacy-dp-he.json", trained("a", metrics=FIGURES), at("a", keys, tmp_path, least_quorum=4))
+    assert update.aux.keys() == {CIPHERTEXT}
+    assert update.metrics.keys() == {"seconds", "privacy/epsilon"}
+
+
+def test_what_noise_costs_leaves_under_encryption(keys: Path, tmp_path: Path) -> None:
+    """Of a job with record-level noise, and with ClipAndNoise before the policy's own filters."""
+    behind = Behind(500, {"loss": 500, "probe": 500})
+    costs = {"loss/contrastive": 1.25, "privacy/record_epsilon": 2.0}
+    for first in ((), (ClipAndNoise(0.1, 4.0, 8.0, 1e-5, "chest"),)):
+        fl_ctx = at("a", keys, tmp_path)
+        fl_ctx.set_prop(BEHIND, behind, private=True, sticky=False)
+        update = shipped("privacy-he.json", trained("a", metrics=costs), fl_ctx, *first)
+        assert update.metrics.keys() == costs.keys() | ({"privacy/epsilon"} if first else set())
 
 
 def test_what_noise_does_not_cover_stays(keys: Path, tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ from fedvlp.flare.jobs import experiment_of, overlap_files, write_overlap_job
 from fedvlp.flare.overlap_messages import (
     COUNT,
     COUNTED,
+    FEWER,
     LEAST,
+    MORE,
     MOST_BYTES,
     PATIENTS,
     PREPARE,
@@ -220,6 +222,30 @@ def test_small_counts_leave_as_fewer_than_that(stricter: str, tmp_path: Path) ->
         assert (pair.shared, pair.fewer) == (7, shared < 7)
         told = "fewer than 7" if shared < 7 else "7"
         assert table.in_words() == [f"north and south share {told} of 70 / 70 patients"]
+
+
+@pytest.mark.parametrize("stricter", ["north", "south"])
+def test_nearly_all_of_a_set_leave_as_at_least_that(stricter: str, tmp_path: Path) -> None:
+    """Otherwise a full overlap names every patient of the smaller set: each of them is at the other site."""
+    for shared in (57, 58, 64):
+        root = tmp_path / str(shared)
+        between = consortium(root, {"north": people(range(64)), "south": people(range(64 - shared, 144 - shared))})
+        between.sites[stricter].configure({"least_shared": 7})
+        table = between.count()
+        pair = table.pairs[0]
+        told = (57, False) if shared == 57 else (58, True)
+        assert (pair.shared, pair.more, pair.fewer) == (*told, False)
+        words = f"north and south share {'at least ' * told[1]}{told[0]} of 64 / 80 patients"
+        assert table.in_words() == [words]
+        table.save(root / "table" / "overlap.json")
+        assert read_table(root / "table") == table
+
+
+def test_a_set_in_which_every_number_would_tell_of_few_is_not_counted(tmp_path: Path) -> None:
+    """Of 13 patients each number is below 7, or leaves fewer than 7 out."""
+    between = consortium(tmp_path, {"north": people(range(13)), "south": people(range(80))}, least_patients=2)
+    between.sites["north"].configure({"least_shared": 7, "least_patients": 2})
+    assert "the smaller set has 13 patients" in between.count().pairs[0].reason
 
 
 def test_every_job_and_refusal_is_in_the_audit_log_without_a_name(
@@ -491,7 +517,14 @@ def test_a_task_of_no_form_is_refused_in_words(content: dict[str, Any], tmp_path
 
 # --- the door in the filters -------------------------------------------------------------------------------------
 
-ANSWERS = [Size(70), Count(12), Count(5, fewer=True), Sealed(SETUP, b"x" * 99, 70, 5, bytes(32))]
+ANSWERS = [
+    Size(70),
+    Count(5, 70),
+    Count(65, 70),
+    Count(5, 70, fewer=True),
+    Count(66, 70, more=True),
+    Sealed(SETUP, b"x" * 99, 70, 5, bytes(32)),
+]
 
 
 def through(hospital: Hospital, reply: Shareable, rule: UpdateFilter, task: str = "PSI", mark: Any = True) -> str:
@@ -534,6 +567,8 @@ def with_meta() -> Shareable:
 
 
 SEALED = {SEAL: bytes(32), PATIENTS: 70, LEAST: 5}
+NUMBER = {PATIENTS: 70, FEWER: False, MORE: False}
+"""Beside a count that leaves as a number; of 70 patients 5 to 65 may."""
 
 
 @pytest.mark.parametrize(
@@ -541,7 +576,11 @@ SEALED = {SEAL: bytes(32), PATIENTS: 70, LEAST: 5}
     [
         psi(), psi(PSI_ITEMS_SIZE="Jane"), psi(PSI_ITEMS_SIZE=70, patient="Jane"), psi(intersection=["Jane"]),
         psi(PSI_ITEMS_SIZE=-1), psi(PSI_ITEMS_SIZE=True), psi(PSI_ITEMS_SIZE=70.0), psi(PSI_ITEMS_SIZE=10**7),
-        psi(PSI_ITEMS_SIZE=3), psi(PSI_ITEMS_SIZE=3, fedvlp_fewer=False), psi(PSI_ITEMS_SIZE=12, fedvlp_fewer="Jane"),
+        psi(PSI_ITEMS_SIZE=3), psi(PSI_ITEMS_SIZE=3, **NUMBER), psi(PSI_ITEMS_SIZE=66, **NUMBER),
+        psi(PSI_ITEMS_SIZE=4, **NUMBER | {FEWER: True}), psi(PSI_ITEMS_SIZE=67, **NUMBER | {MORE: True}),
+        psi(PSI_ITEMS_SIZE=12, **NUMBER | {FEWER: "Jane"}), psi(PSI_ITEMS_SIZE=12, **NUMBER | {MORE: "Jane"}),
+        psi(PSI_ITEMS_SIZE=12, **NUMBER | {FEWER: True, MORE: True}), psi(PSI_ITEMS_SIZE=12, fedvlp_fewer=False),
+        psi(PSI_ITEMS_SIZE=12, **NUMBER | {PATIENTS: "Jane"}),
         psi(PSI_SETUP_MSG=b"x"), psi(PSI_SETUP_MSG="Jane", **SEALED),
         psi(PSI_SETUP_MSG=b"x", **{**SEALED, SEAL: b"Jane"}),
         psi(PSI_SETUP_MSG={"70": b"x"}, **SEALED), psi(PSI_SETUP_MSG=b"x", **{**SEALED, PATIENTS: 3}),
@@ -606,7 +645,7 @@ def test_the_server_reads_whatever_a_site_sends(reply: Any) -> None:
 
 def test_a_site_that_answers_with_another_stage_is_named(tmp_path: Path) -> None:
     def ask(tasks: Mapping[str, Task]) -> dict[str, Any]:
-        return {site: Size(70) if task.stage == PREPARE else Count(12) for site, task in tasks.items()}
+        return {site: Size(70) if task.stage == PREPARE else Count(12, 70) for site, task in tasks.items()}
 
     table = count_pairs(["a", "b"], ask)
     assert table.pairs == [Pair("a", "b", reason="a: answered with a message of another stage")]
@@ -614,7 +653,7 @@ def test_a_site_that_answers_with_another_stage_is_named(tmp_path: Path) -> None
 
 
 def test_a_count_larger_than_either_site_is_none() -> None:
-    answers: dict[str, Any] = {SETUP: Sealed(SETUP, b"x", 70, 0, bytes(32)), COUNT: Count(71)}
+    answers: dict[str, Any] = {SETUP: Sealed(SETUP, b"x", 70, 0, bytes(32)), COUNT: Count(71, 70)}
     answers |= {stage: replace(answers[SETUP], stage=stage) for stage in (REQUEST, RESPONSE)}
 
     def one(site: str, task: Task) -> Any:
@@ -624,7 +663,7 @@ def test_a_count_larger_than_either_site_is_none() -> None:
         return {site: one(site, task) for site, task in tasks.items()}
 
     assert count_pairs(["a", "b"], ask).pairs[0].reason == "b: says that more are shared than there are"
-    answers[COUNT] = Count(70)
+    answers[COUNT] = Count(70, 70)
     assert count_pairs(["a", "b"], ask).pairs[0].shared == 70
 
 

@@ -53,6 +53,8 @@ class SiteModel(ToyModel):
 
     image_tower: ClassVar[str] = "tiny"
     text_tower: ClassVar[str] = "gru"
+    image_size: ClassVar[int] = 64  # as FedFed has them, whose settings follow the model's
+    embedding_dim: ClassVar[int] = 128
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from torch import Generator
 
+from fedvlp.core.method import Method
 from fedvlp.core.types import Batch, Update
 from fedvlp.federation.loop import Rounds
 from fedvlp.flare import messages
@@ -140,10 +141,13 @@ def attacks(seed: int, count: int) -> Iterator[tuple[str, Experiment, int, int]]
         method = small(METHODS[random.choice(NAMES)])
         has = {field.name for field in fields(method)}
         chosen = {name: random.choice(values) for name, values in CHOICES.items() if name in has}
-        training = replace(SGD, batch_size=random.choice(BATCHES), weight_decay=random.choice((0.0, 0.1)))
+        training = {"batch_size": random.choice(BATCHES), "weight_decay": random.choice((0.0, 0.1))}
         held_out, evaluate = random.choice(HELD_OUT), random.randrange(3)
-        experiment = Experiment(
-            "toy", replace(method, **chosen), SiteModel(), training=training, rounds=Rounds(rounds=2)  # type: ignore[arg-type]
-        )  # fmt: skip
-        said = f"{number}: {type(method).__name__} {chosen}, batch {training.batch_size}, {held_out} held out"
-        yield said, experiment, held_out, evaluate
+        said = f"{number}: {type(method).__name__} {chosen}, batch {training['batch_size']}, {held_out} held out"
+        yield said, toy_experiment(replace(method, **chosen), **training), held_out, evaluate
+
+
+def toy_experiment(method: Method, **training: Any) -> Experiment:
+    """Two rounds of a method on the toys."""
+    settings = replace(SGD, **training)
+    return Experiment("toy", method, SiteModel(), training=settings, rounds=Rounds(rounds=2))  # type: ignore[arg-type]

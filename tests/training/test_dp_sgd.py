@@ -19,6 +19,8 @@ from fedvlp.core.client import Client
 from fedvlp.core.metric_names import RECORD_EPSILON, loss_term
 from fedvlp.core.types import Broadcast
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.federation.site import Site
+from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import SCAFFOLD, FedAvg, FedDRA, FedProx, FedRGB
 from fedvlp.objectives import BYOLConfig, ConVIRTConfig, GLoRIAConfig, MedCLIPConfig, MGCAConfig
 from fedvlp.run.accountant import record_epsilon
@@ -219,6 +221,39 @@ def test_a_run_says_what_it_costs(tmp_path: Any) -> None:
     card = (folder.model.parent / "README.md").read_text()
     assert "Epsilon of record-level training" in card
     assert "The unit is one record" in " ".join(card.split())
+
+
+class First:
+    """The first ``num_train`` of a site's records."""
+
+    def __init__(self, data: Any, num_train: int) -> None:
+        self._data, self.num_train = data, num_train
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_where_records_grow_in_the_middle_of_a_run_all_steps_cost_what_the_fewest_do(
+    on_disk: bool, tmp_path: Any
+) -> None:
+    """The fewer there are, the likelier each is drawn: of 24, 40, 40 once more, then 20."""
+    here = client()
+    whole, memory = here.data, SiteMemory(tmp_path if on_disk else None)
+
+    def told(round: int, count: int) -> float:
+        here.data = First(whole, count)  # type: ignore[assignment]
+        site = Site(here, FedAvg(local_steps=1), PRIVATE, memory, account=record_epsilon)
+        return site.handle(Broadcast(round, "train", here.state())).metrics[RECORD_EPSILON]
+
+    for round, (count, fewest) in enumerate([(24, 24), (40, 24), (40, 24), (20, 20)]):
+        assert told(round, count) == record_epsilon(PRIVATE, fewest, round + 1)
+    memory.clear()
+    memory.after((3, 0), {"of an older version": torch.zeros(1)})
+    assert told(4, 40) == record_epsilon(PRIVATE, 40, 5), "as it was: nothing is known of earlier rounds"
+    plain = SiteMemory(None)
+    Site(here, FedAvg(local_steps=1), replace(PRIVATE, dp_noise=0.0), plain).handle(Broadcast(0, "train", here.state()))
+    assert plain.newest() == {}, "other training remembers nothing of it"
 
 
 def test_a_site_without_a_modality_is_told_so() -> None:

@@ -158,6 +158,8 @@ def site_accept(
     experiment = experiment_of(job)
     mark = fingerprint(experiment)
     print(f"experiment {mark} ({experiment.name})", *differences(experiment), sep="\n  ")
+    if said := experiment.method.discloses():
+        print(f"it shows single records: {said}")
     if not yes and not typer.confirm("Let it run here?"):
         raise typer.Exit(1)
     accept(kit / "local", mark)

@@ -69,7 +69,8 @@ class Schedule:
     def discloses(self) -> str:
         """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
 
-        A sentence for people: commands and the report print it (run/cautions.py).
+        A sentence for people: commands and the report print it (run/cautions.py). A hospital runs such a method only
+        where it accepted the very experiment (deploy/envelope.py).
         """
         return ""
 

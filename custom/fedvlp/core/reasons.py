@@ -117,6 +117,13 @@ REASONS = (
         "the experiment {hash} is none that this site accepted; its engineer reads the job and runs `fedvlp site "
         "accept`",
     ),
+    Reason(
+        "EnvelopeError",
+        "the method of experiment {hash} sends something of single records beside weights, and this site's engineer "
+        "has not accepted it with `fedvlp site accept`: *",
+        "the method of experiment {hash} sends something of single records beside weights, and this site's engineer "
+        "has not accepted it with `fedvlp site accept`; choose settings that send none",
+    ),
     Reason("EnvelopeError", "training.threads is {number}; this site lets a job have at most {number2}"),
     Reason("EnvelopeError", "the task took longer than the {number} hours that this site gives one"),
     Reason(
@@ -280,6 +287,11 @@ REASONS = (
         "OverlapError",
         "* has {number} patients; this site counts none in a set of fewer than {number2}",
         "a set has {number} patients; this site counts none in a set of fewer than {number2}",
+    ),
+    Reason(
+        "OverlapError",
+        "the smaller set has {number} patients; where fewer than {number2} are not told apart (least_shared), it needs "
+        "at least {number3}",
     ),
     Reason(
         "OverlapError", "this site took part in {number} jobs that count patients and lets {number2} (overlap.jobs)"

@@ -106,18 +106,29 @@ class Envelope:
         require(self.least_quorum >= 0, f"envelope.least_quorum is {self.least_quorum}; 0 = any number of sites")
 
     def admit(self, experiment: Experiment) -> None:
-        """Raises EnvelopeError unless a job with this experiment may run here."""
+        """Raises EnvelopeError unless a job with this experiment may run here.
+
+        A method that sends something of single records (``Method.discloses``) runs only where this very experiment was
+        accepted: ``least_records`` counts rows, and such an update has as many as the job wants, each of one record.
+        """
         _refuse_extremes(experiment)
+        mark = fingerprint(experiment)
         if self.presets or self.accepted:
             usual = (
                 replace(experiment, rounds=replace(experiment.rounds, quorum=0)) if self.least_quorum else experiment
             )
-            named = any(_is_preset(usual, name) for name in self.presets) or fingerprint(experiment) in self.accepted
+            named = any(_is_preset(usual, name) for name in self.presets) or mark in self.accepted
             if not named:
                 raise EnvelopeError(
-                    f"the experiment {fingerprint(experiment)} is none that this site accepted; its engineer reads the "
+                    f"the experiment {mark} is none that this site accepted; its engineer reads the "
                     "job and runs `fedvlp site accept`"
                 )
+        shown = experiment.method.discloses()
+        if shown and mark not in self.accepted:
+            raise EnvelopeError(
+                f"the method of experiment {mark} sends something of single records beside weights, and this site's "
+                f"engineer has not accepted it with `fedvlp site accept`: {shown}"
+            )
         quorum = experiment.rounds.quorum
         if quorum < self.least_quorum:
             raise EnvelopeError(
@@ -329,6 +340,7 @@ class Watched:
         self._targets = targets or (lambda labels: labels)
         self._trained: list[Tensor] = []  # rows of every batch, wherever they are: to look at them, a GPU is waited for
         self._lengths: list[Tensor] = []  # of the gradient of every step
+        self._groups: list[Tensor] | None = None  # rows behind each of these lengths, where the training tells them
         self._readings: list[tuple[str, list[Tensor]]] = []  # split and rows, of every time that it was read
         self._classes: list[tuple[str, list[Tensor]]] = []  # split and targets [B, L], of every time
 
@@ -338,9 +350,15 @@ class Watched:
     def train_batches(self, steps: int, batch_size: int, generator: Generator) -> Iterator[Batch]:
         return _noting(self.unwatched.train_batches(steps, batch_size, generator), self._trained)
 
-    def weigh(self, lengths: list[Tensor]) -> None:
-        """Notes how long the gradient of every step of the task's training was, in their order."""
+    def weigh(self, lengths: list[Tensor], rows: list[Tensor] | None = None) -> None:
+        """Notes how long the gradient of every step of the task's training was, in their order.
+
+        With ``rows``: how long that of every group of records was, and which records. So it is under record-level
+        noise, where batches are read and not drawn for training, and a step's whole gradient is mostly noise.
+        """
         self._lengths += lengths
+        if rows is not None:
+            self._groups = [*(self._groups or []), *rows]
 
     def batches(self, split: str, batch_size: int, **options: Any) -> Iterator[Batch]:
         reading: list[Tensor] = []
@@ -369,9 +387,10 @@ class Watched:
             return min((count for count in read if count), default=otherwise)
 
         trained = len(self.trained)
-        # In steps with other records too (a public set's), or with those of a reading (under noise), all count.
-        of_steps = self._trained and len(self._trained) == len(self._lengths)
-        in_effect = round(effective(self._trained, self._lengths) / EVENNESS) if of_steps else trained
+        rows = self._trained if self._groups is None else self._groups
+        # In steps with other records too (a public set's), all count.
+        told_apart = self._groups is not None or (rows and len(rows) == len(self._lengths))
+        in_effect = round(effective(rows, self._lengths) / EVENNESS) if told_apart else trained
         num_train = int(self.unwatched.num_train)  # a figure without a reading is of what the site remembers of all
         probe = fewest("train", num_train)
         figures = {"loss": trained, "probe": probe, "val": fewest("val", 0), "test": fewest("test", 0)}
@@ -399,7 +418,7 @@ def effective(rows: list[Tensor], lengths: list[Tensor]) -> float:
     nothing to learn after the first batch, it is the size of that batch.
     """
     weights: dict[int, float] = {}
-    for batch, length in zip(rows, torch.stack([one.cpu() for one in lengths]).tolist(), strict=True):
+    for batch, length in zip(rows, [float(one) for one in lengths], strict=True):
         for row in batch.tolist():
             weights[row] = weights.get(row, 0.0) + length / len(batch)
     squares = sum(weight * weight for weight in weights.values())

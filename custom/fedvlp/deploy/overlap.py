@@ -6,11 +6,13 @@ not, is ``local/overlap.key``.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import secrets
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +37,8 @@ class Overlap:
     sites: tuple[str, ...] = ()  # other sites with whom
     column: str = ""  # of the table: what all sites know a patient by; "" = its patient_column
     least_patients: int = 64  # in this site's set and in the other's
-    least_shared: int = 5  # a smaller number of shared patients leaves as "fewer than 5"; 0 = every number as it is
+    least_shared: int = 5  # a smaller number of shared patients leaves as "fewer than 5", and one that leaves fewer of
+    #                        the smaller set out as "at least": all but 4; 0 = every number as it is
     jobs: int = 3  # in which this site takes part, ever; the engineer raises it for more
 
     def __post_init__(self) -> None:
@@ -70,8 +73,8 @@ class Overlap:
         """For the engineer who looks at the site's rules."""
         return (
             f"of {', '.join(self.data) or 'no data set'}, with {', '.join(self.sites) or 'no site'}, in sets of at "
-            f"least {self.least_patients} patients; fewer than {self.least_shared} leave as that; at most {self.jobs} "
-            "jobs"
+            f"least {self.least_patients} patients; fewer than {self.least_shared} leave as that, and all but fewer "
+            f'than {self.least_shared} as "at least"; at most {self.jobs} jobs'
         )
 
 
@@ -120,15 +123,24 @@ def note_job(kit: Path, job: str, data: str, patients: int, limit: int) -> int:
     beyond ``limit``, or where the book cannot be read.
     """
     file = kit / BOOK
-    book = _book(file)
-    if len(book) >= limit:
-        raise OverlapError(
-            f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
-        )
-    file.parent.mkdir(parents=True, exist_ok=True)
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    save_json(file, [*book, {"job": job, "data": data, "patients": patients, "time": now}])
+    with _locked(file):
+        book = _book(file)
+        if len(book) >= limit:
+            raise OverlapError(
+                f"this site took part in {len(book)} jobs that count patients and lets {limit} (overlap.jobs)"
+            )
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        save_json(file, [*book, {"job": job, "data": data, "patients": patients, "time": now}])
     return len(book) + 1
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One process at a time: several jobs may come at once, and each would read the book before any writes into it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file.with_suffix(".lock"), "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # let go when the file is closed, also by a kill
+        yield
 
 
 def _book(file: Path) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
@@ -27,6 +28,10 @@ MOMENTS = "optimizer"
 
 TRAINEE = "trainee/"
 """Beginning of the names, in that folder, of the tensors of another model than the first (``Method.trainee``)."""
+
+
+FEWEST = "privacy/fewest_records"
+"""In a site's memory, where training is record-level private: the fewest training records of any task so far, []."""
 
 
 class PublicSetError(ValueError):
@@ -103,6 +108,7 @@ class Site:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed(client.seed, client.name, message.round, index))
             remembered = client.here(self.memory.before((message.round, index)))
+            private = self._fewest(remembered.pop(FEWEST, None), message)
             client.memory, own = norm_statistics.split(remembered)
             mine = norm_statistics.own(own, method.trainee(message.phase))
             message = replace(message, state=norm_statistics.complete(client, message.state, mine))
@@ -117,13 +123,13 @@ class Site:
                     training = autotune.fixed(self.training, client.device, self.memory.folder)
                     terms = train(method, client, message, training, should_stop, unfinished, moments)
                     metrics |= {metric_names.loss(name): value for name, value in terms.items()}
-                    metrics |= self._spent(message, index)
+                    metrics |= self._spent(message, index, private)
                     state = to_host(method.upload(client, message))
             finally:
                 client.release()
             own |= self._staying(message, state)
             state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
-            remembered = client.memory | own
+            remembered = client.memory | own | private
             if remembered and distributed.rank() == 0:
                 self.memory.after((message.round, index), to_host(remembered))
             if moments and distributed.rank() == 0:
@@ -155,12 +161,25 @@ class Site:
         stays = {name: source[name] for name in sorted(self.client.site_only & source.keys())}
         return norm_statistics.remembered(stays, model)
 
-    def _spent(self, message: Broadcast, index: int) -> dict[str, float]:
-        """What the run has cost a record of this site in privacy, this phase included."""
-        if not self.training.dp_noise or self.account is None:
+    def _fewest(self, before: Tensor | None, message: Broadcast) -> State:
+        """What record-level training remembers of how many training records there were; nothing for other training."""
+        if not self.training.dp_noise:
+            return {}
+        known = [] if before is None else [int(before)]
+        if message.phase != EVALUATE:
+            known.append(self.client.data.num_train)
+        return {FEWEST: torch.tensor(min(known))} if known else {}
+
+    def _spent(self, message: Broadcast, index: int, private: State) -> dict[str, float]:
+        """What the run has cost a record of this site in privacy, this phase included: at most.
+
+        The fewer records there are, the likelier is each to be drawn: all steps count as if there had been as few as
+        ever in the run, since a site's records may grow in the middle of it.
+        """
+        if not private or self.account is None:
             return {}
         steps = dp_sgd.steps(self.method, message.round, index)
-        return {metric_names.RECORD_EPSILON: self.account(self.training, self.client.data.num_train, steps)}
+        return {metric_names.RECORD_EPSILON: self.account(self.training, int(private[FEWEST]), steps)}
 
     def _moments(self, message: Broadcast, task: tuple[int, int]) -> State | None:
         """The optimiser's tensors as they were before a task that trains, where the settings keep them; else None."""

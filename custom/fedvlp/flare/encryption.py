@@ -34,7 +34,7 @@ from fedvlp.core.robust_mean import MEAN
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
-from fedvlp.federation.loop import Rounds
+from fedvlp.federation.loop import QuorumLostError, Rounds
 from fedvlp.flare import messages, overlap_messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.messages import MOST_SAMPLES
@@ -191,6 +191,7 @@ class EncryptedMean(Method):
     """The server half: ``server.state`` stays the untrained model, the trained one is a ciphertext in its memory."""
 
     cipher: Cipher = field(kw_only=True)
+    rounds: Rounds = field(kw_only=True, default_factory=Rounds)  # whose quorum the sum must have
 
     def start(self, server: Server) -> None:
         require(len(server.sites) <= MAX_SITES, f"{len(server.sites)} sites; ciphertexts hold the sum of {MAX_SITES}")
@@ -207,6 +208,8 @@ class EncryptedMean(Method):
 
     def objection(self, server: Server, update: Update) -> str | None:
         if CIPHERTEXT in update.aux:
+            if not update.num_samples:
+                return "an encrypted update of 0 training records is in no sum; the quorum does not count it"
             try:
                 self.cipher.check(update.aux[CIPHERTEXT], length(server.state))
             except PrivacyError as error:
@@ -214,21 +217,25 @@ class EncryptedMean(Method):
         return None
 
     def aggregator(self, server: Server, phase: str) -> Aggregator:
-        return CiphertextSum(self.cipher, server)
+        return CiphertextSum(self.cipher, server, self.rounds.needed(len(self.asks(server))))
 
 
 class CiphertextSum:
-    """The encrypted sum of the sites' weights times samples, and the plain sum of their samples."""
+    """The encrypted sum of the sites' weights times samples, and the plain sum of their samples.
 
-    def __init__(self, cipher: Cipher, server: Server) -> None:
+    Of fewer than ``needed`` updates there is none: sites that share their noise (noise_shares.py) count on a quorum of
+    shares in every sum that is sent on.
+    """
+
+    def __init__(self, cipher: Cipher, server: Server, needed: int) -> None:
         self._cipher = cipher
         self._server = server
+        self._needed = needed
         self._rows = torch.empty(0)
         self._samples = 0
+        self._added = 0
 
     def add(self, update: Update) -> None:
-        if not update.num_samples:
-            return
         sent = update.aux[CIPHERTEXT]
         try:
             self._rows = self._cipher.add(self._rows, sent) if self._samples else sent.clone()
@@ -236,11 +243,18 @@ class CiphertextSum:
             logger.warning("%s: its ciphertexts cannot be added (%s); left out", update.site, type(error).__name__)
             return
         self._samples += update.num_samples
+        self._added += 1
 
     def commit(self) -> None:
-        if self._samples:
-            weight = torch.tensor(float(self._samples), dtype=torch.float64)
-            self._server.memory = {CIPHERTEXT: self._rows, WEIGHT: weight}
+        """Raises QuorumLostError where fewer updates than the quorum are in the sum: some could not be added."""
+        if self._added < self._needed:
+            raise QuorumLostError(
+                f"round {self._server.round} phase {self._server.phase}: the ciphertexts of {self._added} sites could "
+                f"be added, {self._needed} needed. The model is as it was before this phase; the server's log names "
+                "the sites that are left out. Resume the run once these are solved"
+            )
+        weight = torch.tensor(float(self._samples), dtype=torch.float64)
+        self._server.memory = {CIPHERTEXT: self._rows, WEIGHT: weight}
 
 
 def within(values: Tensor, before: Tensor, norm: float, largest: float, shorten: bool = False) -> Tensor:
@@ -372,7 +386,9 @@ class EncryptedController(FederatedController):
         assert self._fl_ctx is not None
         cipher = Cipher.load(self.context, self._fl_ctx)
         require(not cipher.secret, f"startup/{self.context} holds the secret key, which only sites may have")
-        return EncryptedMean(local_steps=self.experiment.method.local_steps, cipher=cipher)
+        return EncryptedMean(
+            local_steps=self.experiment.method.local_steps, cipher=cipher, rounds=self.experiment.rounds
+        )
 
     def _rounds(self) -> Rounds:
         return super()._rounds().of_encrypted()

@@ -37,7 +37,8 @@ PREPARE, SETUP, REQUEST, RESPONSE, COUNT = (
 CARRIED = {SETUP: PSIConst.SETUP_MSG, REQUEST: PSIConst.REQUEST_MSG, RESPONSE: PSIConst.RESPONSE_MSG}
 """Stage: FLARE's key of the message that its answer carries to the other site."""
 
-PEER, PATIENTS, LEAST, SEAL, FEWER = (f"fedvlp_{name}" for name in ("peer", "patients", "least", "seal", "fewer"))
+PEER, PATIENTS, LEAST, SEAL = (f"fedvlp_{name}" for name in ("peer", "patients", "least", "seal"))
+FEWER, MORE = "fedvlp_fewer", "fedvlp_more"
 COUNTED = "fedvlp_overlap"
 """Property of a task's context: it was answered by the executor that counts patients, not by one that trains."""
 
@@ -67,10 +68,16 @@ class Sealed:
 
 @dataclass(frozen=True)
 class Count:
-    """How many patients two sites share; ``fewer`` than ``shared`` where the sites let no smaller number be told."""
+    """How many patients two sites share, of the ``of`` that the smaller set has.
+
+    ``fewer`` than ``shared`` where the sites let no smaller number be told. ``more``: at least ``shared``, where so few
+    of the smaller set are not shared that a number would name nearly all of them.
+    """
 
     shared: int
+    of: int
     fewer: bool = False
+    more: bool = False
 
 
 Answer = Size | Sealed | Count
@@ -108,7 +115,7 @@ def to_reply(answer: Answer) -> Shareable:
     if isinstance(answer, Size):
         data: dict[str, Any] = {PSIConst.ITEMS_SIZE: answer.patients}
     elif isinstance(answer, Count):
-        data = {PSIConst.ITEMS_SIZE: answer.shared, FEWER: answer.fewer}
+        data = {PSIConst.ITEMS_SIZE: answer.shared, PATIENTS: answer.of, FEWER: answer.fewer, MORE: answer.more}
     else:
         data = _carried(answer)
     return DXO(DataKind.PSI, data=data).to_shareable()
@@ -145,12 +152,19 @@ def read_answer(shareable: Shareable) -> Answer:
     names = set(data)
     if names == {PSIConst.ITEMS_SIZE}:
         return Size(_number(data[PSIConst.ITEMS_SIZE]))
-    if names == {PSIConst.ITEMS_SIZE, FEWER} and isinstance(data[FEWER], bool):
-        return Count(_number(data[PSIConst.ITEMS_SIZE]), data[FEWER])
+    if names == {PSIConst.ITEMS_SIZE, PATIENTS, FEWER, MORE}:
+        return _read_count(data)
     for stage, key in CARRIED.items():
         if names == {key, SEAL, PATIENTS, LEAST}:
             return _read_carried(data, stage)
     raise OverlapError("the reply is no message of a job that counts patients")
+
+
+def _read_count(data: Mapping[str, Any]) -> Count:
+    fewer, more = data[FEWER], data[MORE]
+    if type(fewer) is not bool or type(more) is not bool or (fewer and more):
+        raise OverlapError("the reply is no message of a job that counts patients")
+    return Count(_number(data[PSIConst.ITEMS_SIZE]), _number(data[PATIENTS]), fewer, more)
 
 
 def _read_carried(data: Mapping[str, Any], stage: str) -> Sealed:
@@ -186,8 +200,17 @@ def passed(reply: Shareable, fl_ctx: FLContext) -> Shareable:
     rules = overlap_at(Path(fl_ctx.get_engine().get_workspace().get_root_dir()))
     answer = read_answer(reply)
     if isinstance(answer, Count):
-        if not answer.fewer and answer.shared < rules.least_shared:
-            raise OverlapError(f"a count below {rules.least_shared} does not leave this site")
+        _admit_count(answer, rules.least_shared)
     else:
         rules.admit_size(answer.patients, "this site")
     return to_reply(answer)
+
+
+def _admit_count(count: Count, least: int) -> None:
+    """Raises OverlapError for a number by which fewer than ``least`` patients are told apart, at either end."""
+    if count.shared < least:
+        raise OverlapError(f"a count below {least} does not leave this site")
+    if (
+        not count.fewer and count.of - count.shared < least - count.more
+    ):  # "at least" may leave one patient fewer open than a number
+        raise OverlapError(f"a count of all of a set but fewer than {least} does not leave this site")

@@ -52,13 +52,17 @@ Ask = Callable[[Mapping[str, Task]], Mapping[str, Reply]]
 
 @dataclass(frozen=True)
 class Pair:
-    """How many patients two sites share: a number; ``fewer`` than that number; or not known, for that ``reason``."""
+    """How many patients two sites share: a number; ``fewer`` than that number, or that or ``more``; or not known.
+
+    Then for that ``reason``.
+    """
 
     first: str
     second: str
     shared: int | None = None
     fewer: bool = False
     reason: str = ""
+    more: bool = False
 
 
 @dataclass
@@ -83,7 +87,8 @@ class OverlapTable:
                 lines.append(f"{both} were not counted: {pair.reason}")
                 continue
             of = " / ".join(str(self.patients[site]) for site in (pair.first, pair.second))
-            lines.append(f"{both} share {'fewer than ' * pair.fewer}{pair.shared} of {of} patients")
+            bound = "fewer than " * pair.fewer + "at least " * pair.more
+            lines.append(f"{both} share {bound}{pair.shared} of {of} patients")
         return lines
 
     def save(self, file: Path) -> None:
@@ -131,7 +136,7 @@ def _pair(first: str, second: str, patients: int, ask: Ask) -> Pair:
     reply = ask({second: Task(COUNT, first, message=message)})[second]
     if not isinstance(reply, Count):
         return Pair(first, second, reason=f"{second}: {_why_not(reply)}")
-    return Pair(first, second, reply.shared, reply.fewer)
+    return Pair(first, second, reply.shared, reply.fewer, more=reply.more)
 
 
 def _why_not(reply: Reply) -> str:

@@ -113,9 +113,23 @@ class Party:
         return self._sealed(peer, RESPONSE, end.respond(message.content, message.patients))
 
     def _count(self, peer: str, message: Sealed) -> Count:
+        """The number, unless it tells of fewer patients than the stricter of the two sites lets be told.
+
+        A small number does, and so does one that leaves few of the smaller set out: it names nearly all of them.
+        """
         shared = _pop(self._clients, peer).count(message.content)
-        least = max(self.rules.least_shared, message.least_shared)  # the stricter site's
-        return Count(least, fewer=True) if shared < least else Count(shared)
+        least = max(self.rules.least_shared, message.least_shared)
+        smaller = min(len(self.items), message.patients)
+        if smaller < 2 * least:
+            raise OverlapError(
+                f"the smaller set has {smaller} patients; where fewer than {least} are not told apart (least_shared), "
+                f"it needs at least {2 * least}"
+            )
+        if shared < least:
+            return Count(least, smaller, fewer=True)
+        if smaller - shared < least:
+            return Count(smaller - least + 1, smaller, more=True)
+        return Count(shared, smaller)
 
     def _sealed(self, peer: str, stage: str, content: bytes) -> Sealed:
         message = Sealed(stage, content, len(self.items), self.rules.least_shared, b"")

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.privacy import gaussian
-from fedvlp.core.types import Batch
+from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
 from fedvlp.training.config import Training
 from fedvlp.training.step import Losses, Stepper
@@ -122,7 +122,16 @@ def uniform(count: int) -> np.ndarray:
 
 
 class PrivateStepper(Stepper):
-    """Steps 3 and 4 of a batch with groups. It tells no terms of the loss: they would be exact."""
+    """Steps 3 and 4 of a batch with groups. It tells no terms of the loss: they would be exact.
+
+    The site's own data, where they ask for it, are told which records each group had and how long its shortened
+    gradient was, before the noise: a job that asks for next to no noise must not hide that a few records are behind all
+    of an update (deploy/envelope.py). These lengths are exact, and stay at the site.
+    """
+
+    def __init__(self, client: Client, training: Training, message: Broadcast, purpose: int) -> None:
+        super().__init__(client, training, message, purpose)
+        self.rows: list[Tensor] = []  # of every group that had a gradient
 
     def _backward(self, batch: Batch, losses: Losses) -> dict[str, Tensor]:
         group, training = batch[GROUP], self.training
@@ -136,7 +145,11 @@ class PrivateStepper(Stepper):
             self.optimizer.zero_grad(set_to_none=True)
             terms = losses({name: tensor[rows.to(tensor.device)] for name, tensor in rest.items()})
             (self._sum(terms, rest) * self.loss_scale).backward()
-            for total, shortened in zip(sums, self._shortened(), strict=True):
+            gradients, length = self._shortened()
+            if self.weigh is not None:
+                self.rows.append(rest["row"][rows.to(rest["row"].device)])
+                self.lengths.append(torch.tensor(length))
+            for total, shortened in zip(sums, gradients, strict=True):
                 if shortened is not None:
                     total += shortened
         deviation = 2 * training.dp_clip * training.dp_noise
@@ -145,12 +158,18 @@ class PrivateStepper(Stepper):
             parameter.grad = (total + deviation * noise) / groups
         return {}
 
-    def _shortened(self) -> list[Tensor | None]:
-        """The gradients, together of at most the length ``dp_clip``; none where they are not finite."""
+    def _note_length(self) -> None:
+        """Nothing: the length of a step's gradient is that of its noise."""
+
+    def _tell_lengths(self, weigh: Callable[..., None]) -> None:
+        weigh(self.lengths, self.rows)
+
+    def _shortened(self) -> tuple[list[Tensor | None], float]:
+        """The gradients, together of at most the length ``dp_clip``, and that length; none where not finite."""
         gradients = [parameter.grad for parameter in self.parameters]
         norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients if one is not None))
         if not math.isfinite(norm):
             logger.warning("%s: the loss of a group is not finite; the group is left out", self.client.name)
-            return [None] * len(gradients)
+            return [None] * len(gradients), 0.0
         scale = min(1.0, self.training.dp_clip / norm) if norm else 1.0
-        return [None if one is None else one * scale for one in gradients]
+        return [None if one is None else one * scale for one in gradients], norm * scale

@@ -41,7 +41,7 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
-        self.weigh: Callable[[list[Tensor]], None] | None = getattr(client.data, "weigh", None)
+        self.weigh: Callable[..., None] | None = getattr(client.data, "weigh", None)
         self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where data ask for it
         self.means = distributed.MeansInBackward(self.parameters)
         if hasattr(client.model, "set_attention"):
@@ -89,13 +89,19 @@ class Stepper:
         if self.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         if self.weigh is not None:
-            self.lengths.append(_length(self.parameters))
+            self._note_length()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
         self.client.stepped()
         self.done += 1
         return terms
+
+    def _note_length(self) -> None:
+        self.lengths.append(_length(self.parameters))
+
+    def _tell_lengths(self, weigh: Callable[..., None]) -> None:
+        weigh(self.lengths)
 
     def _holds(self) -> bool:
         """Whether float16 held the gradients; if not, the scaler leaves this step out."""
@@ -159,7 +165,7 @@ class Stepper:
         """Frees the gradients; several processes end with the same weights, statistics and loss terms."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.weigh is not None:
-            self.weigh(self.lengths)
+            self._tell_lengths(self.weigh)
         self.agree()
         if distributed.together():
             distributed.average(term for terms in history for term in terms.values())

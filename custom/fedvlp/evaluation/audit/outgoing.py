@@ -8,12 +8,13 @@ how far it moved them, and whether it went against the record's gradient (gradie
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client
+from fedvlp.core.seeds import seed
 from fedvlp.core.types import MODALITIES, Batch, State
 from fedvlp.evaluation.audit.gradients import ALIGNED
 from fedvlp.evaluation.audit.membership import Membership, matching_weights, membership
@@ -21,7 +22,7 @@ from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, Batches, recor
 
 OUTGOING, MOVED = "update", ", moved"
 MOST = 512
-"""Records on either side; more only narrow the interval."""
+"""Records on either side, by lot; more only narrow the interval."""
 
 REFERENCE, BATCH = 64, 32
 HELD_OUT = ("val", "test")
@@ -61,12 +62,21 @@ def strongest(client: Client, before: State, sent: State, trained: Iterable[int]
 
 
 def _batches(client: Client, trained: Iterable[int]) -> Batches:
-    """What is compared; held-out records come first to the pool, at most a quarter of them."""
-    data = client.data
-    rows = torch.tensor(sorted(trained)[:MOST], dtype=torch.int64)
+    """What is compared; held-out records come first to the pool, at most a quarter of them.
+
+    Of more than ``MOST`` records a side is a sample, always the same: the first rows of a table may be of one year or
+    of one machine.
+    """
+    data: Any = client.data
+    generator = torch.Generator().manual_seed(seed(client.seed, client.name, "membership"))
+    rows = _sampled(sorted(trained), generator)
     members = list(data.batches("train", BATCH, drop_last=False, rows=rows))
-    held = chain.from_iterable(data.batches(split, 8, drop_last=False) for split in HELD_OUT)
-    others = [batch for batch, _ in zip(held, range(MOST // 8), strict=False)]
+    held = _sampled(range(sum(data.sizes.get(split, 0) for split in HELD_OUT)), generator)
+    others: list[Batch] = []
+    for split in HELD_OUT:
+        size = data.sizes.get(split, 0)
+        mine, held = held[held < size], held[held >= size] - size  # positions go on from one split to the next
+        others += data.batches(split, 8, drop_last=False, rows=mine)
     pool = others[: min(REFERENCE // 8, len(others) // 4)]
     if not members or not pool:
         raise UnmeasuredError("there are too few held-out records to compare with")
@@ -74,6 +84,12 @@ def _batches(client: Client, trained: Iterable[int]) -> Batches:
     if "labels" not in members[0] and not all(set(MODALITIES) <= batch.keys() for batch in (*members, *others)):
         raise UnmeasuredError("records lack a film or a report")
     return of
+
+
+def _sampled(rows: Sequence[int], generator: torch.Generator) -> Tensor:
+    """At most ``MOST`` of the rows, [n] int64, in an order by lot."""
+    order = torch.randperm(len(rows), generator=generator)[:MOST]
+    return torch.tensor(rows, dtype=torch.int64)[order]
 
 
 def _sides(batches: Batches) -> tuple[Tensor, Tensor]:
