@@ -572,6 +572,41 @@ def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
     assert names == [f"task site-1 {phase} {number}" for phase, number in wanted]
 
 
+TRAINS_ELSEWHERE = """
+import os, struct, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+def burn():
+    while time.process_time() < 1: pass
+if not os.fork():
+    if os.fork(): os._exit(0)
+    os.setsid()
+    burn()
+    (folder / "done").touch()
+    time.sleep(5)
+    os._exit(0)
+os.wait()
+if not os.fork():
+    burn()
+    os._exit(0)
+os.wait()
+while not (folder / "done").exists(): time.sleep(0.05)
+(folder / "events").write_text("a 1.0 2.0")
+(folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+"""
+"""A second in a process that nobody waits for, as fedvlp's trainer is one, and a second in one that is waited for."""
+
+
+def test_processor_time_of_a_process_that_nobody_waits_for_counts_and_no_other_twice(
+    imported: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = imported("orchestration")
+    monkeypatch.setattr(
+        program, "command_of", lambda _1, _2, folder, _3: [sys.executable, "-S", "-c", TRAINS_ELSEWHERE, str(folder)]
+    )
+    assert 1.9 < program.run("flare-t1", program.Size())["cpu"] < 2.8
+
+
 @pytest.fixture
 def gpu(imported: Callable[[str], Any]) -> Any:
     return imported("gpu")
