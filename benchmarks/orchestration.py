@@ -18,9 +18,9 @@ evaluation, the same seeds, one torch thread) in fresh processes, variants inter
 Overhead is start-up (launch to first step) + idle (time in between in which no site trains) + shutdown (last step to
 exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less, with that
 of processes that outlive the ones that started them, as fedvlp's trainer does in ``flare-t1``. ``anon`` is memory
-without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe, Flower and pfl, which
-average otherwise and are compared by their norm. A second part grows the number of sites over the same records, for the
-peak memory.
+without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe, Flower and pfl,
+which average otherwise and are compared by their norm. A second part grows the number of sites over the same records,
+for the peak memory.
 """
 
 from __future__ import annotations

@@ -617,6 +617,37 @@ def in_forks(command: list[str], timeout: float, **_: object) -> subprocess.Comp
     return programs.forked(["python", *command[1:]], BENCHMARKS, os.environ)
 
 
+def test_a_piece_is_kept_only_for_the_same_card_size_and_torch(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of a quick run on the CPU had been shown as those of a GPU."""
+    file, asked = tmp_path / "gpu.json", []
+    there = {"device": "cpu", "quick": True, "torch": torch.__version__}
+
+    def measured(name: str, *_: object) -> dict[str, Any]:
+        asked.append(name)
+        return {"rows": [{"ms": 1}], "why": "", "seconds": 1}
+
+    def again(*options: str) -> list[str]:
+        asked.clear()
+        command = ["gpu.py", "--device", "cpu", "--only", "contrast", "--resume", str(file), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        gpu.main()
+        return list(asked)
+
+    monkeypatch.setattr(gpu, "measured", measured)
+    assert again("--quick") == ["contrast"]
+    (piece,) = json.loads(file.read_text()).values()
+    assert piece.items() >= there.items()
+    assert again("--quick") == []
+    assert again() == ["contrast"], "not the quick one"
+    for other in ({"device": "another card"}, {"torch": "1.0"}, {"why": "stopped"}):
+        file.write_text(json.dumps({"contrast": {**piece, **other}}))
+        assert again("--quick") == ["contrast"]
+    file.write_text(json.dumps({"contrast": {name: piece[name] for name in ("rows", "why", "seconds", "device")}}))
+    assert again("--quick") == ["contrast"], "an older file does not say"
+
+
 @pytest.mark.slow(seconds=60)
 def test_every_piece_of_the_gpu_benchmark_runs_and_is_not_measured_twice(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
