@@ -101,6 +101,8 @@ def _status(name: str) -> int:
 class TreeMemory(threading.Thread):
     """Peak memory of every process whose environment holds ``tag``, from /proc/*/smaps_rollup; a context manager.
 
+    ``detached`` are the processor seconds that no one of them waits for, and so ``os.wait4`` of the first one does not
+    tell: of the processes that outlived the one that started them, as last seen, and of those that they waited for.
     ``peak`` is the largest sum of proportional set sizes (shared pages counted once), ``anonymous`` the same without
     the pages of files (libraries), which is what a run itself allocates. Bytes.
     """
@@ -110,16 +112,33 @@ class TreeMemory(threading.Thread):
         self.tag, self.interval = tag.encode(), interval
         self.peak = self.anonymous = 0
         self.processes: set[int] = set()
+        self._unwaited: dict[int, float] = {}  # processor seconds of the processes that nobody of the tree waits for
         self._strangers: set[int] = {os.getpid()}
         self._done = threading.Event()
 
     def run(self) -> None:
         while not self._done.wait(self.interval):
-            total = anonymous = 0
-            for pid in self._tagged():
-                sizes = self._sizes(pid)
-                total, anonymous = total + sizes.get("Pss:", 0), anonymous + sizes.get("Pss_Anon:", 0)
-            self.peak, self.anonymous = max(self.peak, total), max(self.anonymous, anonymous)
+            self._look()
+        self._look()  # at those that go on when the first one has ended
+
+    @property
+    def detached(self) -> float:
+        return sum(self._unwaited.values())
+
+    def _look(self) -> None:
+        total = anonymous = 0
+        for pid in list(self._tagged()):
+            sizes = self._sizes(pid)
+            total, anonymous = total + sizes.get("Pss:", 0), anonymous + sizes.get("Pss_Anon:", 0)
+            self._count(pid)
+        self.peak, self.anonymous = max(self.peak, total), max(self.anonymous, anonymous)
+
+    def _count(self, pid: int) -> None:
+        """Notes the processor time of a process whose parent is neither of the tree nor this process."""
+        status = " ".join(_lines(f"/proc/{pid}/stat"))
+        fields = status.rpartition(")")[2].split()  # what stands before may hold spaces: the name of the program
+        if fields and int(fields[1]) not in self.processes | {os.getpid()}:
+            self._unwaited[pid] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
     def _tagged(self) -> Iterable[int]:
         for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:

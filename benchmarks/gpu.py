@@ -440,6 +440,11 @@ def measured(name: str, common: list[str], limit: float) -> dict[str, Any]:
     }
 
 
+def is_done(piece: dict[str, Any], terms: dict[str, Any]) -> bool:
+    """Whether a piece of the file is whole, and was measured on these ``terms``: card, size and torch."""
+    return piece.get("why") == "" and {name: piece.get(name) for name in terms} == terms
+
+
 def shown(name: str, piece: dict[str, Any]) -> str:
     """A piece as a table."""
     keys = list(dict.fromkeys(key for row in piece["rows"] for key in row))
@@ -453,7 +458,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(PIECES), default=list(PIECES))
-    parser.add_argument("--resume", type=Path, help="file of finished pieces, read and written")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        help="file of finished pieces, read and written; another card, torch or --quick measures them again",
+    )
     parser.add_argument("--traces", type=Path, help="folder for Chrome traces of the runs")
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--piece", choices=list(PIECES), help=argparse.SUPPRESS)
@@ -468,17 +477,18 @@ def main() -> None:
     kept: dict[str, Any] = {}
     if chosen.resume and chosen.resume.is_file():
         kept = json.loads(chosen.resume.read_text(encoding="utf-8"))
+    terms = {"device": card, "quick": chosen.quick, "torch": torch.__version__}
     common = ["--device", chosen.device, *(["--quick"] if chosen.quick else [])]
     common += ["--traces", str(chosen.traces)] if chosen.traces else []
     for name in chosen.only:
         left, limit = end - time.monotonic(), LIMITS[name] if chosen.device == "cuda" else 60 * chosen.minutes
-        if not kept.get(name, {"why": "not yet"})["why"]:
+        if is_done(kept.get(name, {}), terms):
             print(shown(name, kept[name]))
             continue
         if left < 5:
             print(f"\n{name}: no time left; the same command with --resume goes on here")
             continue
-        kept[name] = measured(name, common, min(limit, left)) | {"device": card}
+        kept[name] = measured(name, common, min(limit, left)) | terms
         print(shown(name, kept[name]), flush=True)
         if chosen.resume:
             chosen.resume.write_text(json.dumps(kept, indent=1), encoding="utf-8")

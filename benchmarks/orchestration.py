@@ -16,10 +16,11 @@ evaluation, the same seeds, one torch thread) in fresh processes, variants inter
     pfl        Apple's pfl, users in turn in one process (pfl_peer.py)
 
 Overhead is start-up (launch to first step) + idle (time in between in which no site trains) + shutdown (last step to
-exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less. ``anon``
-is memory without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe, Flower
-and pfl, which average otherwise and are compared by their norm. A second part grows the number of sites over the same
-records, for the peak memory.
+exit), from notes that the workload itself writes; ``cpu`` is processor time, which a busy machine moves less, with that
+of processes that outlive the ones that started them, as fedvlp's trainer does in ``flare-t1``. ``anon`` is memory
+without the pages of libraries. Weights must be equal bit for bit, but for those of FLARE's recipe, Flower and pfl,
+which average otherwise and are compared by their norm. A second part grows the number of sites over the same records,
+for the peak memory.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def run(variant: str, size: Size, pythons: Mapping[str, str] = MappingProxyType(
         spans = sorted((float(began), float(stop)) for _, began, stop in visits)
         row = {"variant": variant, **vars(size), "visits": len(spans), **phases(spans, launched, ended)}
         return row | {
-            "cpu": rounded(usage.ru_utime + usage.ru_stime),
+            "cpu": rounded(usage.ru_utime + usage.ru_stime + memory.detached),
             "peak_mib": round(memory.peak / MIB),
             "anon_mib": round(memory.anonymous / MIB),
             "processes": len(memory.processes),

@@ -572,6 +572,41 @@ def test_a_record_of_two_rounds_is_made_one_of_four(gpu_trace: Any) -> None:
     assert names == [f"task site-1 {phase} {number}" for phase, number in wanted]
 
 
+TRAINS_ELSEWHERE = """
+import os, struct, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+def burn():
+    while time.process_time() < 1: pass
+if not os.fork():
+    if os.fork(): os._exit(0)
+    os.setsid()
+    burn()
+    (folder / "done").touch()
+    time.sleep(5)
+    os._exit(0)
+os.wait()
+if not os.fork():
+    burn()
+    os._exit(0)
+os.wait()
+while not (folder / "done").exists(): time.sleep(0.05)
+(folder / "events").write_text("a 1.0 2.0")
+(folder / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
+"""
+"""A second in a process that nobody waits for, as fedvlp's trainer is one, and a second in one that is waited for."""
+
+
+def test_processor_time_of_a_process_that_nobody_waits_for_counts_and_no_other_twice(
+    imported: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = imported("orchestration")
+    monkeypatch.setattr(
+        program, "command_of", lambda _1, _2, folder, _3: [sys.executable, "-S", "-c", TRAINS_ELSEWHERE, str(folder)]
+    )
+    assert 1.9 < program.run("flare-t1", program.Size())["cpu"] < 2.8
+
+
 @pytest.fixture
 def gpu(imported: Callable[[str], Any]) -> Any:
     return imported("gpu")
@@ -580,6 +615,37 @@ def gpu(imported: Callable[[str], Any]) -> Any:
 def in_forks(command: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` of a program of the folder, without the seconds in which it imports."""
     return programs.forked(["python", *command[1:]], BENCHMARKS, os.environ)
+
+
+def test_a_piece_is_kept_only_for_the_same_card_size_and_torch(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures of a quick run on the CPU had been shown as those of a GPU."""
+    file, asked = tmp_path / "gpu.json", []
+    there = {"device": "cpu", "quick": True, "torch": torch.__version__}
+
+    def measured(name: str, *_: object) -> dict[str, Any]:
+        asked.append(name)
+        return {"rows": [{"ms": 1}], "why": "", "seconds": 1}
+
+    def again(*options: str) -> list[str]:
+        asked.clear()
+        command = ["gpu.py", "--device", "cpu", "--only", "contrast", "--resume", str(file), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        gpu.main()
+        return list(asked)
+
+    monkeypatch.setattr(gpu, "measured", measured)
+    assert again("--quick") == ["contrast"]
+    (piece,) = json.loads(file.read_text()).values()
+    assert piece.items() >= there.items()
+    assert again("--quick") == []
+    assert again() == ["contrast"], "not the quick one"
+    for other in ({"device": "another card"}, {"torch": "1.0"}, {"why": "stopped"}):
+        file.write_text(json.dumps({"contrast": {**piece, **other}}))
+        assert again("--quick") == ["contrast"]
+    file.write_text(json.dumps({"contrast": {name: piece[name] for name in ("rows", "why", "seconds", "device")}}))
+    assert again("--quick") == ["contrast"], "an older file does not say"
 
 
 @pytest.mark.slow(seconds=60)

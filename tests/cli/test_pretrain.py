@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -15,17 +16,23 @@ from support.presets import MODEL
 from typer.testing import CliRunner
 
 from fedvlp.cli import app, main, stopping
+from fedvlp.cli.overrides import configured
+from fedvlp.cli.pretrain import _recall, _told
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
-from fedvlp.models.initial import InitialWeightsError, parse, pinned, refuse_other_folder, save_initial
+from fedvlp.models.initial import InitialWeightsError, parse, pinned, refuse_other_folder, save_initial, settled
+from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.presets import PRESETS
 from fedvlp.run.pretrain import (
     COMMAND,
     Comparison,
+    checkable,
     compare,
+    held_out,
     note_command,
     noted_command,
     pretrainable,
@@ -112,6 +119,65 @@ def test_others_are_told_by_bytes_recall_and_features(commanded: Commanded, tmp_
     assert all(value < 0.9 for value in found.cosine.values())
 
 
+def of_table(folder: Path, split: str, report: str | None) -> Experiment:
+    """On a table of which 1 of 4 patients is in ``split`` with the same ``report`` (None: each its own)."""
+    write(SyntheticCohort(sites=1, size=160, image_size=72), folder)
+    table = folder / "pairs.csv"
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    patients = sorted({row["patient_id"] for row in rows})
+    for row in rows:
+        held = patients.index(row["patient_id"]) % 4 == 0
+        row |= {"split": split if held else "train"} | ({"report": report} if held and report is not None else {})
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    data = TableSource(str(table), root=str(folder), image_size=72, split_column="split", min_report_words=0)
+    return replace(PRESETS["tiny-pool"], data=data)
+
+
+@pytest.mark.parametrize(("split", "report"), [("val", None), ("test", "")])
+def test_without_pairs_that_are_held_out_there_is_no_recall(split: str, report: str | None, tmp_path: Path) -> None:
+    """It ended with an error after the whole training, and so did --resume."""
+    assembly = Assembly(of_table(tmp_path, split, report), accept_phi_risk=True)
+    found = held_out(assembly, assembly.modules()[0])
+    assert found == {"queries": 0, "candidates": 32, "chance_r1": 3.125}
+    assert _recall(found) == "fewer than 32 with films and reports, so no recall is measured"
+
+
+def test_pairs_that_are_held_out_are_measured(tmp_path: Path) -> None:
+    assembly = Assembly(of_table(tmp_path, "test", None), accept_phi_risk=True)
+    found = held_out(assembly, assembly.modules()[0])
+    assert found["queries"] == 64
+    assert {"r1", "r5"} <= found.keys()
+    assert _recall(found).startswith(f"R@1 {found['r1']}, R@5 ")
+
+
+@pytest.mark.parametrize("held", [{}, {"r1": 50.0}])
+def test_a_recall_that_was_not_measured_is_a_problem_in_words(
+    held: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedvlp.run.pretrain._features", lambda *_: {})
+    save_initial(MODEL.build(0), tmp_path / "towers", {"held_out": {"queries": 0, **held}, "machine": {}})
+    found = compare(PRESETS["tiny-pool"], settled("tiny-pool"), tmp_path / "towers")
+    assert bool(found.problem) is True
+    assert ("too few records are held out" in found.problem) is (not held)
+    assert "held-out R@1 65.36 then" in _told("tiny-pool", found)
+
+
+def test_the_shipped_are_made_by_their_preset_alone_wherever_it_runs(tmp_path: Path) -> None:
+    """With other data or settings the check could only fail, which was said after the whole training."""
+    preset = PRESETS["tiny-pool"]
+    run = RunFolder.create(tmp_path / "runs", configured("tiny-pool", None, None, ["training.threads=2"]))
+    assert checkable(run.experiment()) == settled("tiny-pool")
+    with pytest.raises(ValueError, match="leave --set and --data, or --check, out"):
+        checkable(replace(preset, data=TableSource(str(tmp_path / "pairs.csv"))))
+    for setting in ("rounds.seed", "rounds.rounds", "data.size", "training.batch_size"):
+        with pytest.raises(ValueError, match="--check compares with towers that the preset tiny-pool makes as it is"):
+            checkable(override(preset, setting, "77"))
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [(62.0, ""), (58.6, ""), (58.4, "more than three standard errors"), (65.6, "more than three standard errors")],
@@ -122,12 +188,16 @@ def test_on_another_machine_the_recall_must_be_that_which_is_recorded(now: float
     assert said in found.problem
     assert bool(found.problem) == bool(said)
     assert replace(found, same_bytes=True).problem == ""
+    unmeasured = replace(found, recall=(62.0, None))
+    assert unmeasured.problem == "too few records are held out to measure the recall of these"
 
 
 MISTAKES = {
     "pretrain towers --preset fedavg": "the method of fedavg trains at sites; pre-training takes one that",
     "pretrain towers --preset centralized --check": "no weights ship under the name centralized; there are: tiny-pool",
     "pretrain towers --resume runs/x --set rounds.rounds=2": "--resume goes on with the run's own configuration",
+    "pretrain towers --resume runs/x --runs elsewhere": "own configuration; leave --runs out",
+    "pretrain towers --check --set data.size=60": "make others; leave --set and --data, or --check, out",
     "simulate fedavg --set model.init=nowhere": "model.init 'nowhere': model.safetensors cannot be read there (No such",
     "jobs export fedavg job --set model.init=nowhere": "for a folder of another machine NAME@SHA256",
 }
@@ -185,7 +255,7 @@ def test_stopped_it_says_the_command_that_goes_on(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("fedvlp.run.simulate.simulate", stop)
     runs = str(tmp_path / "runs")
     with pytest.raises(stopping.Stopped):
-        CliRunner().invoke(app, ["pretrain", "my towers", "--runs", runs, "--check", "--accept-phi-risk", *small()])
+        CliRunner().invoke(app, ["pretrain", "my towers", "--runs", runs, "--check", "--accept-phi-risk"])
     run = f"{runs}/tiny-pool/001"
     again = f"fedvlp pretrain 'my towers' --resume {run} --accept-phi-risk --check"
     assert stopping.said() == f"stopped; go on with: {again}"

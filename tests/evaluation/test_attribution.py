@@ -101,6 +101,16 @@ def test_another_square_is_refused(square: int, model: DualEncoder) -> None:
         attribution(model, film(), "bright corner", square=square)
 
 
+def test_a_film_in_colour_is_shown_as_the_mean_of_its_channels() -> None:
+    """It was the red channel alone, in which what is green or blue is black."""
+    model = ModelConfig(**SIZES, in_channels=3).build(0)
+    pixels = torch.rand(3, SIDE, SIDE, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    shown = attribution(model, pixels, "left effusion").film
+    assert torch.allclose(shown, (pixels[0] + pixels[1] + pixels[2]) / 3, atol=1e-6)
+    grey = film()
+    assert torch.equal(attribution(ModelConfig(**SIZES).build(0), grey, "left effusion").film, grey[0])
+
+
 @pytest.mark.parametrize("by", MAPS)
 def test_the_picture_shows_the_corner_in_red(by: str, cornered: DualEncoder, tmp_path: Path) -> None:
     draw(attribution(cornered, film(), "bright corner", by, 8), tmp_path / "map.png")

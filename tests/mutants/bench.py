@@ -58,6 +58,7 @@ class Verdict:
     """``killer``: the test that failed, or what else ended the run; empty if every test passed, or ``UNDECIDED``."""
 
     killer: str
+    by_machine: bool = False  # the run was ended by a signal or by its time limit, and not by a test
 
     @property
     def killed(self) -> bool:
@@ -228,9 +229,21 @@ def judge(
 ) -> Iterator[tuple[Job, Verdict]]:
     """Runs the jobs, ``workers`` at a time, and yields each as soon as it is decided.
 
-    ``start`` begins a run in a process of its own, whose id it returns; by default in a fork of this one.
+    A busy machine, or one without memory, ends runs of mutants that no test kills. So a run that a signal or its time
+    limit ended is made once more, alone, when all others are through, and what is seen then counts. ``start`` begins a
+    run in a process of its own, whose id it returns; by default in a fork of this one.
     """
-    start = start or _start
+    doubtful = []
+    for job, verdict in _judged_once(jobs, workers, start or _start):
+        if verdict.by_machine:
+            doubtful.append(job)
+        else:
+            yield job, verdict
+    yield from _judged_once(doubtful, 1, start or _start)
+
+
+def _judged_once(jobs: Iterable[Job], workers: int, start: Callable[[Job], int]) -> Iterator[tuple[Job, Verdict]]:
+    """What the first run of each says."""
     waiting, running = iter(jobs), {}
     while True:
         while len(running) < workers and (job := next(waiting, None)):
@@ -256,9 +269,9 @@ def _start(job: Job) -> int:
 
 def _verdict(job: Job, status: int | None) -> Verdict:
     if status is None:
-        return Verdict(f"no end after {job.limit:.0f} s")
+        return Verdict(f"no end after {job.limit:.0f} s", by_machine=True)
     if os.WIFSIGNALED(status):
-        return Verdict(f"the process died of signal {os.WTERMSIG(status)}")
+        return Verdict(f"the process died of signal {os.WTERMSIG(status)}", by_machine=True)
     code = os.waitstatus_to_exitcode(status)
     if code == NOT_HERE:
         return Verdict(UNDECIDED)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mutants import ROOT, file_of
+from mutants.bench import Job, in_fork, judge
 from mutants.records import accepted
 from mutants.selection import BUDGET, Case, chosen, files_for
 from mutants.sources import mutants_of
@@ -119,6 +124,45 @@ def test_functions_are_exchanged_in_place_unless_import_does_something_else() ->
     assert differences("methods/math/neighbours", text) == []
     assert differences("methods/math/neighbours", text.replace("TILE = 1024", "TILE = 1025")) is None
     assert differences("methods/math/neighbours", text + "\nnearest.__doc__ = None\n") is None
+
+
+@pytest.mark.parametrize("ends", [(True, False), (True, True), (False,)])
+def test_a_run_that_the_machine_ended_is_judged_once_more(
+    ends: tuple[bool, ...],
+) -> None:
+    """SIGKILL of a machine without memory had counted as a test that failed, and was kept. ``ends``: each run's end."""
+    jobs = [Job("a", [], label="it"), Job("a", [], label="other")]
+    begun: list[str] = []
+
+    def start(job: Job) -> int:
+        begun.append(job.label)
+        is_ended = job.label == "it" and ends[begun.count("it") - 1]
+
+        def run() -> int:
+            if is_ended:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return 0
+
+        return in_fork(job.folder, run)
+
+    found = {job.label: verdict.killer for job, verdict in judge(jobs, 1, start)}
+    assert found == {"it": "the process died of signal 9" if all(ends) else "", "other": ""}
+    assert begun == (["it", "other", "it"] if len(ends) > 1 else ["it", "other"])
+
+
+def test_a_run_that_went_on_for_too_long_is_judged_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mutants import bench
+
+    monkeypatch.setattr(bench, "PATIENCE", 2.0)
+    waits = [60.0, 0.0]
+    slow = Job("a", [])
+    ((_, verdict),) = judge([slow], 1, lambda job: in_fork(job.folder, partial(_slept, waits.pop(0))))
+    assert verdict.killer == ""
+
+
+def _slept(seconds: float) -> int:
+    time.sleep(seconds)
+    return 0
 
 
 def test_every_module_to_be_mutated_exists_and_some_test_imports_it() -> None:

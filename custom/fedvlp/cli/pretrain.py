@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, use_plugins
+from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, given, use_plugins
 from fedvlp.cli.runs import Runs
 from fedvlp.cli.stopping import goes_on_with
 
@@ -20,8 +21,13 @@ TINY_POOL = "tiny-pool"
 """The preset of the encoders that ship with fedvlp."""
 
 
+WITH_RESUME = {"out", "preset", "resume", "accept_phi_risk", "accept_phi_kind", "check", "plugins"}
+"""The options that are read where a run goes on."""
+
+
 @app.command()
 def pretrain(
+    context: typer.Context,
     out: Annotated[Path, typer.Argument(help="Folder for the encoders: what model.init names.")],
     preset: Annotated[
         str | None, typer.Option(help=f"A preset that trains on all records together; default: {TINY_POOL}.")
@@ -43,7 +49,7 @@ def pretrain(
     from fedvlp.cli.tables import progress_line
     from fedvlp.models.initial import refuse_other_folder
     from fedvlp.run.folder import RunFolder
-    from fedvlp.run.pretrain import compare, note_command, noted_command, pretrainable, shipped, write_towers
+    from fedvlp.run.pretrain import checkable, compare, note_command, noted_command, pretrainable, write_towers
     from fedvlp.run.simulate import simulate
 
     use_plugins(plugins)
@@ -51,20 +57,20 @@ def pretrain(
     refuse_other_folder(out)
     if resume is None:
         preset = preset or TINY_POOL
-        expected = shipped(preset) if check else ""
         experiment = configured(preset, data, None, settings)
+        expected = checkable(experiment) if check else ""
         pretrainable(experiment)
         folder = RunFolder.create(runs, experiment)
         note_command(folder, preset, data, settings or [])
-    elif settings or data:
-        raise ValueError("--resume goes on with the run's own configuration; leave --set and --data out")
+    elif unread := given(context, WITH_RESUME):
+        raise ValueError(f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out")
     else:
         folder = RunFolder(resume)
         experiment = folder.experiment()
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave --preset out")
         preset = experiment.name
-        expected = shipped(preset) if check else ""
+        expected = checkable(experiment) if check else ""
         pretrainable(experiment)
     print(f"run {folder.path}")
     again = ["--accept-phi-risk"] * accept_phi_risk + ["--check"] * check
@@ -79,16 +85,22 @@ def pretrain(
             report=lambda record: print(progress_line(record), flush=True),
         )
     wrote, made = write_towers(folder, out, noted_command(folder))
-    recall = made["held_out"]
-    print(
-        f"held-out records of the pool: R@1 {recall.get('r1')}, R@5 {recall.get('r5')}, {recall['queries']} queries, "
-        f"chance {recall['chance_r1']:.1f}; R@1 within sites {recall.get('r1_within_sites')}\nwrote {wrote}"
-    )
+    print(f"held-out records of the pool: {_recall(made['held_out'])}\nwrote {wrote}")
     if check:
         comparison = compare(experiment, expected, out)
         print(_told(preset, comparison))
         if comparison.problem:
             raise ValueError(f"these are not the shipped {preset}: {comparison.problem}")
+
+
+def _recall(held_out: Mapping[str, float]) -> str:
+    """What was measured on the records that were held out."""
+    if not held_out["queries"]:
+        return f"fewer than {held_out['candidates']} with films and reports, so no recall is measured"
+    return (
+        f"R@1 {held_out['r1']}, R@5 {held_out['r5']}, {held_out['queries']} queries, chance "
+        f"{held_out['chance_r1']:.1f}; R@1 within sites {held_out.get('r1_within_sites', 'not measured')}"
+    )
 
 
 def _told(preset: str, comparison: Comparison) -> str:

@@ -30,7 +30,7 @@ fast near an even film: on the shipped towers 32 points miss the difference of t
 class Attribution:
     """A film and a phrase, and what of the film they owe their cosine to."""
 
-    film: Tensor  # float32 [S, S] in -1..1, as the model sees it
+    film: Tensor  # float32 [S, S] in -1..1, cropped as the model sees it; of a film in colour the mean of its channels
     cosine: float  # of the whole film and the phrase, -1..1
     added: Tensor  # float32 [S, S]: what the square about each pixel adds to the cosine, as ``by`` measures it
     square: int  # pixels, side of the squares
@@ -84,7 +84,7 @@ def attribution(
     with evaluating(model):
         whole = float(cosines(prepared[None]).detach())
         added = MAPS[by](cosines, prepared[None], square)
-    return Attribution(prepared[0].cpu(), whole, added.detach().cpu(), square, by)
+    return Attribution(prepared.mean(0).cpu(), whole, added.detach().cpu(), square, by)
 
 
 Cosines = Callable[[Tensor], Tensor]

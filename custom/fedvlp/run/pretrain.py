@@ -20,15 +20,17 @@ from torch.nn import functional as F
 from fedvlp import __version__
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.client import OBJECTIVE
-from fedvlp.core.types import group
+from fedvlp.core.types import MODALITIES, group
 from fedvlp.core.validate import require
+from fedvlp.data.loader import SiteData
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, save_initial, settled
+from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.paths import is_path
+from fedvlp.run.paths import absolute, is_path
 
 COMMAND = "command.txt"
 """What a run's folder has beside a run's usual files: the command that the towers are made with."""
@@ -43,8 +45,28 @@ def shipped(name: str) -> str:
     return settled(name)
 
 
+def checkable(experiment: Experiment) -> str:
+    """What ``model.init`` says for the shipped weights that the experiment makes again.
+
+    Raises ValueError where none ship under its name, or where it is not the preset of that name: its towers are others.
+    """
+    expected = shipped(experiment.name)
+    require(
+        _wherever(experiment) == _wherever(absolute(presets.get(experiment.name)).pinned()),
+        f"--check compares with towers that the preset {experiment.name} makes as it is, and these settings or data "
+        "make others; leave --set and --data, or --check, out",
+    )
+    return expected
+
+
+def _wherever(experiment: Experiment) -> Experiment:
+    """The experiment without that by which machines differ, and the saving of what is half done."""
+    training = replace(experiment.training, device="cpu", threads=1, checkpoint_steps=0)
+    return replace(experiment, training=training)
+
+
 def pretrainable(experiment: Experiment) -> None:
-    """Raises ValueError unless the experiment trains one dual encoder on everybody's records."""
+    """Raises ValueError unless the experiment's method trains one model, on everybody's records."""
     require(
         experiment.method.pooled,
         f"the method of {experiment.name} trains at sites; pre-training takes one that trains on all records together: "
@@ -132,15 +154,19 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
     """Recall on the pool's test records, in percent, with the number of queries and what chance would give.
 
     ``r1`` and ``r5`` are among records of all sources, where scanner and wording help to tell them apart;
-    ``r1_within_sites`` is the mean over the sites of recall among their own.
+    ``r1_within_sites`` is the mean over the sites of recall among their own. Where no batch of pairs is held out there
+    is no query and no recall; where no site has one, none within sites.
     """
     protocol = Retrieval()
+    recalls: dict[str, float] = {}
+    queries = 0
     data = assembly.data(None)
-    figures = protocol.measure(model, data, SPLIT)
-    queries = 2 * (data.sizes[SPLIT] // protocol.batch_size) * protocol.batch_size  # films and reports
-    recalls = {f"r{k}": figures[names.recall(SPLIT, k)] for k in (1, 5) if queries}
+    if _has_pairs(data, protocol.batch_size):
+        figures = protocol.measure(model, data, SPLIT)
+        queries = 2 * (data.sizes[SPLIT] // protocol.batch_size) * protocol.batch_size  # films and reports
+        recalls = {f"r{k}": figures[names.recall(SPLIT, k)] for k in (1, 5)}
     own = [assembly.data(site) for site in assembly.data_sites()]
-    within = [protocol.measure(model, of, SPLIT) for of in own if of.sizes[SPLIT] >= protocol.batch_size]
+    within = [protocol.measure(model, of, SPLIT) for of in own if _has_pairs(of, protocol.batch_size)]
     if within:
         recalls["r1_within_sites"] = fmean(measured[names.recall(SPLIT, 1)] for measured in within)
     return {
@@ -151,13 +177,18 @@ def held_out(assembly: Assembly, model: Any) -> dict[str, float]:
     }
 
 
+def _has_pairs(data: SiteData, count: int) -> bool:
+    """Whether so many records are held out, with films and reports among them."""
+    return data.sizes.get(SPLIT, 0) >= count and data.modalities_in(SPLIT) == MODALITIES
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Towers that were made again, against those that they should be."""
 
     same_bytes: bool
     same_machine: bool  # so the bytes must be the same, too
-    recall: tuple[float, float]  # R@1 on the pool's test records of the towers as recorded, and of the new ones
+    recall: tuple[float, float | None]  # R@1 on the pool's test records, as recorded and now; None: too few of them
     error: float  # standard error of one R@1, in points
     cosine: dict[str, float]  # by tower, mean over the test records of both towers' feature of a record
 
@@ -168,6 +199,8 @@ class Comparison:
             return ""
         if self.same_machine:
             return "this machine, with this torch, should have made the same bytes"
+        if self.recall[1] is None:
+            return "too few records are held out to measure the recall of these"
         if abs(self.recall[1] - self.recall[0]) > 3 * self.error:
             return "the held-out recall is more than three standard errors from that which is recorded"
         return ""
@@ -180,7 +213,7 @@ def compare(experiment: Experiment, recorded: str, remade: Path) -> Comparison:
     digests = [parse(pinned(init)).digest for init in (recorded, str(remade))]
     assembly = Assembly(experiment)
     features = [_features(assembly, init) for init in (recorded, str(remade))]
-    recall = float(before["held_out"]["r1"]), float(now["held_out"]["r1"])
+    recall = float(before["held_out"]["r1"]), now["held_out"].get("r1")
     share, queries = recall[0] / 100, before["held_out"]["queries"]
     return Comparison(
         same_bytes=digests[0] == digests[1],

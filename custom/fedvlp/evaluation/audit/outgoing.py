@@ -18,7 +18,7 @@ from fedvlp.core.seeds import seed
 from fedvlp.core.types import MODALITIES, Batch, State
 from fedvlp.evaluation.audit.gradients import ALIGNED
 from fedvlp.evaluation.audit.membership import Membership, matching_weights, membership
-from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, Batches, record_directions, record_scores
+from fedvlp.evaluation.audit.scores import MEMBERS, OTHERS, POOL, Batches, classifies, record_directions, record_scores
 
 OUTGOING, MOVED = "update", ", moved"
 MOST = 512
@@ -81,7 +81,9 @@ def _batches(client: Client, trained: Iterable[int]) -> Batches:
     if not members or not pool:
         raise UnmeasuredError("there are too few held-out records to compare with")
     of = {MEMBERS: members, OTHERS: others[len(pool) :], POOL: pool}
-    if "labels" not in members[0] and not all(set(MODALITIES) <= batch.keys() for batch in (*members, *others)):
+    client.model.eval()
+    paired = all(set(MODALITIES) <= batch.keys() for batch in (*members, *others))
+    if not paired and not classifies(client.model, members):
         raise UnmeasuredError("records lack a film or a report")
     return of
 

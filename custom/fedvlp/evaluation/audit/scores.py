@@ -25,7 +25,7 @@ def record_scores(model: Any, batches: Batches) -> dict[str, Tensor]:
     """Scores [members + others] by attack, of an image-text model or a classifier; sets eval mode."""
     model.eval()
     asked = [*batches[MEMBERS], *batches[OTHERS]]
-    if _classifies(model, asked):
+    if classifies(model, asked):
         logits = torch.cat([model(batch).logits.cpu() for batch in asked])
         return label_scores(logits, torch.cat([batch["labels"].cpu() for batch in asked]))
     image, text = embed(model, iter(asked))
@@ -40,7 +40,7 @@ def record_directions(model: Any, batches: Batches, change: Mapping[str, Tensor]
     model.eval()
     asked = [*batches[MEMBERS], *batches[OTHERS]]
     with torch.no_grad():
-        pool = None if _classifies(model, asked) else embed(model, iter(batches[POOL]))
+        pool = None if classifies(model, asked) else embed(model, iter(batches[POOL]))
 
     def loss(batch: Batch) -> Tensor:
         output = model(batch)
@@ -52,5 +52,6 @@ def record_directions(model: Any, batches: Batches, change: Mapping[str, Tensor]
 
 
 @torch.no_grad()
-def _classifies(model: Any, batches: Sequence[Batch]) -> bool:
+def classifies(model: Any, batches: Sequence[Batch]) -> bool:
+    """Whether the model's scores are of findings, and not of pairs."""
     return model(batches[0]).logits is not None
