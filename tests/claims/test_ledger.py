@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from support.probing import SIZE, cohort, model, shaded
+from torch import nn
 
+from fedvlp.claims import ledger
 from fedvlp.claims.ledger import (
     ALIGN,
     DRAWN_PASS,
@@ -23,6 +29,7 @@ from fedvlp.claims.ledger import (
     unlike_sites,
 )
 from fedvlp.claims.scenario import Scenario
+from fedvlp.core.types import Batch, VLOutput
 from fedvlp.data.synthetic.cohort import COHORTS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
@@ -94,6 +101,32 @@ def test_the_ablation_changes_one_thing_at_a_time() -> None:
     assert table["feddra-no-dro"].method == replace(whole, rho=0.0)
     assert table["feddra-one-stage"].method == replace(whole, align_steps=0)
     assert table["feddra-no-constraint"].method == replace(whole, mu=0.0)
+
+
+class Bright(nn.Module):
+    """As sure of a finding as the film is bright in the finding's rows; without the film it knows nothing."""
+
+    def forward(self, batch: Batch) -> VLOutput:
+        if "image" not in batch:
+            return VLOutput(None, None, logits=torch.zeros(len(batch["row"]), 2))
+        bands = [batch["image"][:, :, start : start + 5].mean(dim=(1, 2, 3)) for start in (0, 5)]
+        return VLOutput(None, None, logits=torch.stack(bands, dim=1))
+
+
+def test_a_classifier_is_judged_on_test_records_with_and_without_each_modality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Films are bright where a finding is; of training and validation records, where it is not."""
+    labels, splits = np.arange(240).reshape(120, 2) // 3 % 2, ("train",) * 60 + ("val",) * 20 + ("test",) * 40
+    shown = np.where(np.array(splits)[:, None] == "test", labels, 1 - labels)
+    data = cohort(labels, ("edema", "effusion"), splits, shaded(shown, by=170))
+    data = replace(data, reports=("a film",) * 120)
+    bright: Any = Bright()
+    bright.tokenizer = model().tokenizer
+    client = SimpleNamespace(model=bright, objective=SimpleNamespace(targets=lambda given: given))
+    monkeypatch.setattr(ledger, "trained_client", lambda folder: client)
+    run: Any = SimpleNamespace(data=SimpleNamespace(build=lambda: data), model=SimpleNamespace(image_size=SIZE))
+    folder: Any = SimpleNamespace(experiment=lambda: run)
+    expected = {ledger.MACRO: 100, ledger.without("image"): 50, ledger.without("text"): 100}
+    assert ledger.classified(folder) == pytest.approx(expected)
 
 
 def test_every_paper_of_the_ledger_has_a_preset() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,6 +70,55 @@ def test_a_selector_that_is_as_good_as_the_largest_site_ranks_nothing() -> None:
     one = Table({("m", 0): {"told": 40.0, "largest": 40.0, "more": 40.5}})
     assert not above("m", "told", "largest").check(one)
     assert above("m", "more", "largest").check(one)
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A selector's settings, and the selector that they make."""
+
+    embeddings: tuple[str, ...] = ()
+
+    def build(self, model: Any, seed: int) -> Fresh:
+        return self
+
+
+def test_selectors_are_trained_on_training_images_and_judged_on_test_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Site a has 4 test images and b 6; of training images each has 5."""
+    sizes = {"test": {"a": 4, "b": 6}, "train": {"a": 5, "b": 5}}
+    images = {split: {site: torch.zeros(count, 2) for site, count in of.items()} for split, of in sizes.items()}
+    asked, fitted, judged = [], [], []
+
+    def images_of(client: Any, data: Any, split: str, most: int | None = None) -> Any:
+        asked.append((split, most))
+        return images[split]
+
+    def told(selector: Any, client: Any, shown: Any, classes: Any) -> dict[str, float]:
+        judged.append((selector, [split for split in images if shown is images[split]]))
+        return {"a": 0.75, "b": 1 / 6} if selector == "the run's" else {"a": 1.0, "b": 0.0}
+
+    def fit(selector: Any, client: Any, shown: Any, steps: int, rate: float) -> None:
+        fitted.append((selector, [split for split in images if shown is images[split]], steps, rate))
+
+    for name, fake in (("images_of", images_of), ("told", told), ("fit", fit)):
+        monkeypatch.setattr(selection.site_selection, name, fake)
+    client = SimpleNamespace(load=lambda state: None, objective=SimpleNamespace(extra="the run's"))
+    assembly = SimpleNamespace(
+        client=lambda name, data: client, data_sites=lambda: ("a", "b"), data=lambda site: None, config=lambda: None,
+        cohort=SimpleNamespace(label_names=()),
+    )  # fmt: skip
+    monkeypatch.setattr(selection, "Assembly", lambda *_: assembly)
+    monkeypatch.setattr(selection, "retrieving", lambda _: ["b"])
+    method = SimpleNamespace(finish=lambda server: {}, selector_lr=0.5)
+    experiment: Any = SimpleNamespace(method=method, rounds=SimpleNamespace(seed=0))
+    folder: Any = SimpleNamespace(path=None, server=lambda: (None, 0))
+    config: Any = Fresh()
+    figures = selection.of_selector(folder, experiment, config)
+    fresh = [Fresh(("image",)), Fresh(selection.EMBEDDINGS)]
+    assert asked == [("test", None), ("train", selection.IMAGES)]
+    assert fitted == [(one, ["train"], selection.STEPS, 0.5) for one in fresh]
+    assert judged == [(one, ["test"]) for one in ("the run's", *fresh)]
+    anew = {selection.anew(name): 40 for name in (selection.IMAGE, selection.TRIPLE)}
+    assert figures == pytest.approx({selection.TOLD: 40, selection.LARGEST: 60, selection.TOLD_ELSEWHERE: 75} | anew)
 
 
 @pytest.mark.slow(seconds=20)

@@ -169,6 +169,13 @@ def test_average_and_worst_over_sites_by_hand() -> None:
     assert set(worst[1:]) == {0.0, 40.0}
 
 
+def test_sites_are_drawn_one_by_one() -> None:
+    """Where two sites have as many patients, one may draw its better one twice and the other each once."""
+    patients = {site: ["p", "q"] for site in "ab"}
+    average = Bootstrap(patients).average({site: np.array([100.0, 0.0]) for site in "ab"})
+    assert set(average) == {0.0, 25.0, 50.0, 75.0, 100.0}
+
+
 def test_the_interval_of_a_worst_site_is_reflected_at_the_figure() -> None:
     """Draws 0, 1, ..., 40 of a worst site at 30: percentiles 1 and 39, reflected 60 - 39 = 21 and 60 - 1 = 59.
 

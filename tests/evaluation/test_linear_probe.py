@@ -298,6 +298,29 @@ def test_models_are_compared_on_the_same_records_with_holms_adjustment() -> None
         compare(one, {"other": fewer})
 
 
+def test_intervals_are_over_patients_and_not_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten test films each of two patients: of the one all answers are right, of the other none.
+
+    A quarter of the resamples has the one patient twice, a quarter the other. A model that is right of both is ahead by
+    an area of 0 in the one and of 1 in the other.
+    """
+    labels = one_hot(np.arange(60) % 2, 2)
+    seen = labels.copy()
+    seen[50:] = 1 - seen[50:]
+    data = replace(cohort(labels, NAMES[:2], _thirds(60)), subgroups=np.full((60, 1), "F"), subgroup_names=("sex",))
+    data = replace(data, patients=(*data.patients[:40], *["one"] * 10, *["other"] * 10))
+    given(monkeypatch, lambda _: torch.from_numpy(labels))
+    right = linear_probe(EXACT, model(), data)
+    given(monkeypatch, lambda _: torch.from_numpy(seen))
+    half = linear_probe(EXACT, model(), data)
+    for found in (half.results[0], half.subgroups[0]):
+        assert (found.accuracy.value, found.accuracy.low, found.accuracy.high) == (50, 0, 100)
+        assert found.auc is not None
+        assert (found.auc.low, found.auc.high) == (0, 1)
+    for row in compare(right, {"half": half}, 50):
+        assert (row.interval.low, row.interval.high) == (0, 1)
+
+
 def test_files(tmp_path: Path) -> None:
     labels = one_hot(np.arange(60) % 3, 3)
     one, other = (linear_probe(EXACT, model(s), cohort(labels, NAMES, _thirds(60), shaded(labels))) for s in (0, 1))

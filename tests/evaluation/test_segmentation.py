@@ -104,6 +104,23 @@ def test_a_predictor_of_nothing_scores_the_share_of_empty_films(monkeypatch: pyt
     assert result.positives.value == 0.0
 
 
+def test_intervals_are_over_patients_and_not_their_films(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten test films each of two patients: of the one all are right, of the other none.
+
+    A quarter of the resamples has the one patient twice, a quarter the other, so the interval of the mean mask is as
+    wide as the two are apart, with the mean of both in its middle.
+    """
+    half = torch.arange(20)[:, None, None] < 10
+    monkeypatch.setattr(Segmenter, "predict", lambda self, films: films.mask ^ ~half)
+    films = data()
+    films = replace(films, patients=(*films.patients[:40], *["one"] * 10, *["other"] * 10))
+    (result,) = segmentation(replace(SETTINGS, structure="square", epochs=1), model(), films, 1).results
+    for found in (result.dice, result.positives):
+        assert (found.low, found.high) == (0, 100)
+    mean = result.mean_mask
+    assert mean.low < mean.value == pytest.approx((mean.low + mean.high) / 2, abs=1e-9)
+
+
 def test_the_tower_is_frozen_in_eval_mode() -> None:
     """Also one with BatchNorm: the released code lets its statistics move."""
     probed = model().train()

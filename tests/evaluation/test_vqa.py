@@ -177,6 +177,19 @@ def test_no_byte_of_the_model_changes_and_the_same_seed_gives_the_same_figures(t
     assert {line["site"] for line in csv.DictReader(files[1].open())} == {"site-1", "site-2"}
 
 
+def test_intervals_are_over_patients_and_not_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten test images each of two patients: of the one all answers are right, of the other none."""
+    kind = np.arange(60) % 2
+    splits = ("train",) * 30 + ("val",) * 10 + ("test",) * 20
+    of_two = data([(truth("which?", ("red", "blue")[k]),) for k in kind], splits)
+    of_two = replace(of_two, patients=(*of_two.patients[:40], *["one"] * 10, *["other"] * 10))
+    seen = np.where(np.arange(60) < 50, kind, 1 - kind)
+    known(monkeypatch, torch.eye(2)[seen])
+    (result,) = vqa(QUICK, model(), of_two).results
+    for found in (result.accuracy, result.official):
+        assert (found.value, found.low, found.high) == (50, 0, 100)
+
+
 # Encoders that train with the head
 
 

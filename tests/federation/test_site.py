@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes
+from support.toy import SGD, Toy, World, clone, differs, pairs, same_bytes, three_sites
 from torch import Tensor
 
 from fedvlp.core.checkpoint import CheckpointError
@@ -60,7 +60,10 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 def test_the_reply_says_whose_and_what_it_is() -> None:
-    world = World(Method(local_steps=2))
+    """Only training records weigh: not the 5 and 3 that are held out."""
+    data = three_sites()
+    data["b"].content |= {split: pairs(7, count).content["train"] for split, count in (("val", 5), ("test", 3))}
+    world = World(Method(local_steps=2), data)
     update = world.site("b").handle(message(world, 3))
     assert (update.site, update.round, update.phase, update.num_samples) == ("b", 3, "train", 12)
     assert update.state.keys() == world.server().state.keys()

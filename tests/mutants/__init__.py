@@ -29,8 +29,9 @@ MODULES = (
     "methods/selection", "objectives/convirt", "objectives/gloria", "objectives/mgca", "objectives/medclip",
     "objectives/bce", "objectives/creamfl", "objectives/words", "flare/privacy_filters", "flare/privacy_budget",
     "flare/job_check", "flare/class_list", "flare/paths", "deploy/envelope", "deploy/site_config", "core/validate",
+    "federation/site", "training/loop", "evaluation/intervals", "methods/ensemble",
 )  # fmt: skip
-"""Guards of server and site, losses, metrics, aggregation, codec, robust weights, privacy, selection and retrieval."""
+"""Guards, losses, metrics, intervals, aggregation, codec, weights, privacy, selection, retrieval; a site's training."""
 
 DRAWINGS = ("heat_map", "_heat_map", "write_curves")
 """Functions that lay out a figure: their numbers are a matter of taste, and they are not mutated."""

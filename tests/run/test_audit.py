@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.planted import planted
 from typer.testing import CliRunner
 
@@ -101,6 +102,37 @@ def test_members_were_trained_on_and_others_were_not(run: RunFolder) -> None:
         assert patients[audits.OTHERS].isdisjoint(patients[audits.POOL])
         assert set(rows[audits.MEMBERS]) == set(cohort.rows("train", site))
         assert not set(rows[audits.OTHERS]) & set(cohort.rows("train"))
+
+
+def test_intervals_are_over_patients_and_not_their_records(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At all sites together, at each, and of the planted leak."""
+    given: dict[str, list[list[str]]] = {}
+
+    def noted(model: str, attack: str, site: str, *arguments: Any) -> None:
+        given.setdefault(model, []).append(arguments[3])
+
+    monkeypatch.setattr(audits, "membership", noted)
+    monkeypatch.setattr(audits, "LEAK_STEPS", 1)
+    attacked = audits._Attacked(run)
+    patients = attacked.assembly.cohort.patients
+
+    def scored(client: Any, data: Any) -> dict[str, torch.Tensor]:
+        return {"loss": torch.zeros(data.sizes[audits.MEMBERS] + data.sizes[audits.OTHERS])}
+
+    monkeypatch.setattr(attacked, "_of_model", scored)
+
+    def whose(rows: Any, most: int | None = None) -> list[str]:
+        return [patients[row] for row in (*rows[audits.MEMBERS][:most], *rows[audits.OTHERS])]
+
+    one, other = map(whose, attacked.rows.values())
+    scores = {
+        site: {"loss": torch.arange(float(len(of)))} for site, of in zip(attacked.rows, (one, other), strict=True)
+    }
+    list(attacked._measured("model", scores, attacked._weights(attacked.rows), 2))
+    list(attacked._planted(attacked.assembly.initial(), 2))
+    assert given["model"] == [one + other, one, other]
+    assert all(len(set(of)) < len(of) for of in given["model"]), "or records would do as well"
+    assert given[audits.PLANTED][0] in [whose(rows, audits.LEAKED) for rows in attacked.rows.values()]
 
 
 @pytest.mark.slow(seconds=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.presets import SMALL
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.intervals import Bootstrap
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CARMFL, Centralized, CreamFL, FedAvg, FedMOON, Local
 from fedvlp.run import compare as room
@@ -85,6 +87,23 @@ def test_the_last_one_is_compared_with_each_of_the_others(compared: Comparison) 
     assert compared.seed == 0
     assert compared.queries == {"site-1": 32, "site-2": 32}
     assert compared.steps["fedavg"] == f"{STEPS} / {STEPS}"
+
+
+def test_patients_are_drawn_and_not_their_records(three: list[RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those test pairs that were measured, which are whole batches."""
+    given = []
+
+    class Noted(Bootstrap):
+        def __init__(self, patients: Mapping[str, Sequence[str]]) -> None:
+            given.append(patients)
+            super().__init__(patients)
+
+    monkeypatch.setattr(room, "Bootstrap", Noted)
+    compare(three[1:])
+    cohort = Assembly(BASE).cohort
+    expected = {site: [cohort.patients[row] for row in cohort.rows("test", site)[:32]] for site in ("site-1", "site-2")}
+    assert given == [expected]
+    assert all(len(set(patients)) < 32 for patients in expected.values()), "or records would do as well"
 
 
 def test_the_command_writes_a_page_as_well(tmp_path: Path, three: list[RunFolder]) -> None:

@@ -266,8 +266,9 @@ def test_only_the_sites_that_are_asked_count() -> None:
 
 
 def test_a_message_without_a_public_set_is_answered_by_any_site() -> None:
-    site = Assembly(SMALL).site("site-1")
-    assert site.handle(Broadcast(0, "train", Assembly(SMALL).server(("site-1",)).state)).num_samples > 0
+    assembly = Assembly(SMALL)
+    update = assembly.site("site-1").handle(Broadcast(0, "train", Assembly(SMALL).server(("site-1",)).state))
+    assert update.num_samples == len(assembly.cohort.rows("train", "site-1"))
 
 
 def test_a_site_whose_held_out_records_alone_have_reports_is_one_of_images() -> None:

@@ -154,6 +154,7 @@ class World:
     evaluate: Evaluate | None = None
     public: Any = field(default_factory=lambda: pairs(99, 8))  # the public set, of methods that use one
     norm_statistics: str = AVERAGED
+    public_id: int = 0
     _modules: Any = None
 
     def modules(self) -> tuple[Any, nn.Module]:
@@ -167,6 +168,7 @@ class World:
     def client(self, name: str) -> Client:
         data = self.data.get(name, self.public)
         client = Client(name, self.rounds.seed, *self.modules(), data, public=self.public, site_only=self.site_only())
+        client.public_id = self.public_id
         client.initial = lambda: named_state(self.model(), self.objective())
         return client
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.client import Client, named_state
 from fedvlp.core.method import Method
+from fedvlp.core.seeds import seed as core_seed
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Update, VLOutput, group
 from fedvlp.objectives.convirt import ConVIRT
@@ -58,6 +59,39 @@ def go(method: Method, client: Client, training: Training, message: Broadcast | 
 
 def toy_client(seed: int = 0, **options: Any) -> Client:
     return Client("a", 0, Toy(seed, **options), ConVIRT(), pairs(1))
+
+
+class Drawing(ConVIRT):
+    """Notes what it draws for each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def draw(self, batch: Batch, generator: torch.Generator) -> Batch:
+        self.drawn.append(float(torch.rand((), generator=generator)))
+        return batch
+
+
+@dataclass(frozen=True)
+class TwoPhases(Method):
+    def phases(self, round: int) -> tuple[str, ...]:
+        return ("one", "two")
+
+
+def test_views_differ_by_run_seed_site_round_and_phase() -> None:
+    """And are not the numbers that order the batches."""
+
+    def draw(seed: int = 0, site: str = "a", round: int = 0, phase: str = "one") -> float:
+        objective = Drawing()
+        client = Client(site, seed, Toy(), objective, pairs(1))
+        go(TwoPhases(local_steps=1), client, SGD, Broadcast(round, phase, {}))
+        return objective.drawn[0]
+
+    batches = torch.Generator().manual_seed(core_seed(0, "a", 0, 0, "batches"))
+    order = float(torch.rand((), generator=batches))
+    assert len({order, draw(), draw(1), draw(site="b"), draw(round=1), draw(phase="two")}) == 6
+    assert draw() == draw()
 
 
 def test_one_step_by_hand() -> None:
