@@ -32,7 +32,8 @@ def test_a_run_that_measured_nothing_has_no_table() -> None:
 def test_the_loss_of_a_pooled_site_is_its_own() -> None:
     """What it reports about the sites whose records it holds is no loss of theirs."""
     figures = {"loss/contrastive": 9.25, "site-1:val/mean/r1": 5.0, "site-2:val/mean/r1": 7.0}
-    record = {"round": 0, "phase": "train", "seconds": 1.0, "dropped": {}, "sites": {"pooled": figures}}
+    record = {"round": 0, "phase": "train", "seconds": 1.0, "dropped": {}, "members": ["pooled"]}
+    record["sites"] = {"pooled": figures}
     assert "loss 9.250  val R@1 6.0 (worst 5.0)" in progress_line(record)
 
 
