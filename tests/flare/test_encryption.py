@@ -310,27 +310,8 @@ def test_a_bad_ciphertext_costs_its_site_the_round_and_not_the_run(
     assert float(server.memory["encrypted_weight"]) == sum(others.values())
 
 
-def test_two_sites_whose_ciphertexts_cancel_end_nothing(kit: Path, tmp_path: Path) -> None:
-    """Their sum would hide nothing, which the library refuses to make."""
-    mine = cipher(kit)
-    one = mine._tenseal.ckks_vector(mine._context, [1.0] * COUNT)
-    sent = {"a": one.serialize(), "b": (-one).serialize()}
-
-    def spoil(name: str, update: Update) -> Update:
-        if name not in sent or CIPHERTEXT not in update.aux:
-            return update
-        rows = update.aux[CIPHERTEXT]
-        return replace(update, aux={CIPHERTEXT: row_of(sent[name], rows[0])[None]})
-
-    rounds = replace(ROUNDS, rounds=1)
-    server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, spoil, rounds)
-    assert len(server.history) == 2
-    assert float(server.memory["encrypted_weight"]) == 8 + 16, "b is left out"
-
-
-@pytest.mark.parametrize("quorum", [2, 3])
-def test_a_sum_of_fewer_updates_than_the_quorum_is_none(quorum: int, kit: Path, tmp_path: Path) -> None:
-    """Sites that share their noise count on a quorum of shares in it. b's ciphertexts cannot be added to a's."""
+def cancelling(kit: Path) -> Callable[[str, Update], Update]:
+    """Puts ciphertexts of a and b into their updates that the library refuses to add: the sum would hide nothing."""
     mine = cipher(kit)
     one = mine._tenseal.ckks_vector(mine._context, [1.0] * COUNT)
     sent = {"a": one.serialize(), "b": (-one).serialize()}
@@ -340,8 +321,22 @@ def test_a_sum_of_fewer_updates_than_the_quorum_is_none(quorum: int, kit: Path, 
             return update
         return replace(update, aux={CIPHERTEXT: row_of(sent[name], update.aux[CIPHERTEXT][0])[None]})
 
+    return spoil
+
+
+def test_two_sites_whose_ciphertexts_cancel_end_nothing(kit: Path, tmp_path: Path) -> None:
+    """Their sum would hide nothing, which the library refuses to make."""
+    rounds = replace(ROUNDS, rounds=1)
+    server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, cancelling(kit), rounds)
+    assert len(server.history) == 2
+    assert float(server.memory["encrypted_weight"]) == 8 + 16, "b is left out"
+
+
+@pytest.mark.parametrize("quorum", [2, 3])
+def test_a_sum_of_fewer_updates_than_the_quorum_is_none(quorum: int, kit: Path, tmp_path: Path) -> None:
+    """Sites that share their noise count on a quorum of shares in it. b's ciphertexts cannot be added to a's."""
     rounds = replace(ROUNDS, rounds=1, quorum=quorum)
-    server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, spoil, rounds)
+    server, _ = run_with(World(FedAvg(local_steps=1), rounds=rounds), kit, tmp_path, cancelling(kit), rounds)
     if quorum == 2:
         assert float(server.memory["encrypted_weight"]) == 8 + 16
     else:

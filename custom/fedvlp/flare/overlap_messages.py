@@ -210,7 +210,6 @@ def _admit_count(count: Count, least: int) -> None:
     """Raises OverlapError for a number by which fewer than ``least`` patients are told apart, at either end."""
     if count.shared < least:
         raise OverlapError(f"a count below {least} does not leave this site")
-    if (
-        not count.fewer and count.of - count.shared < least - count.more
-    ):  # "at least" may leave one patient fewer open than a number
+    left_open = count.of - count.shared  # "at least" may leave one patient fewer open than a number
+    if not count.fewer and left_open < least - count.more:
         raise OverlapError(f"a count of all of a set but fewer than {least} does not leave this site")
