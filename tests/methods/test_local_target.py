@@ -188,7 +188,7 @@ def test_fedema_merges_by_the_sites_divergence() -> None:
     assert memory[SCALE].item() == pytest.approx(0.7 / memory[DIVERGENCE].item())
     state = client.state()
     for name, tensor in received.items():
-        torch.testing.assert_close(state[name], 0.7 * trained[name] + 0.3 * tensor, msg=name)
+        torch.testing.assert_close(state[name], 0.7 * trained[name] + 0.3 * tensor, msg=lambda said: f"{name}: {said}")
     assert any(name.startswith(OWN + PREDICTOR) for name in memory)
 
 
@@ -200,7 +200,7 @@ def test_fedema_with_a_lambda_that_is_given(scale: float, share: float | None) -
     assert 0 <= share <= 1
     state = client.state()
     for name, tensor in received.items():
-        torch.testing.assert_close(state[name], share * trained[name] + (1 - share) * tensor, msg=name)
+        torch.testing.assert_close(state[name], share * trained[name] + (1 - share) * tensor, msg=lambda said: f"{name}: {said}")
 
 
 def test_lambda_stays_that_of_the_first_round() -> None:
