@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator
@@ -94,12 +95,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByWorkUnit(config, log)
 
 
+def fail_where_required(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """With ``REQUIRE=1`` a skip is a failure; with a regular expression, a skip whose reason it finds."""
+    required = os.environ.get("REQUIRE", "")
+    if not required or not report.skipped or hasattr(report, "wasxfail") or not isinstance(report.longrepr, tuple):
+        return
+    reason = report.longrepr[2]
+    if required == "1" or re.search(required, reason):
+        report.outcome = "failed"
+        report.longrepr = f"REQUIRE={required} and this was skipped: {reason}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Notes in the test's report which FLARE starts it, or a fixture made for it, had to repeat."""
     report = yield
+    fail_where_required(report)
     while REPEATED:
         report.user_properties.append((START_REPEATED, REPEATED.pop()))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A whole file can be skipped, while it is collected."""
+    report = yield
+    fail_where_required(report)
     return report
 
 

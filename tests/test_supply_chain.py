@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -116,27 +117,55 @@ def test_a_site_runs_what_was_tested() -> None:
         assert tested[pin.name, pin.version] == pin.hashes
 
 
-def installs() -> list[list[str]]:
-    """The commands of pip by which `make` makes an environment, after ``python -m pip``."""
-    command = ["make", "--dry-run", "--always-make", "VENV=no-such", "no-such/ready"]
+def installs() -> list[list[list[str]]]:
+    """What `make` installs by, step by step: the words after ``pip`` of uv's command and of pip's, or pip's alone."""
+    command = ["make", "--dry-run", "--always-make", "VENV=no-such", "no-such/tools"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    commands = [shlex.split(line.partition(" -m pip ")[2]) for line in done.stdout.splitlines() if " -m pip " in line]
-    return [words for words in commands if "install" in words]
+    lines = [line for line in done.stdout.splitlines() if " pip " in line and " install " in line]
+    return [
+        [shlex.split(one.partition(" pip ")[2]) for one in line.split(" || ") if " install " in one] for line in lines
+    ]
+
+
+def without_options(words: list[str]) -> list[str]:
+    return [word for word in words if word not in ("--quiet", "--disable-pip-version-check", "--python")]
 
 
 def test_make_installs_nothing_without_a_hash() -> None:
-    *fetched, own = installs()
-    assert [words[-1] for words in fetched[:2]] == ["provisioning/requirements.txt", "constraints.txt"]
-    assert all({"--require-hashes", "--no-deps"} <= set(words) for words in fetched), "pip resolves nothing"
-    assert {"--no-deps", "--no-build-isolation", "."} <= set(own), "pip fetches nothing for it, setuptools neither"
-    assert "--only-binary" in fetched[0]
-    assert "--no-build-isolation" in fetched[1], "what is no wheel is built with the setuptools of the lock"
+    """uv by pip; what a site needs, and the tools, by uv or by pip; fedvlp itself."""
+    (uv,), site, (own,), tools, overlap = installs()
+    for step in (site, tools, overlap):
+        with_uv, with_pip = map(without_options, step)
+        assert [word for word in with_uv if word != "no-such/bin/python"] == with_pip
+    fetched = [uv, *site, *tools, *overlap]
+    assert [words[-1] for words in (uv, site[0], tools[0])] == [
+        "no-such/uv.txt", "provisioning/requirements.txt", "constraints.txt",
+    ]  # fmt: skip
+    assert all({"--require-hashes", "--no-deps"} <= set(words) for words in fetched), "nothing is resolved"
+    assert {"--no-deps", "--no-build-isolation", "."} <= set(own), "nothing is fetched for it, setuptools neither"
+    assert all("--only-binary" in words for words in (uv, *site, *overlap))
+    assert all("--no-build-isolation" in words for words in tools), (
+        "what is no wheel is built with the lock's setuptools"
+    )
     assert not [word for words in (*fetched, own) for word in words if "index" in word or "find-links" in word]
 
 
+def test_uv_itself_is_taken_from_the_lock() -> None:
+    """The line of the Makefile that picks it, run on the lock: one pin, with all its hashes."""
+    command = ["make", "--dry-run", "--always-make", "VENV=no-such", "no-such/ready"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("sed ")]
+    picked = subprocess.run(shlex.split(line.partition(">")[0]), cwd=ROOT, capture_output=True, text=True, check=True)
+    (pin,) = [pin for pin in lock.pins(lock.EVERYTHING) if pin.name == "uv"]
+    name, *hashes = picked.stdout.replace("\\\n", " ").split()
+    assert name == f"uv=={pin.version}"
+    assert {one.removeprefix("--hash=sha256:") for one in hashes} == set(pin.hashes)
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
 @pytest.mark.parametrize("altered", [False, True])
-def test_an_altered_file_is_not_installed(altered: bool, tmp_path: Path) -> None:
-    """The first command of `make`, with a lock of one package that lies in a folder here."""
+def test_an_altered_file_is_not_installed(altered: bool, installer: str, tmp_path: Path) -> None:
+    """`make`'s step for a site, by uv and by pip, with a lock of one package that lies in a folder here."""
     wheels, target = tmp_path / "wheels", tmp_path / "target"
     wheels.mkdir()
     wheel = wheels / "tiny-1-py3-none-any.whl"
@@ -155,15 +184,17 @@ def test_an_altered_file_is_not_installed(altered: bool, tmp_path: Path) -> None
     if altered:
         with zipfile.ZipFile(wheel, "a") as archive:
             archive.writestr("more.py", "B = 2\n")
-    own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_TARGET": str(target), "PIP_CONFIG_FILE": os.devnull}
-    command = [sys.executable, "-m", "pip", *installs()[0]]
+    program = [str(Path(sys.executable).with_name("uv"))] if installer == "uv" else [sys.executable, "-m"]
+    words = [word.replace("no-such/bin/python", sys.executable) for word in installs()[1][installer == "pip"]]
+    here = ["--no-index", "--find-links", str(wheels), "--target", str(target)]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=60
-    )
+        [*program, "pip", *words, *here], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_CACHE_DIR": str(tmp_path / "cache")},
+    )  # fmt: skip
     if altered:
         assert done.returncode != 0
-        assert "DO NOT MATCH THE HASHES" in done.stderr
-        assert not target.exists()
+        assert re.search("DO NOT MATCH THE HASHES|Hash mismatch", done.stderr)
+        assert not (target / "tiny.py").exists()
     else:
         assert done.returncode == 0, done.stderr
         assert (target / "tiny.py").exists()
@@ -186,7 +217,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def make(folder: Path, *words: str, umask: int = -1) -> None:
     """`make` with this environment, which is not made anew."""
-    command = ["make", "--old-file=environment/ready", "VENV=environment", *words]
+    command = ["make", "--old-file=environment/tools", "VENV=environment", *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600, umask=umask)
     assert done.returncode == 0, done.stderr[-3000:]
 

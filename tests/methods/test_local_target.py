@@ -182,13 +182,17 @@ def test_fedu_decides_by_its_own_divergence() -> None:
 # FedEMA
 
 
+def assert_same(tensor: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    torch.testing.assert_close(tensor, expected, msg=lambda said: f"{name}: {said}")
+
+
 def test_fedema_merges_by_the_sites_divergence() -> None:
     """lambda = 0.7 / d of the first round, so mu = 0.7 in the second: 0.7 own + 0.3 global, the predictor as well."""
     client, memory, trained, received = second_round(FedEMA(local_steps=1))
     assert memory[SCALE].item() == pytest.approx(0.7 / memory[DIVERGENCE].item())
     state = client.state()
     for name, tensor in received.items():
-        torch.testing.assert_close(state[name], 0.7 * trained[name] + 0.3 * tensor, msg=lambda said: f"{name}: {said}")
+        assert_same(state[name], 0.7 * trained[name] + 0.3 * tensor, name)
     assert any(name.startswith(OWN + PREDICTOR) for name in memory)
 
 
@@ -200,7 +204,7 @@ def test_fedema_with_a_lambda_that_is_given(scale: float, share: float | None) -
     assert 0 <= share <= 1
     state = client.state()
     for name, tensor in received.items():
-        torch.testing.assert_close(state[name], share * trained[name] + (1 - share) * tensor, msg=lambda said: f"{name}: {said}")
+        assert_same(state[name], share * trained[name] + (1 - share) * tensor, name)
 
 
 def test_lambda_stays_that_of_the_first_round() -> None:
