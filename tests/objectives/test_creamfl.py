@@ -46,8 +46,11 @@ def test_identical_inputs_have_a_finite_gradient() -> None:
 
 
 def test_rounding_makes_no_distance_of_equal_vectors_imaginary() -> None:
-    """|x|^2 + |x|^2 - 2 x.x is not 0 in float32 but a little above or below it; of 256 long vectors some are below."""
-    image = 1000 * torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    """|x|^2 + |x|^2 - 2 x.x is not 0 in float32 but a little above or below it; of 256 long vectors some are below.
+
+    Of 768 values, which every processor adds up in the product and in the sum in two different orders.
+    """
+    image = 1000 * torch.randn(256, 768, generator=torch.Generator().manual_seed(0))
     assert (image.square().sum(1) + image.square().sum(1) - 2 * (image @ image.T).diagonal()).min() < -1e-6
     assert torch.isfinite(soft_contrastive(image, image, torch.tensor(1.0), torch.tensor(1.0)))
 

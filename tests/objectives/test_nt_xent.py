@@ -83,14 +83,15 @@ def test_its_terms_on_the_dual_encoder() -> None:
 
 
 def test_views_go_through_the_tower_like_films() -> None:
+    """To float32's usual limits: other batch sizes go through other kernels, which add up in another order."""
     encoder, films = model().eval(), Films(0, 3).content["train"][0]
     views = torch.stack([films, films.flip(0)], dim=1)
     output = encoder({"image": films, "views": views})
-    torch.testing.assert_close(output.views[:, 0], output.image_tokens, rtol=0, atol=1e-6)
-    torch.testing.assert_close(output.views[:, 1], output.image_tokens.flip(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(output.views[:, 0], output.image_tokens)
+    torch.testing.assert_close(output.views[:, 1], output.image_tokens.flip(0))
     alone = encoder({"views": views})
     assert alone.image is None
-    torch.testing.assert_close(alone.views, output.views, rtol=0, atol=1e-6)
+    torch.testing.assert_close(alone.views, output.views)
 
 
 def test_weights_of_another_projector() -> None:

@@ -48,10 +48,10 @@ def test_the_gradient_is_that_of_the_whole_batch(
 ) -> None:
     whole_loss, whole = gradients(client(encoder(dtype=dtype)), method, phase, None)
     loss, cached = gradients(client(encoder(dtype=dtype)), method, phase, MicroBatches(micro_batch))
-    limit = 1e-12 if dtype == torch.float64 else 1e-6
+    # fewer rows go through other float32 kernels, which round differently: by 2e-6 at the most with SSE4 and AVX2
+    limit = 1e-12 if dtype == torch.float64 else 5e-6
     assert loss == pytest.approx(whole_loss, rel=limit)
-    # a single row goes through other float32 kernels (matrix times vector), which round differently
-    assert furthest(cached, whole) < (5e-6 if micro_batch == 1 and dtype == torch.float32 else limit)
+    assert furthest(cached, whole) < limit
 
 
 def test_without_negatives_of_the_whole_batch_it_would_differ() -> None:
