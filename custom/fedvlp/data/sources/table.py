@@ -123,6 +123,7 @@ class TableSource:
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
     min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
@@ -270,7 +271,9 @@ class TableSource:
             if not reason and self.report_column:
                 cell = row[self.report_column]
                 row[_TEXT] = (
-                    "" if report_text.is_missing(cell) else report_text.clean_report(cell, self.min_report_words)
+                    ""
+                    if report_text.is_missing(cell)
+                    else report_text.clean_report(cell, self.min_report_words, self.min_sentence_words)
                 )
                 if not row[_TEXT] and self.min_report_words > 0:
                     reason = "empty report" if report_text.is_missing(cell) else "report too short"
