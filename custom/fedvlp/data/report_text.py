@@ -37,6 +37,12 @@ def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> 
     return " ".join(words) if len(words) >= min_words else ""
 
 
+def letters_lost(text: str) -> float:
+    """The part of a text's letters, 0..1, that ``clean_report`` cannot write: those of other alphabets."""
+    letters = [letter for letter in unicodedata.normalize("NFC", text).lower() if letter.isalpha()]
+    return sum(not _to_ascii(letter) for letter in letters) / max(len(letters), 1)
+
+
 def clean_phrase(text: str) -> str:
     """As ``clean_report``, of a phrase that somebody asks with."""
     return clean_report(text, 1)

@@ -537,6 +537,19 @@ def test_clean_report(raw: str, clean: str) -> None:
     assert clean_report(clean) == clean
 
 
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (r"{\rtf1\ansi Kein Erguss links.\par}", "report in RTF 4 (row 1, 2, 3, 4)"),
+        ("Очаг слева 12 mm S6 D.", "report in other than Latin letters 4 (row 1, 2, 3, 4)"),
+        ("Normal.", "min_report_words=1 keeps"),
+    ],
+)
+def test_reports_that_are_no_words_to_read_are_refused_for_that(report: str, said: str, tmp_path: Path) -> None:
+    rows = [[row[0], report, *row[2:]] for row in good(tmp_path, 4)]
+    assert said in silent_error(TableSource(write(tmp_path, rows), image_size=16))
+
+
 def test_missing_cells() -> None:
     assert all(map(is_missing, ["", "  ", "\r\n", "NaN", "none", "N/A", "NULL"]))
     assert not is_missing("no finding")
