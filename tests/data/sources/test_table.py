@@ -550,6 +550,16 @@ def test_reports_that_are_no_words_to_read_are_refused_for_that(report: str, sai
     assert said in silent_error(TableSource(write(tmp_path, rows), image_size=16))
 
 
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_empty_columns_and_rows_as_excel_leaves_them_are_none(mark: str, end: str, tmp_path: Path) -> None:
+    text = (
+        "image;report;;;\n%s;Kein Erguss rechts;;;\n%s;Derrame pleural izquierdo;;;\n%s;Brak płynu w jamie;;;\n;;;;\n"
+    )
+    source = exported(tmp_path, text.replace(";", mark).replace("\n", end), "utf-8")
+    assert source.summary()["rows"] == source.summary()["used"] == 3
+
+
 def test_missing_cells() -> None:
     assert all(map(is_missing, ["", "  ", "\r\n", "NaN", "none", "N/A", "NULL"]))
     assert not is_missing("no finding")
