@@ -195,6 +195,17 @@ def test_a_table_alone_is_read_as_before(tmp_path: Path) -> None:
     assert data.root is None
 
 
+def test_the_papers_presets_alone_drop_sentences_of_one_word(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("image,report\nx.png,no effusion seen\n")
+    spec = f"table:{table}"
+    assert {
+        name: configured(name, spec, None, None).data.min_sentence_words for name in ("feddra", "feddra-paper")
+    } == {"feddra": 1, "feddra-paper": 2}
+    assert configured("feddra-paper", None, None, None, [f"north={spec}"]).data.sites[0][1].min_sentence_words == 2
+    assert configured("feddra-paper", spec, None, ["data.min_sentence_words=1"]).data.min_sentence_words == 1
+
+
 def test_each_site_may_have_a_data_set(tmp_path: Path) -> None:
     """Two sites that train, and the public set, which is none of them."""
     nih, openi = folder_of("nih_cxr14", tmp_path / "nih"), folder_of("openi", tmp_path / "openi")

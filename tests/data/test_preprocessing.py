@@ -125,7 +125,7 @@ def test_settings_are_checked(settings: tuple[Any, ...], said: str) -> None:
 def test_phrases_become_what_reports_became() -> None:
     report = "FINDINGS: Small LEFT effusion. Normal. 1. No pneumothórax!"
     cleaned = Preprocessing(18, 16, CLEANED)
-    assert cleaned.text(report) == clean_report(report) == "findings small left effusion no pneumothorax"
+    assert cleaned.text(report) == clean_report(report) == "findings small left effusion normal no pneumothorax"
     assert cleaned.text("Pneumonia.") == clean_phrase("Pneumonia.") == "pneumonia"
     assert cleaned.text("left basal effusion") == "left basal effusion"
     assert HOW.text(report) == report

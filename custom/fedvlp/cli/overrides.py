@@ -99,6 +99,8 @@ def configured(
         experiment = terms.like(experiment, like)
     chosen, sites = _chosen_data(experiment, data, sites, at, cache)
     if chosen is not None:
+        if experiment.name in presets.PAPERS:
+            chosen = _by_the_papers(chosen)
         experiment = _on_data(experiment, chosen, settings or [])
     if sites is not None:
         experiment = _with_sites(experiment, sites, chosen)
@@ -140,6 +142,17 @@ def _chosen_data(
     if sites and hasattr(chosen, "by_site"):
         raise ValueError("--sites: this data set deals its records to sites itself; set pairs, images, texts after it")
     return chosen, sites
+
+
+def _by_the_papers(data: Any) -> Any:
+    """The data set with the papers' rule that a sentence of one word is dropped, where it has reports to clean."""
+    from dataclasses import replace
+
+    from fedvlp.run.site_sources import SiteSources
+
+    if isinstance(data, SiteSources):
+        return replace(data, sites=tuple((name, _by_the_papers(source)) for name, source in data.sites))
+    return replace(data, min_sentence_words=2) if hasattr(data, "min_sentence_words") else data
 
 
 def _own_cohort(experiment: Experiment) -> SyntheticCohort | None:

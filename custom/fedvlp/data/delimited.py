@@ -36,7 +36,7 @@ class Table:
     """The lines of a table, and how they were read."""
 
     columns: list[str]  # those that were asked for under these names, whatever their case in the file
-    lines: list[list[str]]  # cells below the header; empty lines are left out
+    lines: list[list[str]]  # cells below the header; empty rows are left out
     said: str  # how it was read; "": as a comma-separated UTF-8 with the very names
 
 
@@ -53,6 +53,7 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     if len(mark) != 1:
         raise ValueError(f"table source: data.delimiter is {mark!r}; expected one character")
     lines = rows(io.StringIO(text, newline=""), "table source", mark, first=2 if above else 1)
+    lines = _within(lines)
     columns = [name.strip() for name in lines[0]] if lines else []
     if repeated := [number for number, name in enumerate(columns, start=1) if name in columns[: number - 1]]:
         raise ValueError(
@@ -63,7 +64,20 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     how = [f"read as {DELIMITERS.get(mark, 'specially')}-separated {known}"] if (mark, known) != (",", "utf-8") else []
     changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
     how += [f"with the columns {', '.join(changed)} in another case"] if changed else []
-    return Table(named, [line for line in lines[1:] if line], " ".join(how))
+    return Table(named, lines[1:], " ".join(how))
+
+
+def _within(lines: list[list[str]]) -> list[list[str]]:
+    """The header and the rows that hold anything, without the empty columns at their right, as Excel leaves both."""
+    if not lines:
+        return []
+    header, *below = lines
+    held = [line for line in below if any(map(str.strip, line))]
+    width = len(header)
+    while width and not header[width - 1].strip() and not any("".join(line[width - 1 :]).strip() for line in held):
+        width -= 1
+    full = len(header)
+    return [line[:width] if len(line) == full else line for line in (header, *held)]
 
 
 def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:

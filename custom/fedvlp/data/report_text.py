@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_SENTENCE_END = re.compile(r"[0-9]+\.|\.")  # list numbers ("1.") and full stops
-_TOKEN = re.compile(r"\w+")
+_SENTENCE_END = re.compile(r"(?<![0-9])\.|\.(?![0-9])")  # a full stop, but for that of "3.5"
+_LIST_NUMBER = re.compile(r"(^|[;\r\n]|:(?=\s)|\.(?=\s)|(?<![0-9])\.)\s*([0-9]{1,2})\.(?![0-9])")
+_TOKEN = re.compile(r"[^\W_]+")  # "____" stands for what was taken out
 _HEADING = re.compile(r"^[ \t]*([A-Z][A-Z0-9 \t/,&()-]*[A-Z)]):", re.MULTILINE)  # in capitals, first of its line
 _LETTERS = str.maketrans(
     {"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "\u0131": "i", "ŋ": "ng"}
@@ -19,32 +20,55 @@ def is_missing(text: str) -> bool:
     return text.strip().lower() in _MISSING
 
 
-def clean_report(text: str, min_words: int = 3) -> str:
+def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> str:
     """Lower-case ASCII words joined by spaces; "" when fewer than ``min_words`` remain.
 
-    Sentences end at "." and "<digits>."; those of one word or fewer are dropped.
-    Differs: accented letters keep their base letter ("pneumonía" is "pneumonia", upstream "pneumona"), and letters that
-    have none are written out ("größe" is "grosse").
+    Sentences of fewer than ``min_sentence_words`` are dropped; the papers drop those of one word ("Cardiomegaly."), so
+    that 2 is their rule. List numbers ("1.") are left out.
+    Differs: "3.5" keeps its whole part (upstream "5"), accented letters keep their base letter ("pneumonía" is
+    "pneumonia", upstream "pneumona"), and letters that have none are written out ("größe" is "grosse").
     """
     words: list[str] = []
-    for sentence in _SENTENCE_END.split(unicodedata.normalize("NFC", text)):
+    for sentence in _split(unicodedata.normalize("NFC", text)):
         folded = (_to_ascii(token) for token in _TOKEN.findall(sentence.lower()))
         tokens = [token for token in folded if token]
-        if len(tokens) > 1:
+        if len(tokens) >= min_sentence_words:
             words += tokens
     return " ".join(words) if len(words) >= min_words else ""
 
 
+def letters_lost(text: str) -> float:
+    """The part of a text's letters, 0..1, that ``clean_report`` cannot write: those of other alphabets."""
+    letters = [letter for letter in unicodedata.normalize("NFC", text).lower() if letter.isalpha()]
+    return sum(not _to_ascii(letter) for letter in letters) / max(len(letters), 1)
+
+
 def clean_phrase(text: str) -> str:
-    """As ``clean_report``, of a phrase that somebody asks with: where all its sentences are single words, these."""
-    words = (_to_ascii(token) for token in _TOKEN.findall(unicodedata.normalize("NFC", text).lower()))
-    return clean_report(text, 1) or " ".join(word for word in words if word)
+    """As ``clean_report``, of a phrase that somebody asks with."""
+    return clean_report(text, 1)
 
 
 def sentences(report: str) -> list[str]:
     """The sentences of a report as written, in order; a heading ("FINDINGS:") ends one and belongs to none."""
-    pieces = _SENTENCE_END.split(_HEADING.sub(".", report))
-    return [stripped for piece in pieces if (stripped := piece.strip())]
+    return [stripped for piece in _split(_HEADING.sub(".", report)) if (stripped := piece.strip())]
+
+
+def _split(text: str) -> list[str]:
+    """The text between full stops, without the numbers of lists.
+
+    A number is a list's where a sentence could begin and it is 1 or the next one: "Fracture of rib 5." has none.
+    """
+    expected = 1
+
+    def left_out(match: re.Match[str]) -> str:
+        nonlocal expected
+        number = int(match[2])
+        if number not in (1, expected):
+            return match[0]
+        expected = number + 1
+        return f"{match[1]}."
+
+    return _SENTENCE_END.split(_LIST_NUMBER.sub(left_out, text))
 
 
 def sections(report: str) -> dict[str, str]:

@@ -97,7 +97,7 @@ def test_unusable_rows_are_skipped_and_counted(tmp_path: Path, caplog: pytest.Lo
         (extra["b"], " \n ", "train", "empty report"),
         (extra["c"], "NaN", "train", "empty report"),
         (extra["d"], "Canary effusion", "train", "report too short"),
-        (extra["e"], "Unremarkable. Normal. 1. Canary.", "train", "report too short"),
+        (extra["e"], "1. Canary. Normal.", "train", "report too short"),
         (extra["f"], REPORT, "holdout", "unknown split"),
         ("absent.png", REPORT, "train", "missing image"),
         ("", REPORT, "train", "no image name"),
@@ -506,8 +506,8 @@ def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
     rows = good(tmp_path, 4)
     first = TableSource(write(tmp_path, rows), image_size=16).build().fingerprint
     assert TableSource(write(tmp_path, rows), image_size=17).build().fingerprint != first
-    rows[0][1] += " More."
-    assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint == first, "one-word sentence: dropped"
+    rows[0][1] += " ____."
+    assert TableSource(write(tmp_path, rows), image_size=16).build().fingerprint == first, "no word"
     other = [[*row, "1" if index < 2 else str(index)] for index, row in enumerate(rows)]
     studied = TableSource(write(tmp_path, other, [*HEADER, "study_id"]), image_size=16).build()
     assert studied.fingerprint != first, "studies decide the partition"
@@ -519,12 +519,15 @@ def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
     ("raw", "clean"),
     [
         ("1. No pneumothorax.\n2. Small LEFT effusion.", "no pneumothorax small left effusion"),
-        ("FINDINGS: The heart is normal. Unchanged.", "findings the heart is normal"),
-        ("Small effusion, 3.5 cm; follow-up", "small effusion 5 cm follow up"),  # "3." ends a sentence, as upstream
+        ("FINDINGS: The heart is normal. Unchanged.", "findings the heart is normal unchanged"),
+        ("Small effusion, 3.5 cm; follow-up", "small effusion 3 5 cm follow up"),
         ("Pneumonía bilateral — día 2", "pneumonia bilateral dia 2"),
         ("肺炎 あり pleural thickening seen", "pleural thickening seen"),
         ("a\ufffdb c", "a b c"),
-        ("Normal. Clear. Fine.", ""),
+        ("Normal. Clear. Fine.", "normal clear fine"),
+        ("Compared with ____, edema of 2010. Rib 5. Ratio 1:1.", "compared with edema of 2010 rib 5 ratio 1 1"),
+        ("IMPRESSION: 1. Pneumothorax. 2. Lung base.", "impression pneumothorax lung base"),
+        ("Derrame pleural izq. basal. Cardiomegalia.", "derrame pleural izq basal cardiomegalia"),
         ("two words", ""),
         ("", ""),
     ],
@@ -532,6 +535,29 @@ def test_the_fingerprint_follows_text_and_size(tmp_path: Path) -> None:
 def test_clean_report(raw: str, clean: str) -> None:
     assert clean_report(raw) == clean
     assert clean_report(clean) == clean
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        (r"{\rtf1\ansi Kein Erguss links.\par}", "report in RTF 4 (row 1, 2, 3, 4)"),
+        ("Очаг слева 12 mm S6 D.", "report in other than Latin letters 4 (row 1, 2, 3, 4)"),
+        ("Normal.", "min_report_words=1 keeps"),
+    ],
+)
+def test_reports_that_are_no_words_to_read_are_refused_for_that(report: str, said: str, tmp_path: Path) -> None:
+    rows = [[row[0], report, *row[2:]] for row in good(tmp_path, 4)]
+    assert said in silent_error(TableSource(write(tmp_path, rows), image_size=16))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_empty_columns_and_rows_as_excel_leaves_them_are_none(mark: str, end: str, tmp_path: Path) -> None:
+    text = (
+        "image;report;;;\n%s;Kein Erguss rechts;;;\n%s;Derrame pleural izquierdo;;;\n%s;Brak płynu w jamie;;;\n;;;;\n"
+    )
+    source = exported(tmp_path, text.replace(";", mark).replace("\n", end), "utf-8")
+    assert source.summary()["rows"] == source.summary()["used"] == 3
 
 
 def test_missing_cells() -> None:

@@ -52,6 +52,7 @@ class CandidPTXSource(Published):
         "Pneumothorax",
     )  # the cohort's labels, in order; names other than Pneumothorax are nan
     min_report_words: int = 3  # films with shorter reports are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
@@ -66,7 +67,9 @@ class CandidPTXSource(Published):
         reports: dict[str, str] = {}
         for row in rows:
             reports.setdefault(row["SOPInstanceUID"], row["Report"])
-        texts = {key: clean_report(report, self.min_report_words) for key, report in reports.items()}
+        texts = {
+            key: clean_report(report, self.min_report_words, self.min_sentence_words) for key, report in reports.items()
+        }
         keys = [key for key, text in texts.items() if text]
         wanted = names_of(self.labels)
         values = np.array([[outlined[key]] for key in keys], dtype=np.float32).reshape(-1, 1)

@@ -52,6 +52,7 @@ class ChestImaGenomeSource(Published):
     suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without an attribute are nan
     min_report_words: int = 3  # films with shorter text are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
@@ -65,7 +66,10 @@ class ChestImaGenomeSource(Published):
         avoided = {row["dicom_id"] for row in read_rows("chest_imagenome", self._split("images_to_avoid"), COLUMNS)}
         rows = [(row, split) for row, split in zip(published, splits, strict=True) if row["dicom_id"] not in avoided]
         graphs = [self._graph(row["dicom_id"]) for row, _ in rows]
-        texts = [clean_report(". ".join(sentences), self.min_report_words) for sentences, _ in graphs]
+        texts = [
+            clean_report(". ".join(sentences), self.min_report_words, self.min_sentence_words)
+            for sentences, _ in graphs
+        ]
         used = [index for index, text in enumerate(texts) if text]
         wanted = names_of(self.labels)
         labels = np.array([_labels(graphs[index][1], wanted) for index in used], dtype=np.float32)

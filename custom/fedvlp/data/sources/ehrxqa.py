@@ -37,6 +37,7 @@ class EHRXQASource(Published):
     root: str | None = None  # folder of MIMIC-CXR-JPG's files/; None: text alone
     suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     min_report_words: int = 3  # questions with shorter text are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
@@ -48,7 +49,7 @@ class EHRXQASource(Published):
         """The questions of the three splits. Raises ValueError for a file that is missing or not as published."""
         require_items("ehrxqa", Path(self.path), [f"{split}.json" for split in SPLITS])
         published = [(split, row) for split in SPLITS for row in self._rows(split)]
-        texts = [clean_report(_text(row), self.min_report_words) for _, row in published]
+        texts = [clean_report(_text(row), self.min_report_words, self.min_sentence_words) for _, row in published]
         used = [
             (text, split, {name: str(row[name]) for name in FIELDS[:4]})
             for text, (split, row) in zip(texts, published, strict=True)

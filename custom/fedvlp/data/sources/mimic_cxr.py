@@ -59,6 +59,7 @@ class MIMICSource(Published):
     suffix: str = "jpg"  # of the images: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that CheXpert has not are nan
     min_report_words: int = 3  # studies with shorter text are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
@@ -128,7 +129,7 @@ class MIMICSource(Published):
         for heading, text in sections(report).items():
             texts[meaning(heading)].append(text)
         both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"])
-        return clean_report(both, self.min_report_words)
+        return clean_report(both, self.min_report_words, self.min_sentence_words)
 
 
 def meaning(heading: str) -> str:

@@ -57,6 +57,7 @@ class OpenISource(Published):
     max_missing: float = 0.0  # of the films, 0..1: how many may not be under root
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
@@ -112,7 +113,7 @@ class OpenISource(Published):
     def _text(self, report: Report) -> str:
         """Impression and findings of a report, cleaned."""
         both = " ".join(report.sections.get(name, "") for name in ("IMPRESSION", "FINDINGS"))
-        return clean_report(both, self.min_report_words)
+        return clean_report(both, self.min_report_words, self.min_sentence_words)
 
     def _films(
         self, root: Path, reports: list[Report], left_out: dict[str, int]

@@ -20,6 +20,7 @@ from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
+from fedvlp.data.markup import is_rtf, plain
 from fedvlp.data.masks import read_masks
 from fedvlp.data.patients import normalised
 from fedvlp.data.screening import Screened
@@ -35,6 +36,18 @@ _SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", 
 _SPLITS |= {"dev": "val", "test": "test", "testing": "test"}
 BY_STUDY, BY_IMAGE = "without patient: that of their study", "without patient: each image its own"
 """What a summary counts of rows that name no patient."""
+
+RTF, OTHER_LETTERS, SHORT = "report in RTF", "report in other than Latin letters", "report too short"
+MOST_LOST = 0.1
+"""Part of a report's letters that may be of other alphabets, as in "5 μm"; above it the rest would be no report."""
+
+REMEDIES = {
+    RTF: "convert reports in RTF to text",
+    OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
+    SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
+    "burned-in": "look at the films with text in them: burned_in=accept takes them as they are",
+}
+"""How the reason begins for which rows cannot be used -> what to do."""
 
 _MAX_CLASSES = 64  # a text column with more distinct values is no label
 LABELS = "label_columns names columns of 1, 0, -1 and empty cells, or one column of words that are the classes"
@@ -65,12 +78,13 @@ class _Skips:
         bad = sum(map(len, self.rows.values()))
         if bad == self._total or bad > self._most * self._total:
             ordered = sorted(self.rows.items(), key=lambda item: -len(item[1]))
-            with_text = any(reason.startswith("burned-in") for reason in self.rows)
-            looked = "; look at the films with text in them: burned_in=accept takes them as they are" * with_text
+            known = [
+                f"; {remedy}" for begin, remedy in REMEDIES.items() if any(one.startswith(begin) for one in self.rows)
+            ]
             counts = [f"{reason} {len(rows)} (row {', '.join(rows[:5])})" for reason, rows in ordered]
             raise ValueError(
                 f"table source: {bad} of {self._total} rows cannot be used, at most {self._most:.0%} may be: "
-                f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{looked}"
+                f"{'; '.join(counts)}. Repair them (row 1 is below the header), or raise max_skipped{''.join(known)}"
             )
 
 
@@ -123,6 +137,7 @@ class TableSource:
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
     min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
@@ -268,12 +283,7 @@ class TableSource:
                 reason = "duplicate image"
             reason = row[_UNEVEN] or reason
             if not reason and self.report_column:
-                cell = row[self.report_column]
-                row[_TEXT] = (
-                    "" if report_text.is_missing(cell) else report_text.clean_report(cell, self.min_report_words)
-                )
-                if not row[_TEXT] and self.min_report_words > 0:
-                    reason = "empty report" if report_text.is_missing(cell) else "report too short"
+                row[_TEXT], reason = self._text(row)
             if not reason and self.split_column in present and row[self.split_column].lower() not in _SPLITS:
                 reason = "unknown split"
             if not reason and self.site_column in present and not row[self.site_column]:
@@ -285,6 +295,20 @@ class TableSource:
             else:
                 rows[file] = row
         return list(rows.values()), list(rows)
+
+    def _text(self, row: Row) -> tuple[str, str]:
+        """The report of a row, cleaned, and why it cannot be used ("": it can). The row keeps it without markup."""
+        written = row[self.report_column]
+        if is_rtf(written):
+            return "", RTF
+        cell = row[self.report_column] = plain(written).strip()
+        missing = report_text.is_missing(cell)
+        if not missing and report_text.letters_lost(cell) > MOST_LOST:
+            return "", OTHER_LETTERS
+        text = "" if missing else report_text.clean_report(cell, self.min_report_words, self.min_sentence_words)
+        if text or self.min_report_words <= 0:
+            return text, ""
+        return "", "empty report" if missing else SHORT
 
     def _at_large_sites(self, rows: list[Row], readable: list[int], present: set[str]) -> list[int]:
         """Those of the ``readable`` row numbers whose site has at least ``min_site_size`` of them."""

@@ -1,0 +1,37 @@
+"""Reports as other systems write them become their words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedvlp.data.markup import is_rtf, plain
+from fedvlp.data.report_text import clean_report, letters_lost
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (r"Kein Erguss.\.br\Herz \H\normal\N\ gro\XDF\.\.sp2\Ende", "kein erguss herz normal gross ende"),
+        ("<p><b>Befund</b><br/>Kein&nbsp;Erguss.</p>", "befund kein erguss"),
+        ("Sin derrame._x000D_\nCoraz\u00f3n normal", "sin derrame corazon normal"),
+        ("&lt;div class=&quot;x&quot;&gt;Brak p\u0142ynu&lt;/div&gt;", "brak plynu"),
+        ("Nodule <5 mm, a < b and c > d", "nodule 5 mm a b and c d"),
+        ("Petit &eacute;panchement &lt;5&#160;mm", "petit epanchement 5 mm"),
+    ],
+)
+def test_markup_is_no_word(written: str, words: str) -> None:
+    assert clean_report(plain(written), 1) == words
+
+
+@given(st.lists(st.sampled_from(["Erguss", "<5 mm", "a < b", "c > d", "3.5 cm", "R&D", r"links\rechts"])))
+def test_text_without_markup_stays(parts: list[str]) -> None:
+    assert plain(" ".join(parts)) == " ".join(parts)
+
+
+def test_rtf_and_letters_that_are_not_read_are_told() -> None:
+    assert is_rtf(r"{\rtf1\ansi Kein Erguss.}")
+    assert not is_rtf("Kein Erguss {links}.")
+    assert letters_lost("\u041e\u0447\u0430\u0433 12 mm S6") > 0.1
+    assert letters_lost("Gr\u00f6\u00dfe \u0141\u00f3d\u017a \u00e9panchement n\u00f3dulo") == 0
