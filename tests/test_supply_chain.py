@@ -134,6 +134,7 @@ def test_make_installs_nothing_without_a_hash() -> None:
     assert not [word for words in (*fetched, own) for word in words if "index" in word or "find-links" in word]
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("altered", [False, True])
 def test_an_altered_file_is_not_installed(altered: bool, tmp_path: Path) -> None:
     """The first command of `make`, with a lock of one package that lies in a folder here."""
