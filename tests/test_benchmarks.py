@@ -36,6 +36,9 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
 
+pytestmark = pytest.mark.slow(seconds=1)
+"""They are run by hand, so what breaks one may wait for the slow rest."""
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

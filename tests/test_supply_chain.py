@@ -163,6 +163,7 @@ def test_uv_itself_is_taken_from_the_lock() -> None:
 
 
 @pytest.mark.parametrize("installer", ["uv", "pip"])
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("altered", [False, True])
 def test_an_altered_file_is_not_installed(altered: bool, installer: str, tmp_path: Path) -> None:
     """`make`'s step for a site, by uv and by pip, with a lock of one package that lies in a folder here."""

@@ -16,6 +16,9 @@ from mutants.records import accepted
 from mutants.selection import BUDGET, Case, chosen, files_for
 from mutants.sources import mutants_of
 
+pytestmark = pytest.mark.slow(seconds=1)
+"""The tool is run by hand."""
+
 SOURCE = '''
 from __future__ import annotations
 
