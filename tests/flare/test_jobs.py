@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,3 +123,27 @@ def test_no_site_has_the_name_of_all_records_in_one_place() -> None:
 def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
     with pytest.raises(SiteConfigError, match="with --at"):
         job_files(replace(presets.get("fedavg"), data=NamedData("pretrain")))
+
+
+def test_two_jobs_at_once_reserve_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE's own classes with two pretended GPUs of 16 GiB, and jobs that take 10 GiB of one."""
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.app_common.resource_consumers import gpu_resource_consumer as consumer
+    from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
+
+    files = job_files(presets.get("fedavg"), gpus=1, gpu_memory=10)
+    spec = json.loads(files["meta.json"])["resource_spec"]["site-1"]
+    monkeypatch.setattr(consumer, "get_host_gpu_ids", lambda: [0, 1])
+    monkeypatch.setattr(consumer, "get_host_gpu_memory_free", lambda unit: [16384, 16384])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    manager, seen = GPUResourceManager(2, 16, ignore_host=True), []
+    for _ in range(2):
+        fits, token = manager.check_resources(spec, FLContext())
+        assert fits
+        consumer.GPUResourceConsumer().consume(manager.allocate_resources(spec, token, FLContext()))
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["0", "1"]
+    assert not manager.check_resources(spec, FLContext())[0]
+    with pytest.raises(ValueError, match="belong together"):
+        job_files(presets.get("fedavg"), gpus=1)

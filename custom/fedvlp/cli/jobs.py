@@ -68,6 +68,8 @@ def jobs_export(
     encrypted: Annotated[
         bool, typer.Option("--encrypted", help="The server adds ciphertexts: the sites' own filters must encrypt.")
     ] = False,
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that each site reserves for the job.")] = 0,
+    gpu_memory: Annotated[float, typer.Option(min=0, help="With --gpus: GiB that the job takes of each GPU.")] = 0,
     bundled: Annotated[bool, typer.Option("--bundled", help="Put the package into the job (sites need BYOC).")] = False,
     installed: Annotated[
         bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
@@ -94,6 +96,7 @@ def jobs_export(
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
     waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
     options = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
+    options |= {"gpus": gpus, "gpu_memory": gpu_memory}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)
     print(write_job(experiment, out, custom=not installed, bundled=bundled, processes=processes, **options))

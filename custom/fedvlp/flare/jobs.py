@@ -67,6 +67,8 @@ def job_files(
     timeouts: Timeouts | None = None,
     task_timeout: int = 0,
     encrypted: bool = False,
+    gpus: int = 0,
+    gpu_memory: float = 0,
 ) -> dict[str, str]:
     """The files of a job folder, by path. ``sites``: who gets the job, if not the cohort says; ``mlflow``: a URI.
 
@@ -75,6 +77,7 @@ def job_files(
     the controller has it.
     ``encrypted``: for sites that encrypt what they send (provisioning/PRIVACY.md). Raises ValueError for a method whose
     updates cannot be averaged as ciphertexts.
+    ``gpus``, ``gpu_memory``: what each site reserves, the latter in GiB a GPU.
     A job names its sites: with ``@ALL`` the simulator would run two, and a hospital that joins later would be in.
     The file of a plugin goes along as custom code, unless an entry point names it. Raises PluginError where it cannot.
     Weights to start from are named with their checksum. Raises InitialWeightsError where it is not known here,
@@ -94,7 +97,7 @@ def job_files(
     settings = {f.name: to_config(getattr(experiment, f.name)) for f in fields(experiment)}
     meta = {
         "name": experiment.name,
-        "resource_spec": {},
+        "resource_spec": _reserved(sites, gpus, gpu_memory),
         "min_clients": _least_sites(experiment, len(sites)),
         "deploy_map": {"app": ["server", *sites]},
     }
@@ -114,6 +117,17 @@ def job_files(
     }
     texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
     return texts | _code(experiment, custom)
+
+
+def _reserved(sites: Sequence[str], gpus: int, memory: float) -> dict[str, dict[str, float]]:
+    """What each site's GPUResourceManager reserves. Raises ValueError for GPUs without memory, or memory without GPUs.
+
+    FLARE takes the memory off what a GPU has left: at 0 it would give the same GPU to every job.
+    """
+    require(
+        (gpus > 0) == (memory > 0), "--gpus and --gpu-memory belong together: FLARE reserves a GPU by its memory in GiB"
+    )
+    return {site: {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": memory} for site in sites} if gpus else {}
 
 
 def _code(experiment: Experiment, custom: bool) -> dict[str, str]:
