@@ -66,6 +66,7 @@ PUBLIC = {
     "fedvlp.flare.NoiseAndEncrypt": "fedvlp.flare.noise_shares.NoiseAndEncrypt",
     "fedvlp.flare.OverlapController": "fedvlp.flare.overlap_server.OverlapController",
     "fedvlp.flare.OverlapExecutor": "fedvlp.flare.overlap_site.OverlapExecutor",
+    "fedvlp.flare.Perimeter": "fedvlp.flare.perimeter.Perimeter",
     "fedvlp.flare.PrivateKits": "fedvlp.flare.kits.PrivateKits",
     "fedvlp.flare.RememberReceived": "fedvlp.flare.privacy_filters.RememberReceived",
     "fedvlp.flare.ResultsInJob": "fedvlp.flare.results.ResultsInJob",

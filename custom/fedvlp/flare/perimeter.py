@@ -1,0 +1,187 @@
+"""The site's guard on incoming messages: which sender may ask the site's FLARE process for what.
+
+FLARE's server forwards messages between all accounts of a consortium, and a site's FLARE process carries out what
+arrives on the channel ``admin`` without asking who sent it. ``Perimeter`` stands before that. A request passes when it
+carries a token that the consortium's server signed, for the server itself or for this site's own job processes. Then
+``ADMIN_TOPICS`` says what each of these two may ask for.
+
+The server's signature is the same in every message, so each account has seen it once. ``Perimeter`` with ``side``
+"server" therefore refuses, at the server, every message from outside that carries it. A site relies on that: a server
+that is itself taken over passes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessagePropKey,
+    MessageType,
+    ReturnCode,
+)
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.message import Message
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.defs import (
+    AUTH_CLIENT_NAME_FOR_SJ,
+    CellMessageHeaderKeys,
+    InfoCollectorTopic,
+    RequestHeader,
+    SysCommandTopic,
+    TrainingTopic,
+)
+
+SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
+"""Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
+names to which FLARE's server issues its own tokens."""
+
+ADMIN_TOPICS: dict[str, frozenset[str]] = {
+    # a job: asked for, sent, started, watched and ended
+    TrainingTopic.CHECK_RESOURCE: frozenset({SERVER}),
+    TrainingTopic.CANCEL_RESOURCE: frozenset({SERVER}),
+    TrainingTopic.DEPLOY: frozenset({SERVER}),
+    TrainingTopic.START_JOB: frozenset({SERVER}),
+    TrainingTopic.ABORT: frozenset({SERVER}),
+    TrainingTopic.ABORT_TASK: frozenset({SERVER}),
+    TrainingTopic.DELETE_RUN: frozenset({SERVER}),
+    TrainingTopic.CHECK_STATUS: frozenset({SERVER}),
+    TrainingTopic.NOTIFY_JOB_STATUS: frozenset({SERVER, SITE}),
+    TrainingTopic.CONFIGURE_JOB_LOG: frozenset({SERVER}),
+    InfoCollectorTopic.SHOW_STATS: frozenset({SERVER}),
+    InfoCollectorTopic.SHOW_ERRORS: frozenset({SERVER}),
+    InfoCollectorTopic.RESET_ERRORS: frozenset({SERVER}),
+    # the site itself, as console commands of an operator ask the server
+    TrainingTopic.SHUTDOWN: frozenset({SERVER}),
+    TrainingTopic.RESTART: frozenset({SERVER}),
+    TrainingTopic.GET_SCOPES: frozenset({SERVER}),
+    SysCommandTopic.SYS_INFO: frozenset({SERVER}),
+    SysCommandTopic.REPORT_RESOURCES: frozenset({SERVER}),
+    SysCommandTopic.REPORT_ENV: frozenset({SERVER}),
+    SysCommandTopic.REPORT_VERSION: frozenset({SERVER}),
+    SysCommandTopic.CONFIGURE_SITE_LOG: frozenset({SERVER}),
+}
+"""Who may send which topic on the channel ``admin``. A topic that is not listed is refused, ``sys.shell`` above all."""
+
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""A job's id, a UUID. FLARE deletes the folder of this name, and the kit has other folders."""
+
+REFUSED = "message_refused"
+"""The action of the audit line."""
+
+LONGEST = 100  # characters of what a sender says of itself that are quoted
+
+
+class Perimeter(FLComponent):
+    """A component of ``local/resources.json``, put before the process's messages as soon as FLARE starts it.
+
+    Args:
+        side: "client" at a site, "server" at the server.
+        allow_shell: whether the server may send ``sys.shell``, the console's ``cat``, ``grep``, ``head`` and the like.
+    """
+
+    def __init__(self, side: str = "client", allow_shell: bool = False) -> None:
+        super().__init__()
+        if side not in ("client", "server"):
+            raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
+        self.side, self.allow_shell = side, allow_shell
+        self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Starts to look at messages. FLARE opens the channel ``admin`` of a site only after this event."""
+        if event_type != EventType.SYSTEM_BOOTSTRAP:
+            return
+        self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
+        core = self._site.cell.core_cell
+        if self.side == "server":
+            core.add_incoming_filter("*", "*", self.check_at_server)
+        elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
+            core.add_incoming_filter("*", "*", self.check_sender)
+            core.add_incoming_request_filter("*", "*", self.check_request)
+
+    # at a site
+
+    def check_sender(self, message: Message) -> Message | None:
+        """Refuses a request without a token of the server or of this site, before its content is decoded."""
+        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ or _neighbour_leaves(message):
+            return None
+        return None if self._sender(message) else self._refuse(message, "it has no signature of the server")
+
+    def check_request(self, message: Message) -> Message | None:
+        """Refuses what this sender may not ask of the site's process."""
+        if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
+            return None
+        asked, sender = message.payload, self._sender(message)
+        topic = getattr(asked, "topic", None)
+        if topic == SysCommandTopic.SHELL and self.allow_shell and sender == SERVER:
+            return None
+        if not isinstance(topic, str) or sender not in ADMIN_TOPICS.get(topic, ()):
+            return self._refuse(message, f"{_quoted(topic)} is not for this sender")
+        job = asked.get_header(RequestHeader.JOB_ID)
+        if topic == TrainingTopic.DELETE_RUN and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
+            return self._refuse(message, f"{topic} names no job")
+        return None
+
+    def _sender(self, message: Message) -> str | None:
+        """Who sent the message, by its token. The header ORIGIN, which a sender writes as it likes, is not read."""
+        name, token, signature = _credentials(message)
+        link = self._site.communicator
+        if not (name and token and signature and link.token_verifier):  # before the login there is no verifier
+            return None
+        if not link.token_verifier.verify(name, token, signature):
+            return None
+        if name == link.client_name and token == link.token:
+            return SITE
+        if name == SERVER and token == SERVER:
+            return SERVER
+        return SERVER_JOB if name == SERVER_JOB and JOB_ID.fullmatch(token) else None
+
+    # at the server
+
+    def check_at_server(self, message: Message) -> Message | None:
+        """Refuses a message that came with a certificate from outside and carries the server's own token."""
+        outside = message.get_prop(MessagePropKey.COMMON_NAME)
+        if outside and _credentials(message)[0] in (SERVER, SERVER_JOB):
+            return self._refuse(message, "it carries the server's own token")
+        return None
+
+    def _refuse(self, message: Message, why: str) -> Message:
+        """Writes the audit line; FLARE drops the message for the reply."""
+        name, _, _ = _credentials(message)
+        peer = message.get_prop(MessagePropKey.COMMON_NAME)
+        origin = message.get_header(MessageHeaderKey.ORIGIN)
+        channel = message.get_header(MessageHeaderKey.CHANNEL)
+        said = f"channel {_quoted(channel)}, origin {_quoted(origin)}, through certificate {_quoted(peer)}: {why}"
+        AuditService.add_event(user=_quoted(name), action=REFUSED, msg=said)
+        return make_reply(ReturnCode.UNAUTHENTICATED, error=why)
+
+
+def _credentials(message: Message) -> tuple[str, str, str]:
+    """Name, token and signature that the message carries, "" where there is none."""
+    keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+    values = [message.get_header(key) for key in keys]
+    name, token, signature = (value if isinstance(value, str) else "" for value in values)
+    return name, token, signature
+
+
+def _neighbour_leaves(message: Message) -> bool:
+    """Whether a directly connected process takes its leave, which FLARE sends without a token."""
+    endpoint = message.get_prop(MessagePropKey.ENDPOINT)
+    return (
+        message.get_header(MessageHeaderKey.CHANNEL) == CellChannel.CELLNET
+        and message.get_header(MessageHeaderKey.TOPIC) == CellChannelTopic.Bye
+        and endpoint is not None
+        and message.get_header(MessageHeaderKey.ORIGIN) == endpoint.name
+    )
+
+
+def _quoted(value: Any) -> str:
+    """What a sender says, as one line of a log may hold it."""
+    return re.sub(r"[^A-Za-z0-9@._-]", "?", value)[:LONGEST] if isinstance(value, str) and value else "unknown"
