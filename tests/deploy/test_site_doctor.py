@@ -189,6 +189,8 @@ def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> 
             lambda c: c["app_validator"]["args"].update(side="server"),
             "jobs looked at before they start",
         ),
+        ("resources.json", lambda c: c["components"].pop(), "messages to this site"),
+        ("resources.json", lambda c: c["components"][-1]["args"].update(side="server"), "messages to this site"),
         ("resources.json", lambda c: c["class_allow_list"].append("*"), "class allow-list enforced"),
         ("resources.json", lambda c: c.update(class_list_enforcement_mode="warn"), "class allow-list enforced"),
         ("resources.json", lambda c: c.update(allow_log_streaming=True), "logs sent to the server"),

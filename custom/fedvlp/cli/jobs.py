@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -95,7 +95,7 @@ def jobs_export(
     if processes > 1 and not child:
         raise ValueError("--processes needs --child: the job's own process at a site trains alone")
     waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
-    options = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
+    options: dict[str, Any] = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
     options |= {"gpus": gpus, "gpu_memory": gpu_memory}
     for sentence in drawn_data(experiment):
         print(f"CAUTION: {sentence}.", file=sys.stderr)

@@ -30,6 +30,7 @@ from fedvlp.deploy.overlap import OverlapError, read_key
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, own_source
 
 FLARE = "2.9."  # server and sites run one minor version
+PERIMETER = "fedvlp.flare.Perimeter"
 JOB_CHECK = {"path": "fedvlp.flare.JobCheck", "args": {"side": "client"}}
 EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
@@ -69,6 +70,11 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
+def _guards(component: dict[str, Any]) -> bool:
+    """Whether it is the perimeter, as a site needs it."""
+    return component.get("path") == PERIMETER and component.get("args", {}).get("side", "client") == "client"
+
+
 def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     """The site's own rules: which classes a job may name, whether it may bring code, what leaves by the log."""
     try:
@@ -82,6 +88,9 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
     checked = resources.get("app_validator") == JOB_CHECK
     said = "yes" if checked else f"no: set app_validator to {JOB_CHECK} in local/resources.json"
     yield Check("jobs looked at before they start", checked, said)
+    guarded = any(_guards(component) for component in resources.get("components", []))
+    said = "checked" if guarded else f"any account's: add a component {PERIMETER} to local/resources.json"
+    yield Check("messages to this site", guarded, said)
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
     said = "yes" if enforced else "no: take class_list_enforcement_mode and * out of local/resources.json"
     yield Check("class allow-list enforced", enforced, said)
