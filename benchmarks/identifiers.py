@@ -27,7 +27,7 @@ from typing import Any
 from common import machine, rounded, say
 from scipy.stats import binomtest
 
-from fedvlp.data.deid import KINDS
+from fedvlp.data.deid import spans
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 
@@ -57,7 +57,7 @@ NAME_ALONE, AGE = "name without title", "age above 89"
 class Planted:
     """A report with one identifier in it."""
 
-    kind: str  # of KINDS, or one that the gate does not know
+    kind: str  # of the gate, or one that the gate does not know
     report: str
     start: int  # of the identifier's words
     end: int
@@ -209,11 +209,6 @@ Span = tuple[str, int, int]  # name, start, end
 Finder = Callable[[str], list[Span]]
 
 
-def gate(report: str) -> list[Span]:
-    """What the gate's patterns match."""
-    return [(kind, *match.span()) for kind, pattern in KINDS.items() for match in pattern.finditer(report)]
-
-
 def presidio(model: str, least: float) -> Finder | None:
     """Presidio's analyzer with spaCy's ``model``, findings scored at least ``least``; None where either is missing."""
     try:
@@ -325,7 +320,7 @@ def main() -> None:
     clean = sorted({text.strip() for text in texts} - {""})[: 50 if arguments.quick else None]
     planted = plant(clean, 5 if arguments.quick else arguments.each, random.Random(arguments.seed))
     say(machine() | {"planted": len(planted), "reports": "Open-I" if arguments.openi else "built-in"})
-    judge("fedvlp", gate, planted, clean, arguments.misses)
+    judge("fedvlp", spans, planted, clean, arguments.misses)
     for least in (0.0, 0.5):
         other = presidio(arguments.model, least)
         if other is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedvlp.data.markup import is_rtf, plain
-from fedvlp.data.report_text import clean_report, letters_lost
+from fedvlp.data.report_text import clean_report, letters_lost, sections, sentences
 
 
 @pytest.mark.parametrize(
@@ -35,3 +37,36 @@ def test_rtf_and_letters_that_are_not_read_are_told() -> None:
     assert not is_rtf("Kein Erguss {links}.")
     assert letters_lost("\u041e\u0447\u0430\u0433 12 mm S6") > 0.1
     assert letters_lost("Gr\u00f6\u00dfe \u0141\u00f3d\u017a \u00e9panchement n\u00f3dulo") == 0
+
+
+PUMPED = [
+    "<!--",
+    "<style>",
+    "<p a='",
+    "<p ",
+    "&",
+    "amp;",
+    "\\.br ",
+    "\n",
+    " ",
+    ".\n",
+    ";\n ",
+    "1.",
+    "<<p>p>",
+    "a\u0327\u0301",
+    "\u0301\u0327",
+]
+
+
+@pytest.mark.parametrize("piece", PUMPED)
+def test_reading_takes_time_in_proportion_to_the_text(piece: str) -> None:
+    """Of 50,000 characters; "<!--" without an end, escapes of escapes, blank lines and marks took the square of it."""
+    text = "&" + piece * (50_000 // len(piece)) + "!"
+    start = time.process_time()
+    for read in (plain, clean_report, sentences, sections, letters_lost):
+        read(text)
+    assert time.process_time() - start < 0.5
+
+
+def test_a_number_that_names_no_character_stays() -> None:
+    assert plain("&#" + "9" * 5000 + ";").startswith("&#9")

@@ -12,69 +12,99 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
+# A search takes time in proportion to the text, whatever it is: reports come from elsewhere, and columns of fixed width
+# are padded with blanks. So runs of whitespace are one character before a search (``_collapsed``), a pattern asks for
+# one at most (``\s?``), and what else repeats has an upper bound, or cannot begin again within its own run.
 _UPPER = "A-Z\u00c0-\u00d6\u00d8-\u00de"  # with the letters of western Europe, as in all names below
 _LETTER = _UPPER + "a-z\u00df-\u00f6\u00f8-\u00ff\u0100-\u017f'\u2019-"
-_REMOVED = r"[Xx]+\b"  # a run of X is a removed name
-_NAME = rf"(?!{_REMOVED})[{_UPPER}][{_LETTER}]+"
-_BEFORE_NAME = rf"(?:[{_UPPER}]\.\s*)*(?:(?i:van|von|de|der|den|da|di|la|le|el|al)\s+)*"  # initials, particles
+_REMOVED = r"[Xx]{1,40}\b"  # a run of X is a removed name
+_NAME = rf"(?!{_REMOVED})[{_UPPER}][{_LETTER}]{{1,40}}"
+_BEFORE_NAME = (
+    rf"(?:[{_UPPER}]\.\s?){{0,5}}(?:(?i:van|von|de|der|den|da|di|la|le|el|al)\s){{0,5}}"  # initials, particles
+)
+_BODY = (  # what "MR" and "DR" (magnetic resonance, digital radiography) stand before
+    "abdom[a-z]{2,4}|ankle|aort[a-z]{1,2}|arm|arthro[a-z]{1,5}|angio[a-z]{1,6}|axial|bilateral|bladder|bone|bowel|brain|"
+    "breasts?|card[a-z]{2,7}|carotids?|cervical|chest|cholangio[a-z]{1,14}|compatible|conditional|contrast|coronal|"
+    "[clt][- ]?spine|elbow|entero[a-z]{2,6}|exam[a-z]{0,7}|extremit[a-z]{1,3}|femur|fetal|findings|foot|forearm|"
+    "guided|hands?|head|heart|hips?|humerus|images?|imaging|kidneys?|knees?|left|legs?|liver|lower|lumbar|lumbosacral|"
+    "lungs?|mammo[a-z]{2,6}|mediastin[a-z]{2,3}|myelo[a-z]{2,6}|neck|orbits?|pancrea[a-z]{1,4}|pelvi[a-z]{1,2}|perfusion|"
+    "pituitary|portable|prostate|protocol|radiographs?|rectum|renal|right|sacr[a-z]{2,3}|safe|sagittal|scans?|sella|"
+    "sequences?|shoulders?|sinus(?:es)?|skull|spectro[a-z]{2,6}|spine|study|studies|tibia|thigh|thora[a-z]{1,4}|upper|"
+    "uro[a-z]{2,6}|unsafe|venogr[a-z]{2,5}|whole|wrists?"
+)
 
 _MONTHS = "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
 _MONTH = rf"(?:{_MONTHS}|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
 _WHOLE_MONTH = "(?:January|February|March|April|June|July|August|September|October|November|December)"  # not "may"
 _DAY = r"\d{1,2}(?:st|nd|rd|th)?"
 _YEAR = r"(?:19|20)\d{2}"
+_LEVELS = r"(?:8[/.-]9[/.-]10|9[/.-]10[/.-]11|10[/.-]11[/.-]12)(?:ths?)?"  # three ribs or vertebrae in a row, or a date
+_BONES = (
+    *("rib", "ribs", "fracture", "fractures", "level", "levels", "vertebra", "vertebrae"),
+    *("left", "right", "anterior", "posterior", "lateral"),  # ribs
+)
+_NO_LEVELS = (  # so that three such numbers are a date: no bone stands before them, and none behind
+    "".join(rf"(?<!(?i:\b{word})[\s:(#])" for word in _BONES)
+    + r"(?<![TLD])(?<!Th)(?<!\d,\s)(?<!\dand\s)(?<!\d\sand\s)(?<!\d\s&\s)"
+    + rf"(?!{_LEVELS}\s(?i:(?:left|right|anterior|posterior|lateral)\s){{0,2}}(?i:ribs?|vertebra[el]?)\b)"
+)
 
 _STREET = r"(?:street|st\.?|avenue|ave\.?|road|rd\.?|lane|drive|boulevard|blvd\.?|square|stra\u00dfe|strasse)"
 _OVER_89 = r"(?:9\d|1[01]\d)"
+_NUMBER = r"(?:\s?(?:number|num|no\.?|#|id))?\s?"  # before a number: "no. "
 
 KINDS: dict[str, re.Pattern[str]] = {
     "name with title": re.compile(
-        r"\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|DR|MR|MRS|MS|PROF|DOCTOR)\b\.?"
-        rf"\s+{_BEFORE_NAME}{_NAME}"
+        r"\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|MRS|MS|PROF|DOCTOR"
+        rf"|(?:MR|DR)(?!\s(?i:{_BODY})\b))\b\.?"
+        rf"\s{_BEFORE_NAME}{_NAME}"
         # in small letters where nothing else is so written: "DR artefact", "MR imaging" and "Ms" without a dot are
-        rf"|\b(?:[Dd]r\.?|DR\.|Mr\.|Mrs\.?|Ms\.|Prof\.)\s+(?!{_REMOVED})[{_LETTER}]{{2,}}"
+        rf"|\b(?:[Dd]r\.?|DR\.|Mr\.|Mrs\.?|Ms\.|Prof\.)\s(?!{_REMOVED})[{_LETTER}]{{2,40}}"
     ),
     "labelled name": re.compile(
-        r"\b(?i:patient(?:'s)? name|patient|pt|name|signed by|dictated by|read by|referr(?:ed|ing) (?:by|physician))"
-        rf"\s*:\s*{_BEFORE_NAME}{_NAME}"
+        r"\b(?i:patient(?:'s)?\sname|patient|pt|name|signed\sby|dictated\sby|read\sby|referr(?:ed|ing)\s(?:by|physician))"
+        rf"\s?:\s?{_BEFORE_NAME}{_NAME}"
     ),
     "record number": re.compile(
-        r"\b(?:MRN|medical record|record|patient id|hospital|nhs|ssn|social security|insurance)\b"
-        r"(?:\s*(?:number|num|no\.?|#|id))?\s*[:#]?\s*[A-Z]{0,4}[- ]?\d[\d -]{4,}",
+        r"\b(?:MRN|medical\srecord|record|patient\sid|hospital|nhs|ssn|social\ssecurity|insurance)\b"
+        rf"{_NUMBER}[:#]?\s?[A-Z]{{0,4}}[- ]?\d[\d -]{{4,}}",
         re.IGNORECASE,
     ),
     "accession-like id": re.compile(
-        r"\b(?:acc(?:ession)?|exam|order|study|case)\s*(?:number|num|no\.?|#|id)?\s*[:#]\s*[A-Z]{0,5}-?\d{4,}"
-        r"|\bref(?:erence)?\.?\s*(?:number|num|no\.?|#|id)?\s*:?\s*[A-Z]{0,5}-?\d{5,}"
+        rf"\b(?:acc(?:ession)?|exam|order|study|case){_NUMBER}[:#]\s?[A-Z]{{0,5}}-?\d{{4,}}"
+        rf"|\bref(?:erence)?\.?{_NUMBER}:?\s?[A-Z]{{0,5}}-?\d{{5,}}"
         r"|\b[A-Z]{1,5}-?\d{6,}\b|(?<![\d.])\d{7,}(?!\.?\d)",
         re.IGNORECASE,
     ),
     "date": re.compile(
-        rf"(?<![\d.])(?:\d{{1,2}}([/.-])\d{{1,2}}\1(?:19|20)?\d{{2}}|{_YEAR}([/.-])\d{{1,2}}\2\d{{1,2}})"
-        r"(?![\d.]\d)\b"
-        rf"|\b(?:{_DAY}[\s-]+)?(?i:{_MONTH}),?[\s-]+{_YEAR}\b"
-        rf"|\b(?i:{_MONTH})\s+{_DAY},?\s+{_YEAR}\b"
-        rf"|\b(?:{_WHOLE_MONTH}\s+{_DAY}|{_DAY}\s+(?:{_WHOLE_MONTH}|May))(?!\s*[cm]m)\b",
+        rf"(?<![\d.])(?=\d)(?:(?!{_LEVELS})|{_NO_LEVELS})"
+        rf"(?:\d{{1,2}}([/.-])\d{{1,2}}\1(?:19|20)?\d{{2}}|{_YEAR}([/.-])\d{{1,2}}\2\d{{1,2}})(?![\d.]\d)\b"
+        rf"|\b(?:{_DAY}[\s-]{{1,3}})?(?i:{_MONTH}),?[\s-]{{1,3}}{_YEAR}\b"
+        rf"|\b(?i:{_MONTH})\s{_DAY},?\s{_YEAR}\b"
+        rf"|\b(?:{_WHOLE_MONTH}\s{_DAY}|{_DAY}\s(?:{_WHOLE_MONTH}|May))(?!\s?[cm]m)\b",
     ),
     "phone": re.compile(
         r"(?<![\d.])(?:\+\d{1,3}[ .-]?)?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}(?!\d)"
-        r"|(?<!\d)\+(?=(?:[ ().-]{0,2}\d){8,15}(?!\d))\d[\d ().-]+\d"
-        r"|\b(?:tel|phone|fax|pager|ext)\b\.?\s*(?:no\.?)?\s*:?\s*\+?[\d(][\d ()./-]{3,}"
-        r"|\b(?:at|call|called|calling|number|phone)\s+\d{3}-\d{4}\b",
+        r"|(?<!\d)\+(?=(?:[ ().-]{0,2}\d){8,15}(?!\d))\d[\d ().-]{1,50}\d"
+        r"|\b(?:tel|phone|fax|pager|ext)\b\.?\s?(?:no\.?)?\s?:?\s?\+?[\d(][\d ()./-]{3,}"
+        r"|\b(?:at|call|called|calling|number|phone)\s\d{3}-\d{4}\b",
         re.IGNORECASE,
     ),
     "address": re.compile(
-        rf"\b\d{{1,5}}\s+(?:[NSEW]\.?\s+)?(?:St\.\s+)?(?:{_NAME}\s+){{1,3}}(?i:{_STREET})(?![a-z])"
-        rf"|\b{_NAME}(?:stra\u00dfe|strasse)\s+\d"
-        rf"|\b(?:\d{{1,5}},?\s+)(?:rue|avenue|via|calle|rua)\s+{_NAME}|\b(?i:p\.?\s?o\.?\s+box)\s+\d"
+        rf"\b\d{{1,5}}\s(?:[NSEW]\.?\s)?(?:St\.\s)?(?:{_NAME}\s){{1,3}}(?i:{_STREET})(?![a-z])"
+        rf"|\b{_NAME}(?:stra\u00dfe|strasse)\s\d"
+        rf"|\b(?:\d{{1,5}},?\s)(?:rue|avenue|via|calle|rua)\s{_NAME}|\b(?i:p\.?\s?o\.?\sbox)\s\d"
     ),
     "email or link": re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.]+|\bhttps?://\S+|\bwww\.\S+", re.IGNORECASE),
     "age above 89": re.compile(
-        rf"\b{_OVER_89}(?:\s*-?\s*(?:years?|yrs?)\s*-?\s*old|\s*-?\s*y\.?/?o\b|[MF])\b|\b(?i:aged?)\s+{_OVER_89}\b"
-        r"(?!\s*(?:days|weeks|months))"
+        rf"\b{_OVER_89}(?:\s?-?\s?(?:years?|yrs?)\s?-?\s?old|\s?-?\s?y\.?/?o\b|[MF])\b|\b(?i:aged?)\s{_OVER_89}\b"
+        r"(?!\s?(?:days|weeks|months))"
     ),
 }
+"""What a report is searched for, with a single character between two words: ``spans`` makes it so."""
 
+
+_WHITESPACE = re.compile(r"\s{2,}|[^\S \n]")  # but single blanks and line breaks, which stay
 
 Accepted = bool | Collection[str]
 """What a person accepts of that which ``scan`` finds: True is every kind, False none, else these kinds of ``KINDS``."""
@@ -123,21 +153,42 @@ def scan(reports: Iterable[str], where: Iterable[object] | None = None) -> Findi
     counts = dict.fromkeys(KINDS, 0)
     shown: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
     for name, report in zip(count(1) if where is None else where, reports, strict=False):
-        for kind, pattern in KINDS.items():
-            if pattern.search(report) is None:
-                continue
+        matches = spans(report)
+        for kind in {kind for kind, _, _ in matches}:
             counts[kind] += 1
+        for kind, start, end in matches:
             if len(shown[kind]) < SHOWN:
-                shown[kind] += (_finding(str(name), kind, report, match) for match in pattern.finditer(report))
+                shown[kind].append(_finding(str(name), kind, report, start, end))
     return Findings(
         {kind: number for kind, number in counts.items() if number},
-        (finding for kind in KINDS for finding in shown[kind][:SHOWN]),
+        (finding for kind in KINDS for finding in shown[kind]),
     )
 
 
-def _finding(where: str, kind: str, report: str, match: re.Match[str]) -> Finding:
-    start, end = match.span()
-    return Finding(where, kind, report[max(0, start - CONTEXT) : start], match[0], report[end : end + CONTEXT])
+def spans(report: str) -> list[tuple[str, int, int]]:
+    """What is found in a report: its kind, and where its words begin and end; kind by kind."""
+    text = _collapsed(report)
+    matches = [(kind, *match.span()) for kind, pattern in KINDS.items() for match in pattern.finditer(text)]
+    if not matches or text == report:
+        return matches
+    # of each character of the text, where it is in the report
+    indices = [index for index, letter in enumerate(report) if not _goes_on(letter, report[index - 1 : index])]
+    return [(kind, indices[start], indices[end - 1] + 1) for kind, start, end in matches]
+
+
+def _collapsed(report: str) -> str:
+    """The report with one character for each run of whitespace: a line break if it holds one, else a blank."""
+    return _WHITESPACE.sub(lambda run: " " if run[0].splitlines() == [run[0]] else "\n", report)
+
+
+def _goes_on(letter: str, before: str) -> bool:
+    """Whether ``letter`` goes on with a run of whitespace that it does not begin."""
+    return letter.isspace() and before.isspace()
+
+
+def _finding(where: str, kind: str, report: str, start: int, end: int) -> Finding:
+    before, after = report[max(0, start - CONTEXT) : start], report[end : end + CONTEXT]
+    return Finding(where, kind, before, report[start:end], after)
 
 
 def kinds_of(names: Iterable[str]) -> tuple[str, ...]:

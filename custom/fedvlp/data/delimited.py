@@ -55,7 +55,7 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     lines = rows(io.StringIO(text, newline=""), "table source", mark, first=2 if above else 1)
     lines = _within(lines)
     columns = [name.strip() for name in lines[0]] if lines else []
-    if repeated := [number for number, name in enumerate(columns, start=1) if name in columns[: number - 1]]:
+    if repeated := _repeated(columns):
         raise ValueError(
             f"table source: column {', '.join(map(str, repeated[:SHOWN]))} of the table has the name of one before it; "
             "rename it in the first line, or take it out"
@@ -67,17 +67,29 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     return Table(named, lines[1:], " ".join(how))
 
 
+def _repeated(columns: list[str]) -> list[int]:
+    """The numbers, from 1, of the columns that have the name of one before them."""
+    first: dict[str, int] = {}
+    return [number for number, name in enumerate(columns, start=1) if first.setdefault(name, number) != number]
+
+
 def _within(lines: list[list[str]]) -> list[list[str]]:
     """The header and the rows that hold anything, without the empty columns at their right, as Excel leaves both."""
     if not lines:
         return []
     header, *below = lines
     held = [line for line in below if any(map(str.strip, line))]
-    width = len(header)
-    while width and not header[width - 1].strip() and not any("".join(line[width - 1 :]).strip() for line in held):
-        width -= 1
+    named = len(header)
+    while named and not header[named - 1].strip():
+        named -= 1
     full = len(header)
+    width = min(full, max([named, *(named + _filled(line[named:]) for line in held)]))
     return [line[:width] if len(line) == full else line for line in (header, *held)]
+
+
+def _filled(cells: list[str]) -> int:
+    """How many of the cells there are up to the last that holds anything."""
+    return next((number for number in range(len(cells), 0, -1) if cells[number - 1].strip()), 0)
 
 
 def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:

@@ -6,7 +6,9 @@ import re
 import unicodedata
 
 _SENTENCE_END = re.compile(r"(?<![0-9])\.|\.(?![0-9])")  # a full stop, but for that of "3.5"
-_LIST_NUMBER = re.compile(r"(^|[;\r\n]|:(?=\s)|\.(?=\s)|(?<![0-9])\.)\s*([0-9]{1,2})\.(?![0-9])")
+# blanks behind a line break end at the next one, so that blank lines are not read from each of them to the last
+_LIST_NUMBER = re.compile(r"(?:(^|;|:(?=\s)|\.(?=\s)|(?<![0-9])\.)\s*|([\r\n])[^\S\r\n]*)([0-9]{1,2})\.(?![0-9])")
+_SIGNS = re.compile(r"([^\w\s]{30})[^\w\s]+")  # 30 marks upon a letter are what Unicode foresees (UAX 15)
 _TOKEN = re.compile(r"[^\W_]+")  # "____" stands for what was taken out
 _HEADING = re.compile(r"^[ \t]*([A-Z][A-Z0-9 \t/,&()-]*[A-Z)]):", re.MULTILINE)  # in capitals, first of its line
 _LETTERS = str.maketrans(
@@ -29,7 +31,7 @@ def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> 
     "pneumonia", upstream "pneumona"), and letters that have none are written out ("größe" is "grosse").
     """
     words: list[str] = []
-    for sentence in _split(unicodedata.normalize("NFC", text)):
+    for sentence in _split(_composed(text)):
         folded = (_to_ascii(token) for token in _TOKEN.findall(sentence.lower()))
         tokens = [token for token in folded if token]
         if len(tokens) >= min_sentence_words:
@@ -39,7 +41,7 @@ def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> 
 
 def letters_lost(text: str) -> float:
     """The part of a text's letters, 0..1, that ``clean_report`` cannot write: those of other alphabets."""
-    letters = [letter for letter in unicodedata.normalize("NFC", text).lower() if letter.isalpha()]
+    letters = [letter for letter in _composed(text).lower() if letter.isalpha()]
     return sum(not _to_ascii(letter) for letter in letters) / max(len(letters), 1)
 
 
@@ -53,6 +55,11 @@ def sentences(report: str) -> list[str]:
     return [stripped for piece in _split(_HEADING.sub(".", report)) if (stripped := piece.strip())]
 
 
+def _composed(text: str) -> str:
+    """Letters with their accents in one character. Marks are sorted in the square of their number: so of 30 at most."""
+    return unicodedata.normalize("NFC", _SIGNS.sub(r"\1", text))
+
+
 def _split(text: str) -> list[str]:
     """The text between full stops, without the numbers of lists.
 
@@ -62,11 +69,11 @@ def _split(text: str) -> list[str]:
 
     def left_out(match: re.Match[str]) -> str:
         nonlocal expected
-        number = int(match[2])
+        number = int(match[3])
         if number not in (1, expected):
             return match[0]
         expected = number + 1
-        return f"{match[1]}."
+        return f"{match[1] or match[2] or ''}."
 
     return _SENTENCE_END.split(_LIST_NUMBER.sub(left_out, text))
 

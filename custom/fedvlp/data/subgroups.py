@@ -29,7 +29,7 @@ VIEWS = {
 BAND, OLDEST = 20, 80
 """Years of a band, and where the last one begins (Seyyed-Kalantari et al., 2021, doi:10.1038/s41591-021-01595-0)."""
 
-_YEARS = re.compile(r"([>\u2265]?)\s*(\d+(?:[.,]\d+)?)\s*(\+?)[\s-]*([a-z/ ]*)", re.IGNORECASE)
+_YEARS = re.compile(r"([>\u2265]?) ?(\d+(?:[.,]\d+)?) ?(\+?)[ -]*([a-z/ ]*)", re.IGNORECASE)
 _UNITS = {
     1.0: ("", "y", "yr", "yrs", "year", "years", "yo", "y/o", "years old", "year old", "j", "jahr", "jahre"),
     0.0: (
@@ -46,7 +46,7 @@ def age_band(text: str) -> str:
 
     "" for what is no age of a person, or a bound that leaves the band open.
     """
-    given = _YEARS.fullmatch(text.strip())
+    given = _YEARS.fullmatch(" ".join(text.split()))
     unit = next((years for years, names in _UNITS.items() if given and given[4].strip().lower() in names), None)
     if given is None or unit is None:
         return ""
