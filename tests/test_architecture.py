@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -176,6 +177,9 @@ def test_no_test_file_imports_a_heavy_package_when_it_is_collected() -> None:
         if not lazy and name.partition(".")[0] in heavy
     ]
     assert early == []
+    asked = re.compile(r"^(?:\w+ = )?pytest\.importorskip\(\"(\w+)", re.MULTILINE)  # imports it too
+    found = {path.name: set(asked.findall(path.read_text(encoding="utf-8"))) & heavy for path in TESTS.rglob("*.py")}
+    assert {name: packages for name, packages in found.items() if packages} == {}, "ask find_spec in a skipif"
 
 
 EFFECTS = {

@@ -9,6 +9,7 @@ import json
 import re
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
 from fedvlp.run.experiment import Experiment
 
-pytest.importorskip("opacus", reason="pip install 'fedvlp[privacy]'")
+pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -20,9 +21,11 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.run.metrics import MLflow
 
-pytest.importorskip("mlflow", reason="pip install 'fedvlp[mlflow]'")
-
-pytestmark = [pytest.mark.slow(seconds=60), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow(seconds=60),
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("mlflow") is None, reason="pip install 'fedvlp[mlflow]'"),
+]
 
 SMALL = [
     "--sites", "2", "--workers", "1", "--set", "data.size=200", "--set", "method.local_steps=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
 from fedvlp.models.export import ExportError, export_open_clip
 from fedvlp.models.export import open_clip as module
 
-pytest.importorskip("open_clip", reason="pip install 'fedvlp[open_clip]'")
+pytestmark = pytest.mark.skipif(find_spec("open_clip") is None, reason="pip install 'fedvlp[open_clip]'")
 
 LINEAR: dict[str, Any] = {"alignment": False, "head_hidden": None, "embedding_dim": 8, "max_tokens": 6}
 PHRASES = ["no left effusion", "edema", "", "no basal edema left effusion no"]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run.folder import RunFolder
 
-pytest.importorskip("gradio", reason="pip install 'fedvlp[app]'")
-pytest.importorskip("selenium", reason="pip install selenium")
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow(seconds=25),
+    pytest.mark.skipif(find_spec("gradio") is None, reason="pip install 'fedvlp[app]'"),
+    pytest.mark.skipif(find_spec("selenium") is None, reason="pip install selenium"),
     pytest.mark.skipif(not (BROWSER and DRIVER), reason="no chromium with its chromedriver here"),
 ]
 
