@@ -174,6 +174,7 @@ def _of_array(pixels: np.ndarray, colour: bool) -> _Values:
         seen = f"{pixels.dtype} {list(pixels.shape)}, expected numbers [H, W], or uint8 [H, W, 3]"
         raise UnreadableImageError("unsupported kind of array", seen)
     _check_header(pixels.shape[1], pixels.shape[0], 1)
+    pixels = _in_order(pixels)
     if coloured:
         from PIL import Image
 
@@ -220,6 +221,11 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
     if image.invert:
         pixels = 255 - pixels
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
+
+
+def _in_order(values: np.ndarray) -> np.ndarray:
+    """The same numbers in this machine's byte order: OpenCV reads the bytes of others as if they were in it."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _range(values: np.ndarray, padding: np.ndarray | None = None) -> tuple[float, float]:
@@ -323,7 +329,7 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
     """
     shape = shape or (image.height, image.width)
     if image.mode[0] in "IF":  # more than 8 bits
-        deep = np.asarray(image)
+        deep = _in_order(np.asarray(image))
         return _Values(deep, shape, _range(deep), stretch=True, invert=invert)
     pixels = np.asarray(image.convert("RGB" if colour else "L"))
     return _Values(pixels, shape, _range(pixels))
@@ -404,7 +410,7 @@ def _decoded(source: Path | BytesIO) -> np.ndarray:
     from pydicom.pixels import pixel_array
 
     stored = pixel_array(dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"]))
-    return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+    return _in_order(stored)
 
 
 def _native(path: Path, header: Any) -> np.ndarray | None:
