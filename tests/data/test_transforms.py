@@ -449,6 +449,28 @@ def test_a_dicom_file_without_its_preamble_is_read(tmp_path: Path) -> None:
     assert refusal(tmp_path / "canary.dcm") == "unsupported transfer syntax"
 
 
+@pytest.mark.parametrize("syntax", ["ImplicitVRLittleEndian", "ExplicitVRLittleEndian", "ExplicitVRBigEndian"])
+def test_a_dicom_file_without_its_meta_header_is_read(syntax: str, tmp_path: Path) -> None:
+    """Or with one that names no transfer syntax; with and without a preamble, and in memory as pydicom reads it."""
+    pydicom = pytest.importorskip("pydicom")
+    image = ramp(top=4095, dtype=np.uint16)
+    stored = image.byteswap() if syntax == "ExplicitVRBigEndian" else image
+    whole = dicom(tmp_path / "whole.dcm", stored, bits=12, syntax=pydicom.uid.UID(getattr(pydicom.uid, syntax)))
+    expected = read_radiograph(whole)
+    assert np.abs(expected - image / 4095 * 255).max() < 0.01
+    content = whole.read_bytes()
+    data = content[132 + 12 + int.from_bytes(content[140:144], "little") :]  # after a header of the length it names
+    version = b"\2\0\1\0OB\0\0\2\0\0\0\0\1"  # a meta header of one tag, without its own length
+    for before in (b"", radiograph.PREAMBLE, version, radiograph.PREAMBLE + version):
+        (tmp_path / "canary.dcm").write_bytes(before + data)
+        assert np.array_equal(read_radiograph(tmp_path / "canary.dcm"), expected)
+        assert radiograph.shape_of_file(tmp_path / "canary.dcm") == image.shape
+    (tmp_path / "canary.dcm").write_bytes(data)
+    assert np.array_equal(read_film(pydicom.dcmread(tmp_path / "canary.dcm", force=True)), expected)
+    (tmp_path / "canary.dcm").write_bytes(data[:-500])
+    assert refusal(tmp_path / "canary.dcm") == "corrupt image"
+
+
 def test_the_first_image_of_a_phones_jpeg_is_the_film(tmp_path: Path) -> None:
     """Several frames of another format are refused."""
     first, second = Image.fromarray(ramp(80, 64)), Image.fromarray(ramp(80, 64)[::-1].copy())
