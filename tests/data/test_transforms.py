@@ -389,17 +389,39 @@ def test_a_film_that_is_padding_alone_is_constant_and_one_without_is_as_it_was(t
     assert refusal(dicom(tmp_path / "c.dcm", image, bits=12, **empty)) == "constant image"
 
 
-def tiff(path: Path, pixels: np.ndarray, photometric: int) -> Path:
-    """A TIFF of one strip, little-endian: Pillow writes none whose least value is white."""
+def tiff(path: Path, pixels: np.ndarray, photometric: int = 1, order: str = "<") -> Path:
+    """A TIFF of one strip: Pillow writes none whose least value is white, and none in the other byte ``order``."""
+    pixels = pixels.astype(pixels.dtype.newbyteorder(order))
     height, width = pixels.shape
     entries = [
         (256, 4, width), (257, 4, height), (258, 3, 8 * pixels.itemsize), (259, 3, 1), (262, 3, photometric),
         (273, 4, 8), (277, 3, 1), (278, 4, height), (279, 4, pixels.nbytes),
+        (339, 3, "uif".index(pixels.dtype.kind) + 1),
     ]  # fmt: skip
-    table = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
-    head = b"II*\0" + struct.pack("<I", 8 + pixels.nbytes)
-    path.write_bytes(head + pixels.tobytes() + struct.pack("<H", len(entries)) + table + bytes(4))
+    table = b"".join(
+        struct.pack(f"{order}HHI", tag, kind, 1) + struct.pack(f"{order}{'HI'[kind - 3]}", value).ljust(4, b"\0")
+        for tag, kind, value in entries
+    )
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + pixels.nbytes)
+    path.write_bytes(head + pixels.tobytes() + struct.pack(f"{order}H", len(entries)) + table + bytes(4))
     return path
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "i2", "i4", "f4"])
+def test_the_byte_order_of_a_tiff_or_an_array_changes_no_grey_level(kind: str, tmp_path: Path) -> None:
+    """12 of the bits used, as ImageJ stores films of a detector."""
+    image = ramp(61, 47, top=120 if kind == "u1" else 3500, dtype=np.dtype(kind).type)
+    image[0, 0] = -900 if kind[0] in "if" else 3
+    little, big = (tiff(tmp_path / f"{ord(order)}.tif", image, order=order) for order in "<>")
+    for longest in (None, 20):
+        expected = read_radiograph(little, longest)
+        assert np.array_equal(read_radiograph(big, longest), expected)
+        with Image.open(big) as opened:
+            assert np.array_equal(read_film(opened, longest), expected)
+        arrays = [read_film(image.astype(image.dtype.newbyteorder(order)), longest) for order in "<>"]
+        assert np.array_equal(*arrays)
+    assert np.corrcoef(image.ravel(), read_radiograph(big).ravel())[0, 1] > 0.999
+    assert kind == "u1" or np.ptp(read_radiograph(big)) == pytest.approx(255, abs=1e-3)
 
 
 @pytest.mark.parametrize(("white_is_zero", "dtype"), [(w, d) for w in (False, True) for d in (np.uint8, np.uint16)])
@@ -425,6 +447,28 @@ def test_a_dicom_file_without_its_preamble_is_read(tmp_path: Path) -> None:
     data.save_as(tmp_path / "deflated.dcm", enforce_file_format=True)
     (tmp_path / "canary.dcm").write_bytes((tmp_path / "deflated.dcm").read_bytes()[132:])
     assert refusal(tmp_path / "canary.dcm") == "unsupported transfer syntax"
+
+
+@pytest.mark.parametrize("syntax", ["ImplicitVRLittleEndian", "ExplicitVRLittleEndian", "ExplicitVRBigEndian"])
+def test_a_dicom_file_without_its_meta_header_is_read(syntax: str, tmp_path: Path) -> None:
+    """Or with one that names no transfer syntax; with and without a preamble, and in memory as pydicom reads it."""
+    pydicom = pytest.importorskip("pydicom")
+    image = ramp(top=4095, dtype=np.uint16)
+    stored = image.byteswap() if syntax == "ExplicitVRBigEndian" else image
+    whole = dicom(tmp_path / "whole.dcm", stored, bits=12, syntax=pydicom.uid.UID(getattr(pydicom.uid, syntax)))
+    expected = read_radiograph(whole)
+    assert np.abs(expected - image / 4095 * 255).max() < 0.01
+    content = whole.read_bytes()
+    data = content[132 + 12 + int.from_bytes(content[140:144], "little") :]  # after a header of the length it names
+    version = b"\2\0\1\0OB\0\0\2\0\0\0\0\1"  # a meta header of one tag, without its own length
+    for before in (b"", radiograph.PREAMBLE, version, radiograph.PREAMBLE + version):
+        (tmp_path / "canary.dcm").write_bytes(before + data)
+        assert np.array_equal(read_radiograph(tmp_path / "canary.dcm"), expected)
+        assert radiograph.shape_of_file(tmp_path / "canary.dcm") == image.shape
+    (tmp_path / "canary.dcm").write_bytes(data)
+    assert np.array_equal(read_film(pydicom.dcmread(tmp_path / "canary.dcm", force=True)), expected)
+    (tmp_path / "canary.dcm").write_bytes(data[:-500])
+    assert refusal(tmp_path / "canary.dcm") == "corrupt image"
 
 
 def test_the_first_image_of_a_phones_jpeg_is_the_film(tmp_path: Path) -> None:

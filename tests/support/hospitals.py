@@ -42,24 +42,24 @@ AT_ONCE = 3
 class Hospitals(Consortium):
     """Three of the five hospitals with a table of films each; only names, ports and folders are this machine's."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, SITES)
+    def __init__(self, folder: Path, sites: tuple[str, ...] = SITES) -> None:
+        super().__init__(folder, sites)
         self.port = free_port()
         self.preflight: subprocess.CompletedProcess[str]
         self.kits = folder / "ws" / "fedvlp" / "prod_00"
 
     def __enter__(self) -> Hospitals:
         self.folder.mkdir(parents=True)
-        self.provision("ws", SITES)
+        self.provision("ws", self.sites)
         self._server_policies()
-        for seed, site in enumerate(SITES):
+        for seed, site in enumerate(self.sites):
             self._site_policies(site)
             write(SyntheticCohort(sites=1, size=240, image_size=72, seed=seed), self.kits / site / "data" / "cxr")
         self.start("localhost")
         until(self._listening, "the server listens")
         # before the site runs: the check joins with the site's kit, and a site that has joined would be put out
-        self.preflight = run(self, "nvflare", "preflight-check", "-p", str(self.kits / SITES[0]))
-        for site in SITES:
+        self.preflight = run(self, "nvflare", "preflight-check", "-p", str(self.kits / self.sites[0]))
+        for site in self.sites:
             self.start(site)
         return self
 
@@ -111,7 +111,7 @@ class Hospitals(Consortium):
         """
         policy = json.loads((PROVISIONING / "site" / name).read_text())
         policy["scopes"][0]["task_result_filters"][0]["args"] |= changes
-        for site in SITES:
+        for site in self.sites:
             (self.kits / site / "local" / "privacy.json").write_text(json.dumps(policy))
 
     def newest(self, preset: str) -> RunFolder:

@@ -22,7 +22,10 @@ FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
 SIDEWAYS = (5, 6, 7, 8)
 PHOTOMETRIC, WHITE_IS_ZERO = 0x0106, 0  # of TIFF
-BARE_DICOM = b"\x02\0\0\0"  # how a DICOM file begins whose preamble was cut off: with the length of its meta header
+PREAMBLE = bytes(128) + b"DICM"  # that a DICOM file begins with
+META = b"\x02\0"  # group of the tags of its meta header
+DATASET = (b"\x08\0", b"\0\x08")  # group of the first tag after it, in either byte order
+SYNTAX = b"\x02\0\x10\0UI"  # tag and type of the transfer syntax
 
 DICOM_TAGS = (
     "Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PlanarConfiguration", "PhotometricInterpretation",
@@ -129,16 +132,40 @@ def _read_file(path: Path, longest: int | None, burned_in: bool, colour: bool) -
 
 
 def _as_dicom(path: Path) -> Path | BytesIO | None:
-    """A DICOM file as pydicom reads it, in memory where its preamble is missing; None for another file."""
+    """A DICOM file as pydicom reads it, in memory where preamble or meta header are missing; None for another file."""
     if not path.is_file():
         raise UnreadableImageError("missing image")
     if path.stat().st_size > MAX_BYTES:
         raise UnreadableImageError("image too large", f"more than {MAX_BYTES} bytes")
     with path.open("rb") as file:
-        start = file.read(132)
-    if start[128:] == b"DICM":
-        return path
-    return BytesIO(bytes(128) + b"DICM" + path.read_bytes()) if start[:4] == BARE_DICOM else None
+        start = file.read(1024)
+    preamble = len(PREAMBLE) if start[128:132] == b"DICM" else 0
+    begins = start[preamble : preamble + 2]
+    if begins not in (META, *DATASET) or (preamble and SYNTAX in start):
+        return path if preamble else None
+    return _with_header(path.read_bytes()[preamble:])
+
+
+def _with_header(content: bytes) -> BytesIO:
+    """A DICOM file in memory: ``content`` begins at its meta header, or without one at its first tag.
+
+    Where no transfer syntax is named, the first tag shows it: after a tag comes its type, two capitals, in explicit
+    syntaxes alone.
+    """
+    from pydicom.filereader import read_dataset
+    from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+    rest = BytesIO(content)
+    if content[:2] == META:
+        meta = read_dataset(rest, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+        if meta.get("TransferSyntaxUID"):
+            return BytesIO(PREAMBLE + content)
+    data = content[rest.tell() :]
+    explicit = data[4:6].isalpha() and data[4:6].isupper()
+    little = ExplicitVRLittleEndian if explicit else ImplicitVRLittleEndian
+    uid = (ExplicitVRBigEndian if data[:2] == DATASET[1] else little).encode()
+    uid += bytes(len(uid) % 2)
+    return BytesIO(PREAMBLE + SYNTAX + len(uid).to_bytes(2, "little") + uid + data)
 
 
 def _shape(path: Path) -> tuple[int, int]:
@@ -174,6 +201,7 @@ def _of_array(pixels: np.ndarray, colour: bool) -> _Values:
         seen = f"{pixels.dtype} {list(pixels.shape)}, expected numbers [H, W], or uint8 [H, W, 3]"
         raise UnreadableImageError("unsupported kind of array", seen)
     _check_header(pixels.shape[1], pixels.shape[0], 1)
+    pixels = _in_order(pixels)
     if coloured:
         from PIL import Image
 
@@ -195,9 +223,20 @@ def _as_file(dataset: Any) -> BytesIO:
         if tag in dataset:
             film[tag] = dataset[tag]
     film.preamble, film.file_meta = bytes(128), FileMetaDataset()
-    film.file_meta.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
+    film.file_meta.TransferSyntaxUID = _syntax_of(dataset)
     dcmwrite(buffer, film)
     return buffer
+
+
+def _syntax_of(dataset: Any) -> Any:
+    """A dataset's transfer syntax; of one without a meta header, how pydicom read it."""
+    from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
+
+    named = getattr(dataset, "file_meta", {}).get("TransferSyntaxUID")
+    implicit, little = dataset.original_encoding
+    if named or implicit:
+        return named or ImplicitVRLittleEndian
+    return ExplicitVRBigEndian if little is False else ExplicitVRLittleEndian
 
 
 def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
@@ -220,6 +259,11 @@ def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
     if image.invert:
         pixels = 255 - pixels
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
+
+
+def _in_order(values: np.ndarray) -> np.ndarray:
+    """The same numbers in this machine's byte order: OpenCV reads the bytes of others as if they were in it."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
 def _range(values: np.ndarray, padding: np.ndarray | None = None) -> tuple[float, float]:
@@ -323,7 +367,7 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
     """
     shape = shape or (image.height, image.width)
     if image.mode[0] in "IF":  # more than 8 bits
-        deep = np.asarray(image)
+        deep = _in_order(np.asarray(image))
         return _Values(deep, shape, _range(deep), stretch=True, invert=invert)
     pixels = np.asarray(image.convert("RGB" if colour else "L"))
     return _Values(pixels, shape, _range(pixels))
@@ -404,7 +448,7 @@ def _decoded(source: Path | BytesIO) -> np.ndarray:
     from pydicom.pixels import pixel_array
 
     stored = pixel_array(dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"]))
-    return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+    return _in_order(stored)
 
 
 def _native(path: Path, header: Any) -> np.ndarray | None:
