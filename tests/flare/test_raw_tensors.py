@@ -26,6 +26,7 @@ def tensors() -> dict[str, Tensor]:
     return {
         "whole": torch.randn(4, 4), "cut": torch.randn(5, 7), "half": torch.randn(3, 41).bfloat16(),
         "codes": torch.randint(-127, 127, (300,), dtype=torch.int8), "number": torch.tensor(3.5),
+        "dozen": torch.randn(12, 16),  # as text its pieces 10 and 11 come before 2
         "turned": torch.randn(9, 6).T, "empty": torch.zeros(0, 3), "counts": torch.tensor([1, -(2**40)]),
         "nan": torch.tensor([float("nan"), -0.0]), "flags": torch.tensor([True, False]),
     }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from support.simulator import assert_same_metrics, simulator
 
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.jobs import write_job
+from fedvlp.flare.pieces import SETTING
 from fedvlp.flare.retrying_cell import SENT_AGAIN
 from fedvlp.run import presets
 from fedvlp.run.config import override
@@ -52,6 +54,13 @@ class Smoke:
     done: subprocess.CompletedProcess[str]
 
 
+def in_small_pieces(job: Path) -> None:
+    """Both sides send 16 KB at a time: 128 pieces of the words, whose order counts, and 12 of an attention."""
+    for side in ("server", "client"):
+        file = job / "app" / "config" / f"config_fed_{side}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), SETTING: 1 << 14}))
+
+
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     folder = tmp_path_factory.mktemp("smoke")
@@ -69,7 +78,10 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     (local / "fedvlp.json").write_text(json.dumps({"accept_phi_risk": True}))
     (local / "privacy.json").write_text(json.dumps(NEUTRAL))
     (code / "sitecustomize.py").write_text(RECORDER)
-    done = simulator(write_job(experiment, out / "job"), out, 2, PYTHONPATH=str(code), RECORD=str(sent))
+    job = write_job(experiment, out / "job")
+    in_small_pieces(job)
+    packages = os.pathsep.join((str(code), os.environ.get("PYTHONPATH", "")))
+    done = simulator(job, out, 2, PYTHONPATH=packages, RECORD=str(sent))
     (out / "output.txt").write_text(done.stdout + done.stderr)
     return Smoke(out, folder / "data", RunFolder(out / "runs" / "feddra" / "001"), engine, done)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ from fedvlp.core.types import Expected, Failure, FailureKind, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
 from fedvlp.flare import messages, pieces, tensor_stream
 from fedvlp.flare.controller import FederatedController
-from fedvlp.flare.pieces import grouped
+from fedvlp.flare.pieces import grouped, name_of_piece
 from fedvlp.flare.tensor_stream import (
     OnDisk,
     PieceDecomposer,
@@ -41,8 +42,10 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tensors() -> dict[str, Tensor]:
+    """Of no piece, of some, of more than ten ("10" comes before "2" as text) and of more than a hundred."""
     return {
         "whole": torch.randn(4, 4), "cut": torch.randn(5, 7), "half": torch.randn(3, 41).bfloat16(),
+        "dozen": torch.randn(12, 16), "hundred": torch.randn(103, 16),
         "turned": torch.randn(9, 6).T, "codes": torch.randint(-127, 127, (300,), dtype=torch.int8),
         "number": torch.tensor(3.5), "empty": torch.zeros(0, 3),
     }  # fmt: skip
@@ -68,6 +71,16 @@ def test_pieces_are_views_of_what_is_sent() -> None:
     pieces = in_pieces({"cut": source})
     assert [piece.numel() for piece in pieces.values()] == [12, 12, 11]
     assert next(iter(pieces.values())).data_ptr() == source.data_ptr()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pieces_are_put_in_order_by_their_number_however_they_come(seed: int) -> None:
+    """123 pieces of one tensor among 12 of another; names of tensors may hold digits, dots and one another."""
+    sent = {name: [name_of_piece(name, index, (123, 2)) for index in range(n)] for name, n in (("w.1", 123), ("w", 12))}
+    sent["w.10"] = ["w.10"]
+    mixed = [name for names in sent.values() for name in names]
+    random.Random(seed).shuffle(mixed)
+    assert grouped(mixed) == sent
 
 
 def test_what_is_joined_in_memory_is_what_was_cut() -> None:
