@@ -64,6 +64,7 @@ def ask(one: Scenario, folder: Path, seeds: Sequence[int] = (0,), jobs: int = 1)
     return measured(one, every, folder / "runs", folder / "results", jobs, say), said
 
 
+@pytest.mark.slow(seconds=10)
 def test_cells_run_once_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
     """The figures of a second call are those of the first, and no run begins anew; another setting does."""
     first, said = ask(scenario(), tmp_path, jobs=2)
@@ -252,6 +253,7 @@ def test_figures_of_an_edited_plugin_are_measured_anew(tmp_path: Path) -> None:
         assert (again.cells, said) == (first.cells, {("pulled", 0): HERE})
 
 
+@pytest.mark.slow(seconds=10)
 def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> None:
     """One word of one report, which no setting says: neither the file of results nor the finished run counts.
 
@@ -281,6 +283,7 @@ def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> 
     assert ask(one, tmp_path)[1] == {("fedavg", 0): FILED}
 
 
+@pytest.mark.slow(seconds=10)
 def test_a_result_of_moved_data_counts_and_names_no_folder(tmp_path: Path) -> None:
     """Where the records lie is no setting of theirs: their fingerprint says which they are, of all that are pooled.
 
@@ -323,6 +326,7 @@ def test_drawn_records_are_not_drawn_to_be_compared(filed: tuple[Path, Table], m
     assert "cohort" not in content
 
 
+@pytest.mark.slow(seconds=10)
 def test_cells_of_a_plugin_run_side_by_side(tmp_path: Path) -> None:
     """Fresh interpreters know no plugin: they import it before a task names its classes, or they end there."""
     with fresh():
@@ -354,6 +358,7 @@ def test_a_run_that_fails_is_an_error_and_not_a_missing_row(tmp_path: Path) -> N
         ask(broken, tmp_path)
 
 
+@pytest.mark.slow(seconds=10)
 def test_after_a_failure_no_cell_begins_and_what_was_under_way_is_filed(tmp_path: Path) -> None:
     """One broken cell and four that are whole, two at a time: all four once ran first, and what they had reached was
     lost.

@@ -83,6 +83,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     assert len(set(read_assignment(run / "partition.json").tolist())) == 2
 
 
+@pytest.mark.slow(seconds=12)
 def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the first phase: exit code 130, no orphan, and --resume ends with the uninterrupted bytes."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -160,6 +161,7 @@ def test_the_command_that_goes_on_has_every_option_that_is_read_there(
     assert shlex.split(stopping.said().removeprefix("stopped; go on with: ")) == resumed
 
 
+@pytest.mark.slow(seconds=12)
 def test_a_name_that_is_no_text_is_no_traceback(tmp_path: Path) -> None:
     """A terminal in a UTF-8 locale refuses what such a name becomes in Python."""
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}

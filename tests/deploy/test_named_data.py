@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases import cases
 from support.toy import same_bytes
 
 from fedvlp.data.cohort import PUBLIC, Cohort
@@ -97,7 +98,7 @@ def test_every_machine_has_the_same_public_set_beside_its_own_records(machines: 
     assert Assembly(at_site(asked("car-mfl"), FILMS, machines[FILMS])).data(FILMS).modalities == ("image",)
 
 
-@pytest.mark.parametrize("preset", ["car-mfl", "creamfl", "fediot", "pms-fm"])
+@pytest.mark.parametrize("preset", cases(("car-mfl", "creamfl", "fediot", "pms-fm"), often=("car-mfl",), seconds=10))
 def test_machines_apart_end_with_the_bytes_of_one_that_has_all(preset: str, machines: dict[str, Path]) -> None:
     """Each machine opens its own files and no other's; the server of PMS-FM opens none."""
     experiment = asked(preset)

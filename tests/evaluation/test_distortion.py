@@ -280,6 +280,7 @@ def run(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("what", ["distortion", "shallow", "deep", "similarity"])
+@pytest.mark.slow(seconds=8)
 def test_evaluate_writes_into_the_run(run, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     from typer.testing import CliRunner
 
@@ -292,6 +293,7 @@ def test_evaluate_writes_into_the_run(run, what: str, capsys: pytest.CaptureFixt
         assert (run["fedrgb"].path / "evaluation" / f"{what}.{suffix}").stat().st_size > 0
 
 
+@pytest.mark.slow(seconds=8)
 def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
     from fedvlp.run.evaluate import Choices, shallow
 
@@ -301,6 +303,7 @@ def test_evaluate_of_decentralised_models_trains_them_on_the_union(run) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow(seconds=8)
 def test_evaluate_own_and_zero_steps(run) -> None:
     from fedvlp.run.evaluate import Choices, deep, distort
 
@@ -311,6 +314,7 @@ def test_evaluate_own_and_zero_steps(run) -> None:
         deep(run["fedrgb"], Choices(own=True))
 
 
+@pytest.mark.slow(seconds=8)
 def test_evaluate_takes_the_sites_that_hold_what_is_measured(run) -> None:
     """Of three sites the first holds pairs, the second images alone, the third reports alone."""
     from fedvlp.run.evaluate import EVALUATIONS, Choices

@@ -212,6 +212,7 @@ NOTHING = {"message": {}, "settings": {}, "paths": {}}
 """What a trainer answers at once: that it is no task."""
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_trainer_makes_way_after_its_tasks_and_when_it_is_made_of_something_else(folder: Path, parent: int) -> None:
     asks = TrainerLink(folder / "place", parent, started_at(parent) or "", folder / "log")
 
@@ -230,6 +231,7 @@ def test_a_trainer_makes_way_after_its_tasks_and_when_it_is_made_of_something_el
     assert (folder / "log").exists()
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_trainer_that_falls_silent_costs_one_task(folder: Path, parent: int) -> None:
     asks = TrainerLink(folder / "place", parent, started_at(parent) or "")
     assert asks.ask(NOTHING, {}, never, silence=60.0).failure
@@ -269,6 +271,7 @@ def test_a_clock_that_is_put_does_not_end_a_trainer(folder: Path) -> None:
         stands_for_it.wait()
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_trainer_that_hangs_in_a_task_of_nobody_is_replaced(folder: Path, parent: int) -> None:
     """Whoever had asked it was killed; the next task is not lost."""
     asks = TrainerLink(folder / "place", parent, started_at(parent) or "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.presets import SMALL
 from support.toy import Fuse, forked, same_bytes, small
 
@@ -388,7 +389,7 @@ UNINTERRUPTED = {
 """An experiment, and the last of its writes."""
 
 
-@pytest.mark.parametrize("name", UNINTERRUPTED)
+@pytest.mark.parametrize("name", cases(UNINTERRUPTED, seconds=12))
 def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The whole thing, towers, cohort and evaluation: SIGKILL at some writes, resumed through ``simulate``."""
     experiment, last = UNINTERRUPTED[name]

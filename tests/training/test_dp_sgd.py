@@ -194,6 +194,7 @@ def test_no_term_of_the_loss_is_told_and_no_two_runs_are_alike() -> None:
     assert not torch.equal(*weights)
 
 
+@pytest.mark.slow(seconds=8)
 def test_a_run_says_what_it_costs(tmp_path: Any) -> None:
     """Before it begins and after: the same epsilon, of the largest site's least records, by every site's metric."""
     demo = get("feddra")
