@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import pytest
 from support.toy_images import PIXELS, SIZE, N, dying, pixels
 
 from fedvlp.data import cache_build
-from fedvlp.data.cache import ImageCache, cached_images
+from fedvlp.data.cache import ImageCache, cached_images, forget_oldest
 from fedvlp.data.cache_format import Building
 
 
@@ -329,3 +330,27 @@ def test_images_in_colour_are_kept_with_their_channels(tmp_path: Path, small: No
             cached(tmp_path, "k", never)
     with pytest.raises(ValueError, match=r"expected uint8 \[8, 8\], got uint8 \[8, 8, 3\]"):
         cached(None, "other", coloured)(rows)
+
+
+def test_the_caches_used_least_recently_go_until_the_rest_is_small_enough(tmp_path: Path) -> None:
+    """Interrupted builds too, but not what somebody builds, and never the one that was used last, however large."""
+    folders = tmp_path / "a", tmp_path / "b"
+    readers = {key: cached(folder, key) for folder, key in zip((*folders, *folders), "wxyz", strict=True)}
+    (tmp_path / "b" / "x").rename(tmp_path / "b" / ".x.partial")
+    cached(tmp_path / "a", "w")  # used again
+    size = sum(file.stat().st_blocks * 512 for file in (tmp_path / "a" / "w").iterdir())
+
+    def left() -> set[str]:
+        return {file.parent.name for folder in folders for file in folder.glob("*/index.json")}
+
+    forget_oldest(folders, 4 * size)
+    assert left() == {"w", ".x.partial", "y", "z"}
+    with (tmp_path / "b" / ".x.lock").open("w") as built:
+        fcntl.flock(built, fcntl.LOCK_EX)
+        forget_oldest(folders, 3 * size)
+    assert left() == {"w", ".x.partial", "z"}
+    forget_oldest(folders, 2 * size)
+    assert left() == {"w", "z"}
+    assert np.array_equal(readers["y"](np.arange(N)), PIXELS), "whoever reads one keeps it"
+    forget_oldest(folders, 0)
+    assert left() == {"w"}

@@ -34,6 +34,8 @@ SERVICES = {
 def test_no_container_has_rights_or_writes_into_its_image(name: str) -> None:
     service = SERVICES[name]
     assert service["cap_drop"] == ["ALL"]
+    assert service["mem_limit"]
+    assert service["pids_limit"] > 0
     assert "cap_add" not in service
     assert not service.get("privileged")
     assert service["security_opt"] == ["no-new-privileges:true"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
+import subprocess
+import sys
+import typing
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,16 @@ from fedvlp.cli import app
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Batch, Broadcast, Update
 from fedvlp.data.sources.table import TableSource
-from fedvlp.deploy.envelope import Behind, Envelope, EnvelopeError, Watched, differences, effective
+from fedvlp.deploy.envelope import (
+    BOUNDS,
+    LARGEST,
+    Behind,
+    Envelope,
+    EnvelopeError,
+    Watched,
+    differences,
+    effective,
+)
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, envelope_at
 from fedvlp.evaluation.audit import outgoing as audit_outgoing
 from fedvlp.evaluation.audit.outgoing import UnmeasuredError
@@ -40,6 +53,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint, override
 from fedvlp.run.experiment import Experiment, Partition
 
+ROOT = Path(__file__).parents[2]
 SITE = "st-anna"
 LIGHT = {"model__image_size": 24, "model__max_tokens": 16, "model__init": ""}  # where the towers do not matter
 METRICS = ["loss/*", "val/*", "test/*", "probe/*", "seconds"]
@@ -409,13 +423,13 @@ def test_a_preset_runs_on_its_own_data_or_on_the_sites(what: str) -> None:
     ((key, value),) = DATA[what].items()
     with pytest.raises(ValueError, match=r"none that this site accepted|at most 1,000,000"):
         envelope.admit(override(fedavg, key.replace("__", "."), str(value)))
-    for size in (63, 73, 2**20):
+    for size in (63, 73, 1024):
         with pytest.raises(EnvelopeError, match="none that this site accepted"):
             envelope.admit(replace(fedavg, data=NamedData("pretrain", size)))
 
 
 EXTREMES: list[tuple[str, Any, str]] = [
-    ("training", {"lr": 1e300}, r"training\.lr is beyond 1000000000"),
+    ("training", {"lr": 1e300}, r"training\.lr is beyond 1000000;"),
     ("training", {"warmup_steps": 2**40}, r"training\.warmup_steps is beyond"),
     ("training", {"weight_decay": math.inf}, r"training\.weight_decay is beyond"),
     ("training", {"compile": math.inf}, r"training\.compile is a float"),
@@ -445,11 +459,98 @@ def test_the_limits_themselves_are_allowed_and_one_more_is_not_wherever_it_stand
         model = replace(fedavg.model, embedding_dim=dim)
         return replace(fedavg, training=training, site_models=(("st-anna", model),))
 
-    Envelope().admit(with_(lr=1e9, threads=16, dim=10**9))
-    with pytest.raises(EnvelopeError, match=r"embedding_dim is beyond 1000000000"):
-        Envelope().admit(with_(lr=1e9, threads=16, dim=10**9 + 1))
+    Envelope().admit(with_(lr=1e6, threads=16, dim=4096))
+    with pytest.raises(EnvelopeError, match=r"embedding_dim is beyond 4096"):
+        Envelope().admit(with_(lr=1e6, threads=16, dim=4097))
     with pytest.raises(EnvelopeError, match=r"training\.threads is 17"):
-        Envelope().admit(with_(lr=1e9, threads=17, dim=10**9))
+        Envelope().admit(with_(lr=1e6, threads=17, dim=4096))
+
+
+def settings_of_jobs() -> list[tuple[type, str, bool]]:
+    """(class, setting, whether it is a whole number) of every number in the classes that a site lets FLARE build."""
+    named = json.loads((ROOT / "provisioning" / "site" / "resources.json").read_text())["class_allow_list"]
+    ours = [name.rpartition(".") for name in named if name.startswith("fedvlp.")]
+    kinds = [getattr(importlib.import_module(module), name) for module, _, name in ours]
+    hints = [(kind, typing.get_type_hints(kind)) for kind in kinds if is_dataclass(kind)]
+    found = [(kind, f.name, str(hint[f.name])) for kind, hint in hints for f in fields(kind)]
+    return [(kind, name, "int" in hint) for kind, name, hint in found if "int" in hint or "float" in hint]
+
+
+def test_every_number_of_a_job_has_a_bound_and_one_more_is_refused() -> None:
+    """Of every class that FLARE may build at a site, whatever the class itself checks."""
+    settings = settings_of_jobs()
+    assert len(settings) > 150
+    experiment = replace(presets.get("fedavg"))
+    for kind, name, whole in settings:
+        assert not whole or name in BOUNDS, f"{kind.__name__}.{name} needs a bound in deploy/envelope.py"
+        most = BOUNDS.get(name, LARGEST)
+        for value in (most + 1, -most - 1) if whole else (most + 0.5, -math.inf, math.nan):
+            object.__setattr__(experiment, "extra", with_value(kind, name, value))
+            with pytest.raises(EnvelopeError, match=rf"extra\.{name} is beyond {most};"):
+                Envelope(image_size=BOUNDS["image_size"]).admit(experiment)
+
+
+def with_value(kind: type, name: str, value: float) -> Any:
+    """Settings of this class at their defaults, but for one that no check has seen."""
+    made = object.__new__(kind)
+    for f in fields(kind):
+        default = f.default_factory() if f.default_factory is not MISSING else f.default
+        object.__setattr__(made, f.name, "x" if default is MISSING else default)
+    object.__setattr__(made, name, value)
+    return made
+
+
+def test_every_preset_is_admitted() -> None:
+    for name in presets.PRESETS:
+        experiment = presets.get(name)
+        mark = fingerprint(experiment)
+        Envelope(accepted=(mark,)).admit(experiment)
+
+
+SIZES = ("adapter_rank", "embedding_dim", "head_hidden", "image_size", "max_tokens", "vocabulary", "batch_size")
+BOUNDED = """
+import resource, sys, torch
+from fedvlp.deploy.envelope import BOUNDS, Envelope, EnvelopeError
+from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import override
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30,) * 2)
+for name in sys.argv[1:]:
+    lora = override(override(presets.get("fedavg"), "model.init", "tiny-pool"), "model.adapters", "lora")
+    group = "training" if name == "batch_size" else "model"
+    job = override(lora if name == "adapter_rank" else presets.get("fedavg"), f"{group}.{name}", str(BOUNDS[name]))
+    job = override(job, "data.size", "200")
+    try:
+        Envelope(memory_gb=2).refuse_large(job, "site-1")
+    except EnvelopeError as error:
+        print(name, "refused", error)
+        continue
+    client = Assembly(job).site("site-1").client
+    output = client.model(next(client.data.train_batches(1, job.training.batch_size, torch.Generator())))
+    (output.image.sum() + output.text.sum()).backward()
+    print(name, "fits")
+"""
+
+
+def test_a_job_at_a_bound_fits_into_the_sites_memory_or_is_refused_before_it_is_built() -> None:
+    """In a process whose memory the system limits."""
+    done = subprocess.run([sys.executable, "-c", BOUNDED, *SIZES], capture_output=True, text=True, check=False)
+    said = {line.split()[0]: line.split()[1] for line in done.stdout.splitlines()}
+    assert set(said) == set(SIZES), done.stdout + done.stderr
+    assert {"fits", "refused"} == set(said.values())
+
+
+def test_a_site_refuses_training_beyond_its_memory_and_images_beyond_its_size(kit: Path) -> None:
+    limits(kit, least_records=2, memory_gb=0.01)
+    with pytest.raises(
+        EnvelopeError, match=r"needs an estimated 0\.\d GB of memory in each process; .* 0\.0 GB"
+    ) as seen:
+        answered(kit, asked())
+    assert "needs more memory than this site has" in for_the_server(f"EnvelopeError: {seen.value}")
+    limits(kit, image_size=71)
+    with pytest.raises(EnvelopeError, match=r"data\.image_size is beyond 71"):
+        answered(kit, asked())
 
 
 def test_one_of_what_a_site_names_is_enough_and_one_is_needed() -> None:
@@ -664,7 +765,14 @@ def test_a_job_that_needs_too_few_sites_is_refused(kit: Path) -> None:
     assert "membership" not in envelope.in_words()
     assert "needs the updates of 4 sites" in envelope.in_words()
     assert "membership of an update up to 60 %" in Envelope(most_membership=60).in_words()
-    for wrong in ({"most_membership": 40}, {"most_membership": 101}, {"least_quorum": -1}):
+    for wrong in (
+        {"most_membership": 40},
+        {"most_membership": 101},
+        {"least_quorum": -1},
+        {"memory_gb": -1},
+        {"image_size": 0},
+        {"cache_gb": 0},
+    ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Envelope(**wrong)  # type: ignore[arg-type]
 
@@ -746,7 +854,8 @@ def test_the_engineer_reads_them_in_words() -> None:
     assert Envelope(presets=("fedavg",), accepted=("abc",)).in_words() == (
         "jobs may run preset fedavg, experiment abc; an update rests on at least 64 distinct records, a figure on 20, "
         "one of a finding on 10 with it and as many without; measured may be anything on the val records of any data "
-        "set, and anything on the test records of any data set; at most 8 processes of 16 threads, 24 hours a task"
+        "set, and anything on the test records of any data set; at most 8 processes of 16 threads, 24 hours a task; "
+        "the memory of this machine, images of 1024 pixels, 500 GB of them decoded"
     )
     named = Envelope(evaluate=("pretrain/*/retrieval",)).in_words()
     assert "measured may be retrieval on the held-out records of pretrain;" in named

@@ -125,6 +125,12 @@ REASONS = (
         "has not accepted it with `fedvlp site accept`; choose settings that send none",
     ),
     Reason("EnvelopeError", "training.threads is {number}; this site lets a job have at most {number2}"),
+    Reason(
+        "EnvelopeError",
+        "training needs an estimated * GB of memory in each process; this site has, or gives a job, * GB: *",
+        "training needs more memory than this site has, or gives a job: a smaller model, batch_size or image_size, or "
+        "micro_batch",
+    ),
     Reason("EnvelopeError", "the task took longer than the {number} hours that this site gives one"),
     Reason(
         "EnvelopeError",

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,32 @@ def cached_images(
             if not target.exists():
                 write(target, key, items, decode, shape, building, alone)
     content = _read(target, key, n, shape)
+    os.utime(target)  # so that forget_oldest knows when it was used
     return ImageCache(key, lambda: content)
+
+
+def forget_oldest(folders: Iterable[Path], most: int) -> None:
+    """Deletes caches, those used least recently first, until all ``folders`` together hold at most ``most`` bytes.
+
+    Builds that were interrupted count as well. The one that was used last stays, and so does what is being built.
+    A process that reads one that goes keeps it until it ends: its files are open.
+    """
+    caches = {file.parent for folder in folders for file in folder.glob("*/images-00000.npy")}
+    by_age = sorted(caches, key=lambda cache: cache.stat().st_mtime_ns)
+    sizes = [sum(file.stat().st_blocks * 512 for file in cache.iterdir()) for cache in by_age]
+    whole = sum(sizes)
+    for cache, size in zip(by_age[:-1], sizes, strict=False):
+        if whole <= most:
+            return
+        key = cache.name.strip(".").partition(".")[0]
+        with _lock(cache.parent / f".{key}.lock", wait=False) as alone:
+            if not alone:
+                continue
+            gone = cache.with_name(f".{key}.gone")  # at once, so that nobody finds half of it
+            shutil.rmtree(gone, ignore_errors=True)
+            cache.rename(gone)
+            shutil.rmtree(gone)
+            whole -= size
 
 
 def _refusal(key: str, problem: str) -> ValueError:
@@ -136,8 +163,11 @@ def _read(target: Path, key: str, n: int, shape: tuple[int, ...]) -> _Content:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Waits until nobody else builds this key. Yields False where the file system has no locks: the rename decides."""
+def _lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Waits until nobody else builds this key. Yields False where the file system has no locks: the rename decides.
+
+    Not to ``wait`` yields False as well where somebody builds it.
+    """
     try:
         import fcntl
 
@@ -147,7 +177,7 @@ def _lock(path: Path) -> Iterator[bool]:
         return
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             yield False
             return

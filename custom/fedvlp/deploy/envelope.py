@@ -17,9 +17,10 @@ from torch import Generator, Tensor
 
 from fedvlp.core.types import Batch, Update
 from fedvlp.core.validate import require
+from fedvlp.deploy.machine import memory_gb
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation import metric_names
-from fedvlp.run import presets
+from fedvlp.run import footprint, presets
 from fedvlp.run.config import fingerprint, refuse_misfit, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.fitting import for_sites, undealt
@@ -39,11 +40,34 @@ EVALUATIONS = ("retrieval", "classification")
 MOST_SITES = 1000
 """That the selector of a preset may tell apart on the sites' own data."""
 
-LARGEST = 10**9
-"""No setting of an honest job is a larger number, but for a seed: a size beyond it would fill the machine."""
+_BOUNDS = {
+    2**63: "seed",
+    10**9: "max_samples",
+    10
+    ** 6: "align_steps aligner_steps checkpoint_steps contrast_sample distil_steps freeze_steps gca_sample local_steps "
+    "server_steps size test_rows warmup_steps",
+    2**18: "vocabulary",
+    10
+    ** 5: "align_every cosine_rounds distil_phases evaluate_every max_empty max_missed plain_rounds probe_every rounds "
+    "server_rounds",
+    2**16: "batch_size dp_group dro_batch micro_batch prototypes",
+    2**14: "head_hidden hidden",
+    10**4: "classes",
+    2**12: "dim embedding_dim image_size latent max_tokens shared width",
+    MOST_SITES: "image_only k local_epochs quorum sites sites_per_round text_only",
+    2**10: "adapter_rank channels threads",
+    2**8: "heads",
+    2**7: "blocks iterations layers text_layers",
+    16: "in_channels",
+}
+BOUNDS = {name: most for most, names in _BOUNDS.items() for name in names.split()}
+"""The largest whole number that a job may give a setting of this name: several times what any published run used.
 
+A whole number of a class of fedvlp that is missing here fails a test.
+"""
 
-MOST_SEED = 2**63
+LARGEST = 10**6
+"""No rate, weight or temperature of an honest job is a larger number, nor any number of a plugin's settings."""
 
 EVENNESS = 0.85
 """Where records weigh so evenly in an update (``effective``, as a share of them), it counts as resting on all.
@@ -81,6 +105,9 @@ class Envelope:
     hours: float = 24.0  # that one task may take
     most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/outgoing.py); 100: not measured
     least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
+    memory_gb: float = 0.0  # that training may need, as estimated (run/footprint.py); 0: what the machine has
+    image_size: int = 1024  # side of the largest images that a job may have decoded, pixels
+    cache_gb: float = 500.0  # of decoded images, in all; beyond it those that were used least recently go
 
     def __post_init__(self) -> None:
         for name in ("presets", "accepted", "evaluate"):
@@ -103,6 +130,9 @@ class Envelope:
             require(getattr(self, name) > 0, f"envelope.{name} is {getattr(self, name)}; it must be positive")
         most = self.most_membership
         require(50 <= most <= 100, f"envelope.most_membership is {most}; it is an area in percent, 50 (a coin) to 100")
+        require(self.memory_gb >= 0, f"envelope.memory_gb is {self.memory_gb}; 0 = what the machine has")
+        require(self.image_size >= 1, f"envelope.image_size is {self.image_size}; at least 1")
+        require(self.cache_gb > 0, f"envelope.cache_gb is {self.cache_gb}; it must be positive")
         require(self.least_quorum >= 0, f"envelope.least_quorum is {self.least_quorum}; 0 = any number of sites")
 
     def admit(self, experiment: Experiment) -> None:
@@ -111,7 +141,7 @@ class Envelope:
         A method that sends something of single records (``Method.discloses``) runs only where this very experiment was
         accepted: ``least_records`` counts rows, and such an update has as many as the job wants, each of one record.
         """
-        _refuse_extremes(experiment)
+        _refuse_extremes(experiment, BOUNDS | {"image_size": self.image_size})
         mark = fingerprint(experiment)
         if self.presets or self.accepted:
             usual = (
@@ -140,6 +170,19 @@ class Envelope:
                 raise EnvelopeError(
                     f"training.threads is {training.threads}; this site lets a job have at most {self.threads}"
                 )
+
+    def refuse_large(self, experiment: Experiment, site: str, processes: int = 1) -> None:
+        """Raises EnvelopeError for a job whose training would need more memory than this site gives one.
+
+        Nothing of the job is built before. Its towers are those of the site (``with_own_towers``).
+        """
+        device = experiment.training.torch_device()
+        most, needed = self.memory_gb or memory_gb(device), footprint.bytes_needed(experiment, site, processes) / 1e9
+        if needed > most:
+            raise EnvelopeError(
+                f"training needs an estimated {needed:.1f} GB of memory in each process; this site has, or gives a "
+                f"job, {most:.1f} GB: a smaller model, batch_size or image_size, or micro_batch"
+            )
 
     def in_time(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
         """``should_stop`` for a task that begins now; raises EnvelopeError when it has taken too long."""
@@ -230,6 +273,8 @@ class Envelope:
             f"at most {self.processes} processes of {self.threads} threads, {self.hours:g} hours a task"
             + (f"; membership of an update up to {self.most_membership:g} %" if self.most_membership < 100 else "")
             + (f"; a round needs the updates of {self.least_quorum} sites" if self.least_quorum else "")
+            + f"; {f'{self.memory_gb:g} GB of memory' if self.memory_gb else 'the memory of this machine'}, images of "
+            f"{self.image_size} pixels, {self.cache_gb:g} GB of them decoded"
         )
 
 
@@ -275,7 +320,7 @@ def _are_data_of(experiment: Experiment, usual: Any) -> bool:
     return replace(data, size=usual.size) == usual and data.size <= usual.size
 
 
-def _refuse_extremes(settings: Any, name: str = "") -> None:
+def _refuse_extremes(settings: Any, bounds: Mapping[str, int], name: str = "") -> None:
     """Raises EnvelopeError for a setting of another type than its field's, or for a number that no honest job has.
 
     FLARE builds a job's classes from whatever values the job gives.
@@ -286,17 +331,17 @@ def _refuse_extremes(settings: Any, name: str = "") -> None:
             refuse_misfit(type(settings), field_.name, value)
         except ValueError:
             raise EnvelopeError(f"{called} is a {type(value).__name__}, which the setting does not take") from None
-        _refuse_extreme(value, called)
+        _refuse_extreme(value, bounds, called)
 
 
-def _refuse_extreme(value: Any, called: str) -> None:
+def _refuse_extreme(value: Any, bounds: Mapping[str, int], called: str) -> None:
     if is_dataclass(value):
-        _refuse_extremes(value, f"{called}.")
+        _refuse_extremes(value, bounds, f"{called}.")
     elif isinstance(value, tuple):
         for item in value:
-            _refuse_extreme(item, called)
+            _refuse_extreme(item, bounds, called)
     elif isinstance(value, (int, float)):
-        most = MOST_SEED if called.endswith("seed") else LARGEST
+        most = bounds.get(called.rpartition(".")[2], LARGEST)
         if not abs(value) <= most:
             raise EnvelopeError(f"{called} is beyond {most}; this site runs no job with such a number")
 

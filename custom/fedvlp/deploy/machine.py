@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 NEEDED = ("nvflare", "torch", "torchvision", "monai", "transformers", "timm", "numpy", "safetensors", "tensorboard")
 OPTIONAL = {"pydicom": "to read DICOM: pip install 'fedvlp[dicom]'"}
@@ -52,6 +56,18 @@ def _pair() -> Check:
         remedy = "install the torchvision built for this torch"
         return Check("torch and torchvision fit", False, f"{type(error).__name__}; {remedy}")
     return Check("torch and torchvision fit", True, "yes")
+
+
+def memory_gb(device: torch.device) -> float:
+    """Memory of the GPU; for the CPU, that of the machine or of the container, whichever is less."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # "max" where there is none
+    said = limit.read_text().strip() if limit.is_file() else ""
+    return min(whole, int(said) if said.isdecimal() else whole) / 1e9
 
 
 def _gpu() -> Check:

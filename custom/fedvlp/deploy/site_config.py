@@ -100,6 +100,12 @@ def accepts_phi_risk(local: Path) -> bool | tuple[str, ...]:
     return (local / FILE).exists() and SiteConfig.load(local).accept_phi_risk
 
 
+def caches_at(local: Path) -> set[Path]:
+    """The folders of decoded images that the site's data sets have."""
+    offered = SiteConfig.load(local).data.values() if (local / FILE).exists() else ()
+    return {Path(source.cache) for source in offered if source.cache}
+
+
 def is_provisioned(kit: Path) -> bool:
     """Whether this is a site of a consortium, and no simulation on somebody's own machine."""
     return (kit / "startup" / "fed_client.json").exists()

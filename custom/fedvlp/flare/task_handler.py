@@ -12,8 +12,9 @@ from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.types import EVALUATE, Broadcast, State, Update
+from fedvlp.data.cache import forget_oldest
 from fedvlp.deploy.envelope import Behind, Envelope, Watched
-from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, envelope_at
+from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, caches_at, envelope_at
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
@@ -70,7 +71,7 @@ class TaskHandler:
         envelope = envelope_at(Path(self.paths.local).parent)
         if envelope is not None:
             envelope.admit(self.experiment)
-        site = self._prepared(run)
+        site = self._prepared(run, envelope)
         with alone(site):
             return self._answered(site, message, should_stop, envelope, most_samples)
 
@@ -133,7 +134,7 @@ class TaskHandler:
         except InitialWeightsError:
             return site.client.state()  # its first task: nothing is loaded yet
 
-    def _prepared(self, run: dict[str, str]) -> Site:
+    def _prepared(self, run: dict[str, str], envelope: Envelope | None = None) -> Site:
         named = run["folder"], run.get("id")
         if self._site is None or named != self._run:
             import torch
@@ -141,8 +142,12 @@ class TaskHandler:
             torch.set_num_threads(self.experiment.training.threads)
             local, path = Path(self.paths.local), folder_at_site(self.paths, run).parent.parent
             experiment = at_site(self.experiment, self.paths.site, local)
+            if envelope is not None:
+                envelope.refuse_large(experiment, self.paths.site, distributed.processes())
             assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
             self._site = assembly.site(self.paths.site)
+            if envelope is not None and distributed.rank() == 0:
+                forget_oldest(caches_at(local), int(envelope.cache_gb * 1e9))
             self._run, self._start = named, None
         return self._site
 

@@ -5,6 +5,7 @@ Every tensor is named ``<modality>_<group>.<path>``, group being encoder, alignm
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -128,7 +129,18 @@ class ModelConfig:
         Every module has a random stream of its own, and the global generators stay untouched. Frozen towers have the
         weights that they start from. Raises InitialWeightsError for these.
         """
-        return self._with_towers(DualEncoder(self, seed))
+        return self._with_towers(self.untrained(seed))
+
+    def outline(self) -> Any:
+        """The model on torch's "meta" device: the shapes of its tensors, without values or the memory for them."""
+        shape = copy.copy(self)
+        object.__setattr__(shape, "pretrained", False)  # no weights are read, though adapters ask for some
+        with torch.device("meta"):
+            return shape.untrained()
+
+    def untrained(self, seed: int = 0) -> DualEncoder:
+        """The model, its frozen towers too, with random weights."""
+        return DualEncoder(self, seed)
 
     def pinned(self) -> ModelConfig:
         """The same with the checksum of the weights that it starts from. Raises InitialWeightsError."""

@@ -36,7 +36,10 @@ class MultimodalConfig(ModelConfig):
 
     def build(self, seed: int = 0) -> MultimodalClassifier:
         """The classifier; the same weights for the same seed. Raises InitialWeightsError as ``ModelConfig.build``."""
-        return self._with_towers(MultimodalClassifier(self, seed))
+        return self._with_towers(self.untrained(seed))
+
+    def untrained(self, seed: int = 0) -> MultimodalClassifier:
+        return MultimodalClassifier(self, seed)
 
 
 class MultimodalClassifier(DualEncoder):

@@ -43,6 +43,11 @@ def rank() -> int:
     return dist.get_rank() if together() else 0
 
 
+def processes() -> int:
+    """How many processes train together, this one included."""
+    return dist.get_world_size() if together() else 1
+
+
 def my_rows(total: int, least: int) -> slice:
     """This process's share of ``total`` rows. Raises ValueError where a share would have fewer than ``least``."""
     count = dist.get_world_size()
