@@ -631,6 +631,56 @@ def test_dicom_refusals(tmp_path: Path, name: str, tags: dict, reason: str) -> N
     assert refusal(dicom(tmp_path / f"canary-{name}.dcm", stored, bits=12, **tags)) == reason
 
 
+def document(path: Path, kind: str) -> Path:
+    """A DICOM file without an image, or with less than one, as archives keep them beside films."""
+    pydicom = pytest.importorskip("pydicom")
+    film = pydicom.dcmread(dicom(path, ramp(top=4095, dtype=np.uint16), bits=12))
+    absent = ["Rows", "Columns", "PixelData"]
+    match kind:
+        case "report":
+            film.ConceptNameCodeSequence = pydicom.Sequence([pydicom.Dataset()])
+        case "presentation state":
+            film.PresentationLUTShape, film.WindowCenter, film.WindowWidth = "INVERSE", 1, 2
+        case "pdf":
+            film.EncapsulatedDocument, film.MIMETypeOfEncapsulatedDocument = b"%PDF-1.4 canary ", "application/pdf"
+        case "pixels without rows":
+            absent = ["Rows"]
+        case "header alone" | "compressed header alone":
+            absent = ["PixelData"]
+        case "empty pixels":
+            film["PixelData"].value, absent = b"", []
+    if kind == "compressed header alone":
+        film.file_meta.TransferSyntaxUID = pydicom.uid.RLELossless
+    for tag in absent:
+        del film[tag]
+    film.save_as(path, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("report", "no image"),
+        ("presentation state", "no image"),
+        ("pdf", "no image"),
+        ("pixels without rows", "corrupt image"),
+        ("header alone", "no pixel data"),
+        ("compressed header alone", "no pixel data"),
+        ("empty pixels", "no pixel data"),
+    ],
+)
+def test_a_dicom_file_without_an_image_is_called_so(kind: str, reason: str, tmp_path: Path) -> None:
+    assert refusal(document(tmp_path / "canary.dcm", kind)) == reason
+
+
+def test_a_film_whose_decoder_is_not_installed_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    path = document(tmp_path / "canary.dcm", "compressed header alone")
+    decoder = pydicom.pixels.get_decoder(pydicom.uid.RLELossless)
+    monkeypatch.setattr(type(decoder), "is_available", property(lambda self: False))
+    assert refusal(path) == "needs another decoder"
+
+
 @pytest.mark.parametrize("uid", ["1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.100", "1.2.3"])
 def test_transfer_syntaxes_that_cannot_be_judged_or_decoded_are_refused(tmp_path: Path, uid: str) -> None:
     """Deflated (inflates without bound before its header can be read), MPEG-2, unknown."""

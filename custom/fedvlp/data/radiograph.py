@@ -179,10 +179,7 @@ def _shape(path: Path) -> tuple[int, int]:
         with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
             return (image.width, image.height) if turned else (image.height, image.width)
-    from pydicom import dcmread
-
-    _check_syntax(_syntax(dicom))
-    header = dcmread(_from_start(dicom), stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+    header = _header(dicom)
     return int(header.Rows), int(header.Columns)
 
 
@@ -377,10 +374,7 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
 
 
 def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Values:
-    from pydicom import dcmread
-
-    _check_syntax(_syntax(source))
-    header = _completed(dcmread(_from_start(source), stop_before_pixels=True, specific_tags=list(DICOM_TAGS)))
+    header = _header(source)
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
     if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
@@ -413,6 +407,18 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         darkest = (limits if stretch else (0, 255))[1 if inverted else 0]
         values = np.where(padding, values.dtype.type(darkest), values)
     return _Values(values, shape, limits, stretch, inverted)
+
+
+def _header(source: Path | BytesIO) -> Any:
+    """The tags that pixels depend on, completed. Refuses what is no image, before anything is decoded."""
+    from pydicom import dcmread
+
+    _check_syntax(_syntax(source))
+    header = dcmread(_from_start(source), stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
+    if header.get("Rows") and header.get("Columns"):
+        return _completed(header)
+    pixels = dcmread(_from_start(source), defer_size=1024, specific_tags=["PixelData"])
+    raise UnreadableImageError("corrupt image" if "PixelData" in pixels else "no image")
 
 
 def _completed(header: Any) -> Any:
@@ -484,6 +490,8 @@ def _decoded(source: Path | BytesIO) -> np.ndarray:
     from pydicom.pixels import pixel_array
 
     data = dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"])
+    if not data.get("PixelData"):
+        raise UnreadableImageError("no pixel data")
     stored = pixel_array(_completed(data))
     return _in_order(stored)
 
@@ -497,6 +505,8 @@ def _native(path: Path, header: Any) -> np.ndarray | None:
     if not native or header.SamplesPerPixel != 1:
         return None
     data = dcmread(path, defer_size=1024, specific_tags=["PixelData"]).get_item("PixelData", keep_deferred=True)
+    if data is None or not data.length:
+        raise UnreadableImageError("no pixel data")
     signed, size = header.PixelRepresentation == 1, int(header.BitsAllocated) // 8
     length = int(header.Rows) * int(header.Columns) * size
     if data.length != length + length % 2:
@@ -577,7 +587,7 @@ def decoders() -> list[str]:
 
 
 def _check_syntax(uid: Any) -> None:
-    """Refuses a transfer syntax that cannot be decoded here, and deflated files."""
+    """Refuses a transfer syntax that cannot be decoded, or not here, and deflated files."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ExplicitVRLittleEndian
     from pydicom.uid import ImplicitVRLittleEndian as ImplicitVR
@@ -585,8 +595,10 @@ def _check_syntax(uid: Any) -> None:
     if uid in (ExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVR):
         return
     try:
-        usable = uid is not None and uid != DeflatedExplicitVRLittleEndian and get_decoder(uid).is_available
+        if uid is not None and uid != DeflatedExplicitVRLittleEndian:
+            if get_decoder(uid).is_available:
+                return
+            raise UnreadableImageError("needs another decoder")
     except NotImplementedError:
-        usable = False
-    if not usable:  # deflated files inflate without bound before their header can be read
-        raise UnreadableImageError("unsupported transfer syntax")
+        pass
+    raise UnreadableImageError("unsupported transfer syntax")  # deflated ones inflate without bound, header and all
