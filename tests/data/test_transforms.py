@@ -548,6 +548,73 @@ def test_the_voi_window_and_the_rescale_are_applied(tmp_path: Path) -> None:
     assert np.abs(out - expected).max() < 0.5
 
 
+def lut_of(entries: int, declared: int, bits: int = 16):
+    """A falling table whose descriptor says that it has ``declared`` entries."""
+    pydicom = pytest.importorskip("pydicom")
+    item = pydicom.Dataset()
+    item.LUTDescriptor = [declared, 0, bits]
+    item.add_new("LUTData", "OW", (65535 - 15 * np.arange(entries, dtype=np.uint16)).astype("<u2").tobytes())
+    item["LUTDescriptor"].VR = "US"
+    return pydicom.Sequence([item])
+
+
+UNUSABLE = {
+    "empty rescale": {"RescaleSlope": None, "RescaleIntercept": None},
+    "slope alone": {"RescaleSlope": 2},
+    "slope 0": {"RescaleSlope": 0, "RescaleIntercept": 5, "WindowCenter": 100, "WindowWidth": 50},
+    "slopes": {"RescaleSlope": [1, 2, 3], "RescaleIntercept": 0},
+    "slope nan": {"RescaleSlope": b"nan ", "RescaleIntercept": 0},
+    "slope comma": {"RescaleSlope": b"1,0 ", "RescaleIntercept": 0, "WindowCenter": 100, "WindowWidth": 50},
+    "slope words": {"RescaleSlope": b"NONE", "RescaleIntercept": b"NONE"},
+    "width 0": {"WindowCenter": 0, "WindowWidth": 0},
+    "width negative": {"WindowCenter": 2000, "WindowWidth": -400},
+    "width nan": {"WindowCenter": 2000, "WindowWidth": b"nan "},
+    "width inf": {"WindowCenter": 2000, "WindowWidth": b"inf "},
+    "width comma": {"WindowCenter": b"2000,5", "WindowWidth": b"400,5 "},
+    "width alone": {"WindowWidth": 400},
+    "unlike counts": {"WindowCenter": [2000, 1], "WindowWidth": None},
+    "beyond": {"WindowCenter": 9000, "WindowWidth": 2},
+    "function": {"WindowCenter": 2048, "WindowWidth": 4096, "VOILUTFunction": "CUBIC"},
+    "function empty": {"WindowCenter": 2048, "WindowWidth": 4096, "VOILUTFunction": None},
+    "voi table short": lambda: {"VOILUTSequence": lut_of(4095, 4096)},
+    "voi table bits": lambda: {"VOILUTSequence": lut_of(4096, 4096, 12345)},
+    "voi table and window": lambda: {
+        "VOILUTSequence": lut_of(4095, 4096), "WindowCenter": 2048, "WindowWidth": 4096,
+    },
+    "voi table empty": lambda: {"VOILUTSequence": lut_of(0, 4096)},
+    "modality table short": lambda: {"ModalityLUTSequence": lut_of(4095, 4096)},
+    "samples": {"SamplesPerPixel": None},
+    "representation": {"PixelRepresentation": None},
+    "bits": {"BitsStored": None, "HighBit": None},
+    "allocated": {"BitsAllocated": None},
+    "photometric": {"PhotometricInterpretation": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_display_tag_that_cannot_be_applied_is_left_out(kind: str, absent: bool, tmp_path: Path) -> None:
+    """And a missing one has its usual value, whether it is empty or absent. In memory as in a file."""
+    pydicom = pytest.importorskip("pydicom")
+    image = ramp(top=4095, dtype=np.uint16)
+    tags = UNUSABLE[kind]() if callable(UNUSABLE[kind]) else UNUSABLE[kind]
+    path = dicom(tmp_path / "canary.dcm", image, bits=12)
+    data = pydicom.dcmread(path)
+    for name, value in tags.items():
+        if value is None and absent:
+            data.pop(name, None)
+        elif isinstance(value, bytes):
+            tag = pydicom.tag.Tag(name)
+            data._dict[tag] = pydicom.dataelem.RawDataElement(tag, "DS", len(value), value, 0, False, True)
+        else:
+            setattr(data, name, value)
+    data.save_as(path, enforce_file_format=True)
+    expected = image / 4095 * 255
+    assert np.abs(read_radiograph(path) - expected).max() < 0.05
+    assert np.abs(read_film(pydicom.dcmread(path)) - expected).max() < 0.05
+    assert radiograph.shape_of_file(path) == image.shape
+
+
 @pytest.mark.parametrize(
     ("name", "tags", "reason"),
     [
@@ -556,13 +623,62 @@ def test_the_voi_window_and_the_rescale_are_applied(tmp_path: Path) -> None:
         ("short", {"PixelData": b"\0\1" * 100}, "corrupt image"),
         ("burned", {"BurnedInAnnotation": "YES"}, "burned-in annotation"),
         ("palette", {"PhotometricInterpretation": "PALETTE COLOR"}, "unsupported image format"),
-        ("window", {"WindowCenter": 9000, "WindowWidth": 2}, "constant image"),
     ],
 )
 def test_dicom_refusals(tmp_path: Path, name: str, tags: dict, reason: str) -> None:
     stored = ramp(top=4095, dtype=np.uint16)
     stored = np.stack([stored, stored]) if name == "frames" else stored
     assert refusal(dicom(tmp_path / f"canary-{name}.dcm", stored, bits=12, **tags)) == reason
+
+
+def document(path: Path, kind: str) -> Path:
+    """A DICOM file without an image, or with less than one, as archives keep them beside films."""
+    pydicom = pytest.importorskip("pydicom")
+    film = pydicom.dcmread(dicom(path, ramp(top=4095, dtype=np.uint16), bits=12))
+    absent = ["Rows", "Columns", "PixelData"]
+    match kind:
+        case "report":
+            film.ConceptNameCodeSequence = pydicom.Sequence([pydicom.Dataset()])
+        case "presentation state":
+            film.PresentationLUTShape, film.WindowCenter, film.WindowWidth = "INVERSE", 1, 2
+        case "pdf":
+            film.EncapsulatedDocument, film.MIMETypeOfEncapsulatedDocument = b"%PDF-1.4 canary ", "application/pdf"
+        case "pixels without rows":
+            absent = ["Rows"]
+        case "header alone" | "compressed header alone":
+            absent = ["PixelData"]
+        case "empty pixels":
+            film["PixelData"].value, absent = b"", []
+    if kind == "compressed header alone":
+        film.file_meta.TransferSyntaxUID = pydicom.uid.RLELossless
+    for tag in absent:
+        del film[tag]
+    film.save_as(path, enforce_file_format=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("report", "no image"),
+        ("presentation state", "no image"),
+        ("pdf", "no image"),
+        ("pixels without rows", "corrupt image"),
+        ("header alone", "no pixel data"),
+        ("compressed header alone", "no pixel data"),
+        ("empty pixels", "no pixel data"),
+    ],
+)
+def test_a_dicom_file_without_an_image_is_called_so(kind: str, reason: str, tmp_path: Path) -> None:
+    assert refusal(document(tmp_path / "canary.dcm", kind)) == reason
+
+
+def test_a_film_whose_decoder_is_not_installed_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    path = document(tmp_path / "canary.dcm", "compressed header alone")
+    decoder = pydicom.pixels.get_decoder(pydicom.uid.RLELossless)
+    monkeypatch.setattr(type(decoder), "is_available", property(lambda self: False))
+    assert refusal(path) == "needs another decoder"
 
 
 @pytest.mark.parametrize("uid", ["1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.100", "1.2.3"])

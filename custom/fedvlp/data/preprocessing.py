@@ -25,7 +25,10 @@ REMEDIES = {
     "unsupported image format": "PNG, JPEG, TIFF and DICOM are read",
     "corrupt image": "its content is damaged or incomplete; export it again",
     "constant image": "all of its pixels are equal",
-    "unsupported transfer syntax": "pip install 'fedvlp[dicom]' reads JPEG Lossless too; or export it uncompressed",
+    "no image": "it is a DICOM report, presentation state or other document; give the film that belongs to it",
+    "no pixel data": "it has the header of an image alone; export it with its pixels",
+    "needs another decoder": "pip install 'fedvlp[dicom]' reads JPEG Lossless too; or export it uncompressed",
+    "unsupported transfer syntax": "export it uncompressed",
     "needs the package pydicom": "pip install 'fedvlp[dicom]'",
 }
 """Reason why a film cannot be used -> what to say of it."""

@@ -35,6 +35,9 @@ DICOM_TAGS = (
 )  # fmt: skip
 """The tags that pixels depend on. No other tag of a DICOM file is read, so nothing about the patient is."""
 
+RESCALE = ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept")  # from stored values to the detector's
+WINDOW = ("VOILUTSequence", "WindowCenter", "WindowWidth", "VOILUTFunction")  # from these to what a screen shows
+
 
 class UnreadableImageError(ValueError):
     """A file is no usable radiograph. ``reason`` is a short category to count by, without path or tag value."""
@@ -176,10 +179,7 @@ def _shape(path: Path) -> tuple[int, int]:
         with Image.open(path, formats=FORMATS) as image:
             turned = image.getexif().get(ORIENTATION, 1) in SIDEWAYS
             return (image.width, image.height) if turned else (image.height, image.width)
-    from pydicom import dcmread
-
-    _check_syntax(_syntax(dicom))
-    header = dcmread(_from_start(dicom), stop_before_pixels=True, specific_tags=["Rows", "Columns"])
+    header = _header(dicom)
     return int(header.Rows), int(header.Columns)
 
 
@@ -221,7 +221,7 @@ def _as_file(dataset: Any) -> BytesIO:
     film, buffer = Dataset(), BytesIO()
     for tag in (*DICOM_TAGS, "PixelData"):
         if tag in dataset:
-            film[tag] = dataset[tag]
+            film[tag] = dataset.get_item(tag)  # as it was read: a value that is no number is still to be told
     film.preamble, film.file_meta = bytes(128), FileMetaDataset()
     film.file_meta.TransferSyntaxUID = _syntax_of(dataset)
     dcmwrite(buffer, film)
@@ -374,10 +374,7 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
 
 
 def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Values:
-    from pydicom import dcmread
-
-    _check_syntax(_syntax(source))
-    header = dcmread(_from_start(source), stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
+    header = _header(source)
     _check_header(int(header.Columns), int(header.Rows), int(header.get("NumberOfFrames") or 1))
     if not burned_in and str(header.get("BurnedInAnnotation", "")).upper() == "YES":
         raise UnreadableImageError("burned-in annotation")
@@ -410,6 +407,51 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         darkest = (limits if stretch else (0, 255))[1 if inverted else 0]
         values = np.where(padding, values.dtype.type(darkest), values)
     return _Values(values, shape, limits, stretch, inverted)
+
+
+def _header(source: Path | BytesIO) -> Any:
+    """The tags that pixels depend on, completed. Refuses what is no image, before anything is decoded."""
+    from pydicom import dcmread
+
+    _check_syntax(_syntax(source))
+    header = dcmread(_from_start(source), stop_before_pixels=True, specific_tags=list(DICOM_TAGS))
+    if header.get("Rows") and header.get("Columns"):
+        return _completed(header)
+    pixels = dcmread(_from_start(source), defer_size=1024, specific_tags=["PixelData"])
+    raise UnreadableImageError("corrupt image" if "PixelData" in pixels else "no image")
+
+
+def _completed(header: Any) -> Any:
+    """``header`` without values that cannot be read, and with those that devices leave out because one is usual."""
+    unreadable = {tag for tag in DICOM_TAGS if not _is_readable(header, tag)}
+    if unreadable.intersection(RESCALE):
+        unreadable.update(WINDOW)  # which is in the units of the rescale
+    for tag in unreadable.intersection(header.dir()):
+        del header[tag]
+
+    def missing(tag: str, usual: Any) -> None:
+        if header.get(tag) is None or header.get(tag) == "":
+            setattr(header, tag, usual)
+
+    missing("SamplesPerPixel", 3 if str(header.get("PhotometricInterpretation"))[:3] in ("RGB", "YBR") else 1)
+    missing("PhotometricInterpretation", "MONOCHROME2" if header.SamplesPerPixel == 1 else "RGB")
+    missing("PlanarConfiguration", 0)
+    missing("BitsAllocated", 8 if (header.get("BitsStored") or 16) <= 8 else 16)
+    missing("BitsStored", header.BitsAllocated)
+    missing("HighBit", header.BitsStored - 1)
+    missing("PixelRepresentation", 0)
+    missing("RescaleSlope", 1)
+    missing("RescaleIntercept", 0)
+    return header
+
+
+def _is_readable(header: Any, tag: str) -> bool:
+    """Whether pydicom makes something of a tag's bytes: not of a decimal comma, for one."""
+    try:
+        header.get(tag)
+    except Exception:  # any, of damaged values
+        return False
+    return True
 
 
 def _padding(stored: np.ndarray, header: Any) -> np.ndarray | None:
@@ -447,7 +489,10 @@ def _decoded(source: Path | BytesIO) -> np.ndarray:
     from pydicom import dcmread
     from pydicom.pixels import pixel_array
 
-    stored = pixel_array(dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"]))
+    data = dcmread(_from_start(source), specific_tags=[*DICOM_TAGS, "PixelData"])
+    if not data.get("PixelData"):
+        raise UnreadableImageError("no pixel data")
+    stored = pixel_array(_completed(data))
     return _in_order(stored)
 
 
@@ -460,6 +505,8 @@ def _native(path: Path, header: Any) -> np.ndarray | None:
     if not native or header.SamplesPerPixel != 1:
         return None
     data = dcmread(path, defer_size=1024, specific_tags=["PixelData"]).get_item("PixelData", keep_deferred=True)
+    if data is None or not data.length:
+        raise UnreadableImageError("no pixel data")
     signed, size = header.PixelRepresentation == 1, int(header.BitsAllocated) // 8
     length = int(header.Rows) * int(header.Columns) * size
     if data.length != length + length % 2:
@@ -481,19 +528,46 @@ def _presented(stored: np.ndarray, limits: tuple[float, float], header: Any) -> 
     up. The result uses 16 bits from its least to its greatest value.
     """
     import cv2
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut
 
     low, high = map(int, limits)
     levels = np.arange(low, high + 1).astype(stored.dtype)
-    shown = np.asarray(apply_voi_lut(apply_modality_lut(levels, header), header), dtype=np.float64)
+    shown = _shown(levels, header)
     if np.allclose(shown, levels, atol=0.5 if stored.dtype == np.uint8 else 0, rtol=0):
         return stored
-    if not shown.max() > shown.min():
-        raise UnreadableImageError("constant image")
     bits = f"u{stored.itemsize}"  # signed values are looked up by their bits
     table = np.zeros(2 ** (8 * stored.itemsize), dtype=np.uint16)
     table[levels.view(bits)] = np.round((shown - shown.min()) * (65535 / (shown.max() - shown.min())))
     return cv2.LUT(np.asarray(stored).view(bits), table)
+
+
+def _shown(levels: np.ndarray, header: Any) -> np.ndarray:
+    """What a screen shows of each of the stored values ``levels``. A step that cannot be applied is left out."""
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+
+    sensed = _applied(apply_modality_lut, levels, header, ("ModalityLUTSequence",))
+    if sensed is None:
+        return levels  # and no window, which is in the units of the rescale
+    shown = _applied(apply_voi_lut, sensed, header, ("VOILUTSequence", "VOILUTFunction"))
+    return sensed if shown is None else shown
+
+
+def _applied(
+    step: Callable[[np.ndarray, Any], np.ndarray], values: np.ndarray, header: Any, first: tuple[str, ...]
+) -> np.ndarray | None:
+    """``values`` after a ``step`` of pydicom; while that fails, or makes all equal, without the tags ``first``.
+
+    None where it fails without them, too: its numbers are missing, unlike in count, not finite or out of range.
+    """
+    for tag in (*first, None):
+        try:
+            shown = np.asarray(step(values, header), dtype=np.float64)
+        except Exception:  # any, of tags that nobody has checked
+            shown = np.full_like(values, np.nan, dtype=np.float64)
+        if shown.shape == values.shape and np.isfinite(shown).all() and (np.ptp(shown) > 0 or np.ptp(values) == 0):
+            return shown
+        if tag in header:
+            del header[tag]
+    return None
 
 
 def decoders() -> list[str]:
@@ -513,7 +587,7 @@ def decoders() -> list[str]:
 
 
 def _check_syntax(uid: Any) -> None:
-    """Refuses a transfer syntax that cannot be decoded here, and deflated files."""
+    """Refuses a transfer syntax that cannot be decoded, or not here, and deflated files."""
     from pydicom.pixels import get_decoder
     from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ExplicitVRLittleEndian
     from pydicom.uid import ImplicitVRLittleEndian as ImplicitVR
@@ -521,8 +595,10 @@ def _check_syntax(uid: Any) -> None:
     if uid in (ExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVR):
         return
     try:
-        usable = uid is not None and uid != DeflatedExplicitVRLittleEndian and get_decoder(uid).is_available
+        if uid is not None and uid != DeflatedExplicitVRLittleEndian:
+            if get_decoder(uid).is_available:
+                return
+            raise UnreadableImageError("needs another decoder")
     except NotImplementedError:
-        usable = False
-    if not usable:  # deflated files inflate without bound before their header can be read
-        raise UnreadableImageError("unsupported transfer syntax")
+        pass
+    raise UnreadableImageError("unsupported transfer syntax")  # deflated ones inflate without bound, header and all
