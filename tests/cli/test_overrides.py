@@ -14,7 +14,7 @@ from support.published import COLLECTIONS
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
-from fedvlp.cli.overrides import configured
+from fedvlp.cli.overrides import configured, seeds_of
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.joined import JoinedSource
 from fedvlp.data.sources.table import TableSource
@@ -27,6 +27,19 @@ from fedvlp.run.config import from_config, to_config
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.paths import absolute
 from fedvlp.run.patient_sites import PatientSites
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0", [0]), ("7-7", [7]), ("8-11", [8, 9, 10, 11]), ("2-1", None),
+     ("", None), ("-3", None), ("3-", None), ("1-2-3", None), ("a", None), ("1.5", None), (" 1", None)],
+)  # fmt: skip
+def test_seeds_are_from_the_first_to_the_last_with_both(text: str, seeds: list[int] | None) -> None:
+    if seeds is None:
+        with pytest.raises(ValueError, match="give FIRST-LAST"):
+            seeds_of(text)
+    else:
+        assert list(seeds_of(text)) == seeds
 
 
 def test_a_named_cohort_brings_its_sites_and_keeps_the_presets_film_size() -> None:

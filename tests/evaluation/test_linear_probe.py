@@ -225,6 +225,22 @@ def test_the_best_epoch_is_taken_and_training_stops_after_patience(monkeypatch: 
     assert len(steps) == 3 * 6, "a loss that falls is not stopped"
 
 
+def test_the_test_split_chooses_nothing_and_the_validation_split_does() -> None:
+    """With the opposite test labels every answer is the same; with the opposite validation labels another epoch is."""
+    labels = one_hot(np.arange(90) % 2, 2)
+    splits, films = np.array(_thirds(90)), shaded(labels)
+    settings = LinearProbe(lr=1e-3, batch_size=10, epochs=6, patience=6, fractions=(0.5, 1.0), seeds=(0, 1))
+
+    def answers(opposite: str) -> dict[str, Tensor]:
+        said = np.where((splits == opposite)[:, None], 1 - labels, labels)
+        return linear_probe(settings, model(), cohort(said, NAMES[:2], _thirds(90), films)).probabilities
+
+    plain, of_test, of_val = map(answers, ("", "test", "val"))
+    for subset, found in plain.items():
+        assert torch.equal(found, of_test[subset]), subset
+        assert not torch.equal(found, of_val[subset]), subset
+
+
 def test_adamw_comes_to_the_exact_solution() -> None:
     x, targets = blobs()
     x = (x - x.mean(0)) / x.std(0)

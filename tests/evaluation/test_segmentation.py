@@ -209,6 +209,22 @@ def test_the_best_epoch_is_taken_and_training_stops_after_patience() -> None:
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
 
 
+def test_the_test_split_chooses_nothing_and_the_validation_split_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the opposite test masks every prediction is the same; with the opposite validation masks another epoch's."""
+    pixels, masks = squares(48)
+    splits = np.repeat(["train", "val", "test"], 16)
+    predict, found = Segmenter.predict, list[Tensor]()
+    monkeypatch.setattr(Segmenter, "predict", lambda self, films: (found.append(predict(self, films)), found[-1])[1])
+    settings = replace(SETTINGS, structure="square", lr=1e-2, epochs=8, patience=8, seeds=(0,))
+    for opposite in ("", "test", "val"):
+        said = masks ^ (splits == opposite)[:, None, None]
+        films = cohort(np.zeros((48, 0)), (), splits.tolist(), pixels, lambda rows, said=said: {"square": said[rows]})
+        segmentation(settings, model(), films)
+    plain, of_test, of_val = found
+    assert torch.equal(plain, of_test)
+    assert not torch.equal(plain, of_val)
+
+
 def test_refuses_a_structure_without_masks() -> None:
     with pytest.raises(ValueError, match="no masks of 'lungs'; the data have square"):
         segmentation(SETTINGS, model(), data())

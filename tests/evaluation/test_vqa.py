@@ -190,6 +190,28 @@ def test_intervals_are_over_patients_and_not_their_records(monkeypatch: pytest.M
         assert (found.value, found.low, found.high) == (50, 0, 100)
 
 
+@pytest.mark.parametrize("finetune", [False, True])
+def test_the_test_split_chooses_nothing_and_the_validation_split_does(
+    finetune: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the opposite test answers every prediction is the same; with the opposite validation answers another.
+
+    The heads learn slowly: the first epoch, the best for what is the opposite, answers otherwise than the last.
+    """
+    predict, found = answers.predict, list[Tensor]()
+    monkeypatch.setattr(answers, "predict", lambda *args: (found.append(predict(*args)), found[-1])[1])
+    splits = np.array(("train",) * 60 + ("val",) * 20 + ("test",) * 40)
+    images = bright()
+    settings = replace(QUICK, lr=5e-4, epochs=6, patience=6, batch_size=20, finetune=finetune)
+    for opposite in ("", "test", "val"):
+        says = (images.labels[:, 0] == 1) ^ (splits == opposite)
+        asked = HeldQuestions([(truth("bright?", "yes" if one else "no"),) for one in says])
+        vqa(settings, model(), replace(images, questions=asked))
+    plain, of_test, of_val = found
+    assert torch.equal(plain, of_test)
+    assert not torch.equal(plain, of_val)
+
+
 # Encoders that train with the head
 
 

@@ -68,6 +68,27 @@ def test_costs_sites_and_settings(page: Page) -> None:
     assert "in progress or interrupted" in page.text
 
 
+def test_a_site_that_was_absent_looks_absent(tmp_path: Path) -> None:
+    """Five phases: site-1 answers all, site-10 misses one that it was asked in, site-2 is asked in three of them.
+
+    Shares are of all samples: 100, 1200 and 300 of 1600. site-4 was asked once, and never said how many it has.
+    """
+    history = robust()
+    del history[1]["sites"]["site-10"]
+    for one in history[2:4]:
+        one["members"] = ["site-1", "site-10"]
+        del one["sites"]["site-2"]
+    history[4]["members"] = [*SITES, "site-4"]
+    table = page_of(run_of(tmp_path, history)).tables["Sites"]
+    assert table == [
+        ["site", "training samples", "share", "phases answered"],
+        ["site-1", "100", "6.2 %", "5 of 5"],
+        ["site-2", "1,200", "75.0 %", "3 of 3"],
+        ["site-4", "0", ABSENT, "0 of 1"],
+        ["site-10", "300", "18.8 %", "4 of 5"],
+    ]
+
+
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     evil = 'site-<img src=x onerror="y">$a_'
     history = robust()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.evaluation import intervals
 from fedvlp.evaluation.linear_probe import LinearProbe
 from fedvlp.evaluation.segmentation import Segmentation
 from fedvlp.evaluation.vqa import VQA
@@ -34,7 +36,7 @@ from fedvlp.models.load import input_size, load_encoders
 from fedvlp.models.serialization import CHECKSUMS
 from fedvlp.objectives import BYOLConfig
 from fedvlp.run import audit as audits
-from fedvlp.run import recalls
+from fedvlp.run import recalls, zero_shot_areas
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition, Source
@@ -438,3 +440,66 @@ def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Pa
     assert distort(folder, Choices(steps=1))[0].name == "distortion.csv"
     assert recalls.measure(folder).exists()
     assert audits.measure(folder, controls=False, resamples=20).rows
+
+
+# Whom the intervals are over
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """The built-in cohort with two records of every patient, of the same split and site."""
+
+    data: SyntheticCohort
+
+    def build(self) -> Cohort:
+        cohort = self.data.build()
+        patients = list(cohort.patients)
+        for split in ("train", "val", "test"):
+            for site in sorted(set(cohort.sites or ())):
+                for number, row in enumerate(cohort.rows(split, site)):
+                    patients[row] = f"{split} {site} {number // 2}"
+        return replace(cohort, patients=tuple(patients))
+
+
+@pytest.fixture(scope="module")
+def of_pairs(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    data = Pairwise(SyntheticCohort(sites=2, size=160, image_size=36, test_rows=40))
+    experiment = replace(SMALL, data=data, method=FedAvg(local_steps=1), rounds=Rounds(rounds=1))
+    folder = RunFolder.create(tmp_path_factory.mktemp("pairs"), experiment)
+    simulate(experiment, folder)
+    return folder
+
+
+MEASURED: dict[str, Callable[[RunFolder, Choices], Any]] = {
+    **EVALUATIONS,
+    "recalls": lambda folder, _: [recalls.measure(folder)],
+    "areas": lambda folder, _: [zero_shot_areas.measure(folder)],
+}
+
+
+@pytest.mark.parametrize("what", MEASURED)
+def test_every_interval_is_over_patients(what: str, of_pairs: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drawn again is a patient of the test split, with both records: half as many as there are records.
+
+    (A subset may hold one record of a few.) A table with bounds of an interval has drawn somebody.
+    """
+    drawn: list[list[Any]] = []
+    resampled = intervals.resampled
+
+    def noted(patients: Any, resamples: int, seed: int) -> Any:
+        drawn.append(list(patients))
+        return resampled(patients, min(resamples, 20), seed)
+
+    monkeypatch.setattr(intervals, "resampled", noted)
+    quick = Choices(
+        steps=1, layers=1, probe=LinearProbe(fractions=(1.0,), seeds=(0,)), segmentation=Segmentation(fractions=(1.0,)),
+        vqa=VQA(hidden=8),
+    )  # fmt: skip
+    files = MEASURED[what](of_pairs, quick)
+    heads = [file.read_text().partition("\n")[0] for file in files if file.suffix == ".csv"]
+    assert heads
+    assert bool(drawn) == any(re.search(r"low\b", head) for head in heads)
+    known = {patient for patient in of_pairs.experiment().data.build().patients if patient.startswith("test")}
+    for patients in drawn:
+        assert set(patients) <= known
+        assert len(set(patients)) <= 0.75 * len(patients)

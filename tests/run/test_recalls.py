@@ -18,6 +18,7 @@ from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.intervals import Bootstrap, of_worst
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.report.page import write
@@ -82,6 +83,38 @@ def test_differences_and_chance(rows: list[Recall]) -> None:
     assert [row.chance for row in of.values()] == pytest.approx(chance)
     assert average.chance == pytest.approx(sum(chance) / 2)
     assert average.queries == sum(row.queries for row in of.values())
+
+
+def test_the_worst_sites_gain_is_between_two_sites_where_another_is_the_worst() -> None:
+    """Initial 20, 60, 70, trained 50, 40, 80: the worst rises from 20 to 40, of sites that gain 30, -20 and 10.
+
+    So too in every resample, whichever site is the worst in it. Eight patients a site; k = 2 of 10, 20 and 40 pairs.
+    """
+    before, after = {"a": 20.0, "b": 60.0, "c": 70.0}, {"a": 50.0, "b": 40.0, "c": 80.0}
+    spread = np.linspace(-18, 18, 8)
+    hits = {INITIAL: {s: v + spread for s, v in before.items()}, TRAINED: {s: v - spread for s, v in after.items()}}
+    bootstrap = Bootstrap({site: [f"{site}{n}" for n in range(8)] for site in before}, draws=200)
+    queries = {"a": 10, "b": 20, "c": 40}
+    rows = list(recalls._lines(bootstrap, hits, names.WHOLE_SET, 2, queries))
+
+    figures = {(row.figure, row.over, row.site): round(row.recall.value, 9) for row in rows}
+    expected = {(INITIAL, SITE, site): value for site, value in before.items()}
+    expected |= {(TRAINED, SITE, site): value for site, value in after.items()}
+    expected |= {(GAIN, SITE, "a"): 30, (GAIN, SITE, "b"): -20, (GAIN, SITE, "c"): 10}
+    expected |= {(FROM_AVERAGE, SITE, site): round(value - 170 / 3, 9) for site, value in after.items()}
+    expected |= {(INITIAL, names.AVERAGE, ""): 50, (TRAINED, names.AVERAGE, ""): round(170 / 3, 9)}
+    expected |= {(GAIN, names.AVERAGE, ""): round(20 / 3, 9)}
+    expected |= {(INITIAL, names.WORST, ""): 20, (TRAINED, names.WORST, ""): 40, (GAIN, names.WORST, ""): 20}
+    assert figures == expected
+    assert len(rows) == len(expected)
+    assert {row.queries for row in rows if row.over != SITE} == {70}
+    assert {(row.site, row.queries) for row in rows if row.site} == set(queries.items())
+    chances = {row.site: row.chance for row in rows if row.figure == TRAINED}
+    assert {site: chances[site] for site in queries} == {"a": 20.0, "b": 10.0, "c": 5.0}
+
+    drawn = {figure: bootstrap.by_site(of).min(axis=0) for figure, of in hits.items()}
+    (gain,) = (row.recall for row in rows if (row.figure, row.over) == (GAIN, names.WORST))
+    assert gain == of_worst(drawn[TRAINED] - drawn[INITIAL], -100.0)
 
 
 def test_all_records_together_beside_the_source_oracle(rows: list[Recall]) -> None:

@@ -149,6 +149,12 @@ def test_epsilon_is_opacus() -> None:
             theirs.step(noise_multiplier=noise, sample_rate=min(1.0, 16 / records_))
         mine = record_epsilon(replace(PRIVATE, dp_noise=noise), records_, steps)
         assert mine == pytest.approx(theirs.get_epsilon(delta=1e-5), rel=1e-9)
+        for delta in (1e-5, 1e-3):  # that of the settings, or the one that is asked for
+            settings = replace(PRIVATE, dp_noise=noise, dp_delta=delta)
+            told = theirs.get_epsilon(delta=delta)
+            assert record_epsilon(settings, records_, steps) == pytest.approx(told, rel=1e-9)
+            asked = record_epsilon(replace(settings, dp_delta=0.5), records_, steps, delta)
+            assert asked == pytest.approx(told, rel=1e-9)
     assert record_epsilon(PRIVATE, 100, 0) == 0
     assert dp_sgd.steps(FedDRA(align_steps=2, local_steps=3, align_every=2), 2, 0) == (2 + 3) + 3 + 2
 
