@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+
+from fedvlp.core.json_file import read_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -65,7 +66,7 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
     Raises ValueError for a file that is missing, is no saved model, or has another ``format``.
     """
     try:
-        saved = json.loads((folder / "config.json").read_text())
+        saved = read_json(folder / "config.json")
         seen = saved["format"]
         if seen == format:
             config = kind(**saved["model"])
