@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fedvlp.cli import app, main
 from fedvlp.cli.tables import markdown, plain_table, prepared_tables, progress_line, summary_tables, table_of_file
 from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation.intervals import Interval
+from fedvlp.flare.jobs import write_job
 from fedvlp.report.comparison import tables, verdict
+from fedvlp.run import presets
 from fedvlp.run.compare import Comparison, Row
 
 RECALL = {f"test/mean/r{k}/{kind}": 10.0 * k + (kind == "worst") for k in (1, 5) for kind in ("average", "worst")}
@@ -147,3 +154,31 @@ def test_a_written_table_is_shown_and_a_wide_one_turned(tmp_path: Path) -> None:
     narrow.write_text("site,area\n")
     assert table_of_file(narrow) is None
     assert table_of_file(tmp_path / "figure.png") is None
+
+
+ESCAPE = "\x1b[2K\x1b[1A\x9b8m\u202ehidden"
+
+
+def test_no_text_of_a_job_or_run_steers_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An escape sequence could clear the line that says what an engineer is about to accept."""
+    job = replace(presets.get("fedavg"), model=replace(presets.get("fedavg").model, text_tower=ESCAPE))
+    job = replace(job, data=NamedData("pretrain", job.data.image_size))
+    kit = tmp_path / "kit"
+    (kit / "local").mkdir(parents=True)
+    (kit / "local" / "fedvlp.json").write_text("{}")
+    folder = write_job(job, tmp_path / "job", sites=("st-anna",))
+    said = CliRunner().invoke(app, ["site", "accept", str(folder), "--kit", str(kit), "--yes"])
+    (tmp_path / "run_status.json").write_text(json.dumps({"status": "finished", "why": ESCAPE}))
+    status = CliRunner().invoke(app, ["jobs", "status", str(tmp_path)])
+    record = {"round": 0, "phase": ESCAPE, "seconds": 1.0, "sites": {}, "dropped": {ESCAPE: ESCAPE}}
+    Console(width=200).print(plain_table(ESCAPE, (ESCAPE, "x"), [(ESCAPE, 1)]))
+    monkeypatch.setattr("sys.argv", ["fedvlp", "report", str(tmp_path / ESCAPE)])
+    with pytest.raises(SystemExit):
+        main()
+    lines = said.output, status.output, progress_line(record), markdown(ESCAPE, (ESCAPE,), [(ESCAPE,)])
+    texts = (*lines, *capsys.readouterr())
+    for text in texts:
+        assert "hidden" in text
+        assert all(letter.isprintable() for line in text.split("\n") for letter in line), text

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from fedvlp.core.types import GROUPS, Batch, group
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig, describe, masked_mean
+from fedvlp.models.serialization import verify_checksums
 from fedvlp.objectives.convirt import ConVIRT
 
 SMALL = ModelConfig(
@@ -237,6 +238,28 @@ def test_the_weights_are_the_last_file(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "replace", lambda old, new: (order.append(Path(new).name), replace(old, new)))
     SMALL.build(0).save(tmp_path, more=lambda folder: (folder / "z.txt").write_text("more"))
     assert order == ["SHA256SUMS", "config.json", "z.txt", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../secret", "link", "folder/link", "pipe", "."])
+def test_checksums_make_nothing_be_read_that_is_no_file_of_the_folder(tmp_path: Path, name: str) -> None:
+    """A device would be read for ever, a pipe waited for, and 16 digits of another file's hash be shown."""
+    model = tmp_path / "model"
+    (model / "folder").mkdir(parents=True)
+    (tmp_path / "secret").write_text("a word")
+    for link in ("link", "folder/link"):
+        (model / link).symlink_to(tmp_path / "secret")
+    os.mkfifo(model / "pipe")
+    (model / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(ValueError, match="is missing or cannot be read; copy the folder again"):
+        verify_checksums(model)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_a_list_of_checksums_that_has_no_end_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "SHA256SUMS"
+    os.mkfifo(file) if kind == "a pipe" else file.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="copy the folder again"):
+        verify_checksums(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

@@ -20,7 +20,7 @@ from support.presets import SMALL
 
 from fedvlp.federation.loop import Rounds
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.lock import FILE, FolderInUseError, only_writer
+from fedvlp.run.lock import FILE, FolderInUseError, in_use, only_writer
 from fedvlp.run.metrics import Record
 from fedvlp.run.simulate import simulate
 
@@ -157,3 +157,21 @@ def test_of_two_resumes_at_once_one_wins_and_the_bytes_are_the_same(tmp_path: Pa
     first.join(60)
     assert first.exitcode == 0
     assert stopped.model.read_bytes() == plain.model.read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to nothing", "a pipe"])
+def test_a_lock_that_is_no_file_of_its_own_is_refused_and_cuts_nothing(folder: Path, kind: str) -> None:
+    folder.mkdir(parents=True)
+    precious = folder.parent / "precious"
+    if kind == "a pipe":
+        os.mkfifo(folder / FILE)
+    else:
+        (folder / FILE).symlink_to(precious)
+    if kind == "a link":
+        precious.write_text("all of it")
+    for _ in range(2):
+        with pytest.raises(FolderInUseError, match="cannot be locked"), only_writer(folder):
+            pass
+        with pytest.raises(FolderInUseError, match="cannot be locked"):
+            in_use(folder)
+    assert (precious.read_text() if precious.exists() else "") == ("all of it" if kind == "a link" else "")

@@ -72,7 +72,9 @@ def main() -> None:
         said = _in_our_words(error)
         if said is None:
             raise
-        print(f"fedvlp: {said}", file=sys.stderr)
+        from fedvlp.cli.tables import printable
+
+        print("\n".join(map(printable, f"fedvlp: {said}".split("\n"))), file=sys.stderr)
         sys.exit(2)
 
 

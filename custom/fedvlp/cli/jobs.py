@@ -199,6 +199,7 @@ def jobs_rollback(
 @app.command("status")
 def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
     """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
+    from fedvlp.cli.tables import printable
     from fedvlp.flare.job_status import STATUS_FILE, read_status
     from fedvlp.run.folder import RunFolder
 
@@ -211,6 +212,6 @@ def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or 
     if not status:
         raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
     shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in status.items()}
-    print(" ".join(f"{key}={value}" for key, value in shown.items() if value != ""))
+    print(printable(" ".join(f"{key}={value}" for key, value in shown.items() if value != "")))
     if status["status"] != "finished":
         raise typer.Exit(1)

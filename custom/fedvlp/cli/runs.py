@@ -110,7 +110,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     from rich.console import Console
 
     from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import progress_line, summary_tables
+    from fedvlp.cli.tables import printable, progress_line, summary_tables
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
 
@@ -121,7 +121,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     cautions: list[str] = []
 
     def show_caution(sentence: str) -> None:
-        console.print(f"CAUTION: {sentence}.", style="bold red", markup=False, highlight=False)
+        console.print(f"CAUTION: {printable(sentence)}.", style="bold red", markup=False, highlight=False)
 
     def caution(sentence: str) -> None:
         cautions.append(sentence)
@@ -342,7 +342,7 @@ def compare(
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
             Console().print(tables.plain_table(title, columns, rows))
-    print(comparison.verdict(compared))
+    print(tables.printable(comparison.verdict(compared)))
     if html is not None:
         print(f"page {comparison.write(compared, folders, html)}")
 

@@ -150,6 +150,7 @@ def site_accept(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Shows what is unusual in a job's experiment and, if you agree, lets it run at the site, with no other setting."""
+    from fedvlp.cli.tables import printable
     from fedvlp.deploy.envelope import differences
     from fedvlp.deploy.site_config import accept
     from fedvlp.flare.jobs import experiment_of
@@ -157,9 +158,10 @@ def site_accept(
 
     experiment = experiment_of(job)
     mark = fingerprint(experiment)
-    print(f"experiment {mark} ({experiment.name})", *differences(experiment), sep="\n  ")
+    unusual = map(printable, differences(experiment))  # a line of a job must not hide another from the engineer
+    print(f"experiment {mark} ({printable(experiment.name)})", *unusual, sep="\n  ")
     if said := experiment.method.discloses():
-        print(f"it shows single records: {said}")
+        print(f"it shows single records: {printable(said)}")
     if not yes and not typer.confirm("Let it run here?"):
         raise typer.Exit(1)
     accept(kit / "local", mark)

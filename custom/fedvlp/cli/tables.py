@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
-    """A table, whose columns but the first stand ``right``. Brackets in it are shown, and are no markup."""
+    """A table, whose columns but the first stand ``right``. Brackets in it are shown, and are no markup.
+
+    Nothing in it steers the terminal.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=Text(title, "table.title"), title_justify="left")
+    made = Table(title=Text(printable(title), "table.title"), title_justify="left")
     for index, column in enumerate(columns):
-        made.add_column(Text(column), justify="right" if index and right else "left")
+        made.add_column(Text(printable(column)), justify="right" if index and right else "left")
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
+        made.add_row(*(Text(printable(str(cell))) for cell in row))
     return made
 
 
@@ -67,7 +70,8 @@ def _short(cell: str) -> str:
 def markdown(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """The same as Markdown, its title in a line above it."""
     lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join([title, "", *(f"| {' | '.join(map(str, line))} |" for line in lines)])
+    cells = ([printable(str(cell)) for cell in line] for line in lines)
+    return "\n".join([printable(title), "", *(f"| {' | '.join(line)} |" for line in cells)])
 
 
 def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
@@ -101,7 +105,7 @@ def progress_line(record: dict[str, Any]) -> str:
     if record["dropped"]:
         reasons = [f"{site}: {reason}" for site, reason in sorted(record["dropped"].items())]
         texts.append(f"dropped: {'; '.join(reasons)}")
-    return "  ".join(texts)
+    return printable("  ".join(texts))
 
 
 def prepared_tables(cohort: Cohort, summary: dict[str, int], built: dict[str, str]) -> list[Table]:
@@ -135,7 +139,7 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
         return [Text("no report seems to identify anybody")]
     lines = [Text("reports that seem to identify people: row, kind, words")]
     for finding in shown:
-        before, words, after = (_printable(text) for text in (finding.before, finding.words, finding.after))
+        before, words, after = (printable(text) for text in (finding.before, finding.words, finding.after))
         lines.append(
             Text.assemble(f"{finding.where}  {finding.kind}  ...{before}", (words, "bold reverse"), f"{after}...")
         )
@@ -148,11 +152,11 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
 
 def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """The rows that are not used, by reason: "duplicate image: row 3, 7-9"."""
-    return [_printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
+    return [printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
 
 
-def _printable(text: str) -> str:
-    """``text`` in one line, without what would steer a terminal."""
+def printable(text: str) -> str:
+    """``text`` in one line, without what would steer a terminal: what a job, a run or a record says is shown so."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -227,7 +231,7 @@ def _areas(name: str, figures: dict[str, dict[str, float]]) -> Table:
     table = Table(title=f"{name}: area under the ROC curve on the public set's {split} split, %")
     table.add_column("model")
     for finding in findings.values():
-        table.add_column(Text(finding), justify="right")
+        table.add_column(Text(printable(finding)), justify="right")
     for label, of_model in _models(name, figures):
         cells = [of_model.get(key) for key in findings]
         table.add_row(label, *("n/a" if cell is None else f"{100 * cell:.1f}" for cell in cells))

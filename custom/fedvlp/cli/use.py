@@ -218,7 +218,9 @@ def export(
 
 def printable(text: str) -> str:
     """The text in one line, without characters that steer a terminal."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    from fedvlp.cli.tables import printable as shown
+
+    return " ".join(shown(text).split())
 
 
 def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedvlp.core.json_file import refuse_special
 from fedvlp.core.types import State
 
 
@@ -85,20 +86,22 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads what :func:`save_tensors` wrote: tensors and header. Raises CheckpointError naming a damaged file."""
     try:
+        refuse_special(path)
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise unread(path, error) from error
 
 
 def load_header(path: Path) -> dict[str, Any]:
     """The JSON header of a file that :func:`save_tensors` wrote, without its tensors. Raises as ``load_tensors``."""
     try:
+        refuse_special(path)
         with safe_open(path, framework="pt") as file:
             header: dict[str, Any] = json.loads((file.metadata() or {}).get("fedvlp", "{}"))
             return header
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise unread(path, error) from error
 
 

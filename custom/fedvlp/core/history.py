@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp.core.checkpoint import CheckpointError, unwritten
+from fedvlp.core.json_file import refuse_special
 
 FILE = "history.jsonl"
 """Name of the file, in the folder of the checkpoint."""
@@ -68,6 +69,7 @@ def append(file: Path, before: Written, records: Sequence[dict[str, Any]]) -> Wr
 def read(file: Path, written: Written) -> list[dict[str, Any]]:
     """The records of a checkpoint. Raises CheckpointError unless all of them are there as they were written."""
     try:
+        refuse_special(file)
         with open(file, "rb") as handle:
             content = handle.read(written.size)
     except FileNotFoundError:
@@ -85,7 +87,10 @@ def read(file: Path, written: Written) -> list[dict[str, Any]]:
             f"{file.name} in {file.parent} does not hold the {written.records} records that the checkpoint beside it "
             "belongs to: it was changed, or is another run's; restore both from one copy"
         )
-    return [json.loads(line) for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{file.name} in {file.parent} has a line that is no record") from None
 
 
 def _missing(file: Path, written: Written) -> CheckpointError:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.checkpoint import unread, unwritten
+from fedvlp.core.json_file import refuse_special
 from fedvlp.core.types import LazyState
 
 DTYPES = {
@@ -32,6 +33,7 @@ class TensorFile(LazyState):
     def __init__(self, path: Path) -> None:
         """Raises CheckpointError for a file that is missing, damaged or of another kind."""
         try:
+            refuse_special(path)
             with open(path, "rb") as file:
                 size, end = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
                 header = json.loads(file.read(min(size, end)))
@@ -41,7 +43,7 @@ class TensorFile(LazyState):
             self._dtype = {name: DTYPES[entry["dtype"]] for name, entry in header.items()}
             if end != 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0):
                 raise ValueError(f"it has {end} bytes, and not those of its tensors")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise unread(path, error) from error
         super().__init__(header)
         self.path = path

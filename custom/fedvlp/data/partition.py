@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvlp.core.json_file import read_json
 from fedvlp.data.cohort import digest
 
 FORMAT = 1
@@ -150,7 +151,7 @@ def read_assignment(path: str | Path, ids: Sequence[str] | None = None) -> np.nd
 
     Raises ValueError for another format, a hash that does not match, or other records.
     """
-    body = json.loads(Path(path).read_text(encoding="utf-8"))
+    body = read_json(Path(path))
     if body.get("format") != FORMAT:
         raise ValueError(f"partition: assignment has format {body.get('format')!r}; expected {FORMAT}")
     if body.get("sha256") != _hash(body):

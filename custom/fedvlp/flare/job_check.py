@@ -19,6 +19,8 @@ from nvflare.fuel.sec.audit import AuditService
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
+from fedvlp.core.json_file import LARGEST_JOB, read_json
+
 CONFIGS = {"client": "config_fed_client.json", "server": "config_fed_server.json"}
 """What each side builds of a job."""
 
@@ -123,7 +125,7 @@ class JobCheck(AppValidator):
             if file != config and file not in expected and not signature and not brought:
                 raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
         allowed = _allowed(app.parents[1] / "local")
-        content = json.loads((config / CONFIGS[self.side]).read_text(encoding="utf-8"))
+        content = read_json(config / CONFIGS[self.side], LARGEST_JOB)
         classes = list(named(content))
         for path in classes:
             if not isinstance(path, str) or path not in allowed:

@@ -20,6 +20,8 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from fedvlp.core.json_file import read_json
+
 STATUS_FILE = "run_status.json"
 TIMEOUT = 20.0  # seconds to connect to the server
 ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
@@ -147,6 +149,6 @@ def own_status(opened: Session, job_id: str) -> dict[str, Any]:
 def read_status(folder: Path) -> dict[str, Any]:
     """The ``run_status.json`` of a run's folder, or somewhere in a downloaded job; empty when there is none."""
     for file in sorted(folder.rglob(STATUS_FILE)):
-        status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        status: dict[str, Any] = read_json(file)
         return status
     return {}

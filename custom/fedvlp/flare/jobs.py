@@ -18,6 +18,7 @@ from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_
 
 import fedvlp
 from fedvlp.core.checkpoint import save_text
+from fedvlp.core.json_file import LARGEST_JOB, read_json
 from fedvlp.core.types import EVALUATE
 from fedvlp.core.validate import require, require_name
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
@@ -174,7 +175,7 @@ def to_bring(experiment: Experiment) -> list[plugins.Plugin]:
 def experiment_of(folder: Path) -> Experiment:
     """The experiment that a job folder asks the sites to run. Raises ValueError for a folder that is no such job."""
     try:
-        client = json.loads((folder / "app/config/config_fed_client.json").read_text(encoding="utf-8"))
+        client = read_json(folder / "app/config/config_fed_client.json", LARGEST_JOB)
         args = client["executors"][0]["executor"]["args"]
         args = args.get("settings", args)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedvlp.core.json_file import read_json
 from fedvlp.models.hub import IN_KIT, NoWeightsError, what_is_here
 from fedvlp.models.tiny import Tower, as_channels, first_attention
 
@@ -146,7 +146,7 @@ def _locate(name: str, pretrained: bool) -> tuple[dict[str, Any], dict[str, Any]
             raise ValueError(f"image_tower {name!r}: neither an existing folder nor a timm model name")
         return {"name": name, "args": {}}, None
     try:
-        described = json.loads((folder / "config.json").read_text())
+        described = read_json(folder / "config.json", follow=True)
         architecture = {"name": str(described["architecture"]), "args": dict(described.get("model_args") or {})}
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"image_tower {name!r}: no config.json with timm's 'architecture' in that folder") from error

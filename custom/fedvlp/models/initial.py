@@ -8,7 +8,6 @@ The checksum is of that file, so that two machines, or a run and its continuatio
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.core.checkpoint import save_bytes, save_json
+from fedvlp.core.json_file import read_json
 
 SHIPPED = {
     "tiny-pool": "28aeea72cf32aea60c22a73377e941ccb9d6818f156093fe227f3d71f7a1bb07",
@@ -162,7 +162,7 @@ def refuse_other_folder(folder: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     try:
-        described = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        described = read_json(folder / CONFIG, follow=True)
     except (OSError, ValueError):
         described = None
     if not (isinstance(described, dict) and "weights" in described):
@@ -199,7 +199,7 @@ def _content(wanted: Init) -> bytes:
 
 def _described(wanted: Init) -> dict[str, Any]:
     try:
-        described = json.loads((wanted.folder / CONFIG).read_text(encoding="utf-8"))
+        described = read_json(wanted.folder / CONFIG, follow=True)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from fedvlp.core import norm_statistics
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.client import OBJECTIVE
+from fedvlp.core.json_file import read_json
 from fedvlp.core.types import Batch, is_private, modality
 from fedvlp.models.adapters import merge_private
 from fedvlp.models.dual_encoder import DualEncoder
@@ -102,7 +102,7 @@ def _inside(folder: Path) -> Path:
 def _described(folder: Path) -> dict[str, Any]:
     """What config.json says. Raises ValueError where it is none of a model."""
     try:
-        saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        saved = read_json(folder / "config.json")
         if isinstance(saved["model"], dict):
             return dict(saved)
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+
+from fedvlp.core.json_file import read_bounded, read_json, refuse_special
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,6 +22,9 @@ CHECKSUMS = "SHA256SUMS"
 USE = ("preprocessing", "prompts", "frozen_statistics")
 """What config.json may say of a model's use: how films are prepared, sentences by class for zero-shot, and the modules
 whose batch normalisation was frozen in its run, so that its statistics are no site's."""
+
+LARGEST_SUMS = 1 << 20
+"""Bytes of the largest file of checksums."""
 
 CARD = "README.md"
 """The model card. It has no checksum: people may write in it."""
@@ -36,12 +40,16 @@ def write_checksums(folder: Path) -> None:
 def verify_checksums(folder: Path) -> None:
     """Raises ValueError unless every file that has a checksum is as it was saved; older folders have none."""
     file = folder / CHECKSUMS
-    if not file.is_file():
+    if not file.exists():
         return
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        lines = read_bounded(file, LARGEST_SUMS).decode(errors="replace").splitlines()
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}; copy the folder again") from None
+    for line in lines:
         digest, _, name = line.partition("  ")
         try:
-            seen = _sha256(folder / name)
+            seen = _sha256(_inside(folder, name))
         except (OSError, ValueError):
             raise ValueError(f"{folder}: {name} is missing or cannot be read; copy the folder again") from None
         if seen != digest:
@@ -49,6 +57,15 @@ def verify_checksums(folder: Path) -> None:
                 f"{folder}: {name} is not as it was saved: its SHA-256 is {seen[:16]}..., {CHECKSUMS} says "
                 f"{digest[:16]}...; copy the folder again, or, if the change is meant, remove {CHECKSUMS}"
             )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The regular file ``name`` of the folder. Raises ValueError or OSError for a way out, a pipe or a device."""
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()):
+        raise ValueError("it leads out of the folder")
+    refuse_special(path)
+    return path
 
 
 def _sha256(file: Path) -> str:
@@ -65,7 +82,7 @@ def read_config(folder: Path, format: int, kind: type[C]) -> tuple[dict[str, Any
     Raises ValueError for a file that is missing, is no saved model, or has another ``format``.
     """
     try:
-        saved = json.loads((folder / "config.json").read_text())
+        saved = read_json(folder / "config.json")
         seen = saved["format"]
         if seen == format:
             config = kind(**saved["model"])
@@ -88,6 +105,7 @@ def read_weights(folder: Path, expected: dict[str, Tensor]) -> dict[str, Tensor]
 
     path = folder / "model.safetensors"
     try:
+        refuse_special(path)
         seen = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: unreadable or damaged weights ({error}); copy the folder again") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
+from fedvlp.core.json_file import read_json
 from fedvlp.core.method import Method, sends
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
@@ -58,7 +58,7 @@ class Run:
             moment = datetime.fromtimestamp(folder.checkpoint.stat().st_mtime, timezone.utc)
             saved = f"{moment:%Y-%m-%d %H:%M} UTC"
         config, environment, status, cautions, model = (
-            json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            read_json(path) if path.exists() else {}
             for path in (
                 folder.config,
                 folder.path / "environment.json",

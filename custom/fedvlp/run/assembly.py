@@ -102,8 +102,13 @@ class Assembly:
         return (*self.data_sites(), *self.experiment.partition.left_out_sites)
 
     def sites(self) -> tuple[str, ...]:
-        """The sites that train, sorted by name. Raises ValueError where ``site_models`` names another."""
+        """The sites that train, sorted by name.
+
+        Raises ValueError for one that cannot be a folder's, and where ``site_models`` names another.
+        """
         refuse_strangers(self.experiment, self.data_sites())
+        for name in self._trained():
+            refuse_no_folder(name)
         return self._trained()
 
     def _trained(self) -> tuple[str, ...]:
@@ -270,8 +275,7 @@ class Assembly:
         if name not in self._trained():
             known = ", ".join(self._trained())
             raise NoRecordsError(f"site {name!r} has no records in this experiment; there are: {known}")
-        if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
-            raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
+        refuse_no_folder(name)
         site = None if self.pooled else name
         client = self.client(name, self.data(site), site)
         evaluate = EverySite(self) if self.pooled else evaluation(self.config(site))
@@ -335,6 +339,12 @@ def refuse_strangers(experiment: Experiment, sites: Sequence[str]) -> None:
             f"site_models names {', '.join(strangers)}; the sites are {', '.join(sites) or 'none'}. Name sites of this "
             "experiment, or leave those models out: a site that is not named has the model of the server"
         )
+
+
+def refuse_no_folder(name: str) -> None:
+    """Raises ValueError for a site's name that cannot be a folder's, as a table may have it."""
+    if not re.fullmatch(r"[\w.-]*\w[\w.-]*", name):
+        raise ValueError("a site's name is also a folder's: it may hold letters, digits, '.', '_' and '-' only")
 
 
 def refuse_other_labels(model: ModelConfig, cohort: Cohort) -> None:

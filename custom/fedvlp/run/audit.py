@@ -5,7 +5,6 @@ Like the recalls (run/recalls.py), this is measured where the records are, and t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedvlp.core.checkpoint import save_json, save_text
 from fedvlp.core.client import Client
+from fedvlp.core.json_file import read_json
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
@@ -196,7 +196,7 @@ def read(folder: RunFolder) -> Audit | None:
     if not file.exists() or measurements.is_of_another_model(folder, file):
         return None
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         rows = tuple(
             Membership(**{**row, "area": _interval(row["area"]), "rates": tuple(map(_interval, row["rates"]))})
             for row in content["rows"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
 import platform
 import secrets
@@ -28,6 +27,7 @@ from fedvlp.core.checkpoint import (
     unwritten,
 )
 from fedvlp.core.client import OBJECTIVE, frozen_tensors
+from fedvlp.core.json_file import read_json
 from fedvlp.core.method import stays_initial
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State, is_private
@@ -218,10 +218,10 @@ class RunFolder:
 
     def _config(self) -> dict[str, Any]:
         """config.json as it stands. Raises ValueError where it is missing or damaged."""
-        if not self.config.exists():
-            raise ValueError(f"{self.path} holds no run: config.json is missing there")
         try:
-            config = json.loads(self.config.read_text(encoding="utf-8"))
+            config = read_json(self.config)
+        except FileNotFoundError:
+            raise ValueError(f"{self.path} holds no run: config.json is missing there") from None
         except ValueError as error:
             raise ValueError(f"config.json is no JSON: {error}") from None
         if not isinstance(config, dict):
@@ -325,7 +325,7 @@ class RunFolder:
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object; empty where there is none that can be read."""
     with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
         if isinstance(content, dict):
             return content
     return {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
 from fedvlp.core.checkpoint import CheckpointError
+from fedvlp.core.json_file import read_json
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import in_use
@@ -39,11 +39,18 @@ def _of(path: Path, root: Path) -> Listed:
     size = sum(_bytes(file) for file in path.rglob("*"))
     try:
         history, rounds = folder.history(), _rounds(folder)
-    except (ValueError, KeyError, TypeError, CheckpointError):
+        figures = summary(history).get("trained", {})
+        average, worst = (_recall(figures, kind) for kind in (names.AVERAGE, names.WORST))
+        return Listed(name, _state(folder, history), _last(history, rounds), average, worst, size)
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OSError,
+        CheckpointError,
+    ):  # whatever somebody put there
         return Listed(name, "unreadable", "", math.nan, math.nan, size)
-    figures = summary(history).get("trained", {})
-    average, worst = (_recall(figures, kind) for kind in (names.AVERAGE, names.WORST))
-    return Listed(name, _state(folder, history), _last(history, rounds), average, worst, size)
 
 
 def _bytes(file: Path) -> int:
@@ -57,7 +64,7 @@ def _bytes(file: Path) -> int:
 
 def _rounds(folder: RunFolder) -> int:
     """The rounds of a run, as its configuration says them; a plugin that it needs may not be here."""
-    config = json.loads(folder.config.read_text(encoding="utf-8"))
+    config = read_json(folder.config)
     return int(config["args"]["rounds"]["args"]["rounds"])
 
 

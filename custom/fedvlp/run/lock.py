@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from io import TextIOWrapper
 from pathlib import Path
+from stat import S_ISREG
 
 FILE = "writer.lock"
+LONGEST = 1000  # characters of it that are read
 _held: set[TextIOWrapper] = set()
 _told_forks = False
 
@@ -31,7 +33,7 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """
     _let_forks_go()
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / FILE, "a+", encoding="utf-8") as handle:
+    with _opened(folder, "a+", os.O_CREAT | os.O_APPEND | os.O_RDWR) as handle:
         until = time.monotonic() + patience
         while not _taken(handle):
             if time.monotonic() >= until:
@@ -52,14 +54,35 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 def in_use(folder: Path) -> bool:
     """Whether a process writes the run in ``folder``."""
-    if not (folder / FILE).exists():
-        return False
-    with open(folder / FILE, encoding="utf-8") as handle:
-        try:
+    try:
+        with _opened(folder, "r", os.O_RDONLY) as handle:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
     return False
+
+
+def _opened(folder: Path, mode: str, flags: int) -> TextIOWrapper:
+    """The lock's file. Raises FolderInUseError for a link, a pipe or a device: what it leads to would be cut."""
+    try:
+        descriptor = os.open(folder / FILE, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _strange(folder, error.strerror or "") from None
+    if not S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _strange(folder, "it is no regular file")
+    return open(descriptor, mode, encoding="utf-8")
+
+
+def _strange(folder: Path, why: str) -> FolderInUseError:
+    return FolderInUseError(
+        f"run {folder.parent.name}/{folder.name}: {FILE} cannot be locked ({why}); a run's lock is a file of its own. "
+        "See who put it there, and remove it"
+    )
 
 
 def _taken(handle: TextIOWrapper) -> bool:
@@ -74,9 +97,9 @@ def _holder(handle: TextIOWrapper) -> str:
     """Who holds the lock, as that process wrote it."""
     handle.seek(0)
     try:
-        said = json.loads(handle.read())
+        said = json.loads(handle.read(LONGEST))
         who = f"process {said['process']} on {said['host']} has been writing it since {said['since']}"
-    except (ValueError, KeyError, TypeError):  # it has only just begun
+    except (ValueError, KeyError, TypeError, RecursionError):  # it has only just begun
         who = "another process has just begun to write it"
     return f"{who}; wait for it to end or end it, then resume"
 

@@ -6,12 +6,12 @@ nothing. Each file that a report reads is noted with the digest of the records o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from fedvlp.core.checkpoint import CheckpointError, load_header, save_json
+from fedvlp.core.json_file import read_json
 from fedvlp.run.folder import RunFolder
 
 NOTE = "measured.json"
@@ -63,7 +63,7 @@ def forget(folder: RunFolder, evaluations: Iterable[str]) -> None:
 
 def _noted(folder: RunFolder) -> dict[str, str]:
     try:
-        noted: dict[str, str] = json.loads((folder_of(folder) / NOTE).read_text(encoding="utf-8"))
+        noted: dict[str, str] = read_json(folder_of(folder) / NOTE)
         return noted if isinstance(noted, dict) else {}
     except (OSError, ValueError):
         return {}

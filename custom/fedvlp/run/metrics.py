@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -13,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from fedvlp.core.checkpoint import save_json
+from fedvlp.core.json_file import read_json
 from fedvlp.core.metric_names import SECONDS
 from fedvlp.core.types import EVALUATE, curve
 from fedvlp.evaluation import metric_names
@@ -186,7 +186,7 @@ class MLflow:
         except ImportError:
             raise ValueError("--mlflow needs MLflow; pip install 'fedvlp[mlflow]'") from None
         note = folder / self.NOTE
-        known = json.loads(note.read_text(encoding="utf-8")) if note.exists() else {}
+        known = read_json(note) if note.exists() else {}
         try:
             self._client = MlflowClient(tracking_uri=uri)
             self._run = known.get(uri) or self._begin(folder)

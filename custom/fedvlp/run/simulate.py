@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedvlp.core.checkpoint import save_json, save_text
+from fedvlp.core.json_file import read_json
 from fedvlp.data.deid import Accepted
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import as_written
@@ -58,7 +58,7 @@ def noted_cohort(folder: RunFolder) -> str | None:
 def _noted(folder: RunFolder) -> dict[str, Any]:
     """What ``_note_partition`` wrote; empty where it did not."""
     file = folder.path / PARTITION
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
+    return dict(read_json(file)) if file.exists() else {}
 
 
 def _note_partition(assembly: Assembly, folder: RunFolder) -> None:
