@@ -49,7 +49,7 @@ from fedvlp.federation.loop import Federation
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import SiteEnd
 from fedvlp.flare import controller as controller_module
-from fedvlp.flare import messages, trainer_link
+from fedvlp.flare import messages, task_handler, trainer_link
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.tracking import RUN_FOLDER
 from fedvlp.flare.trainer_link import TrainerLostError
@@ -982,6 +982,25 @@ def test_while_it_runs_the_status_says_so(make: Make) -> None:
     flare.clock.plan(2.0, lambda: seen.append(status(flare)))
     flare.submit()
     assert [content["status"] for content in seen] == ["running", "running"]
+
+
+def test_sites_of_the_next_release_take_part(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server and sites are two versions of the package, of one wire version."""
+    monkeypatch.setattr(task_handler, "__version__", "0.1.1")
+    flare = make()
+    flare.submit()
+    assert dropped(flare) == [{}, {}, {}]
+    assert_engines_bytes(flare, tmp_path)
+
+
+@pytest.mark.parametrize("written", [0, 7])
+def test_a_server_of_another_wire_version_is_refused_and_told_both(
+    make: Make, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    monkeypatch.setattr("fedvlp.run.config.WIRE_VERSION", written)
+    flare = make()
+    assert f"a: RefusedError: the server writes wire version {written} (fedvlp " in flare.submit().panic
+    assert "this site reads 1 to 1 (fedvlp " in status(flare)["reason"]
 
 
 def test_every_task_names_its_run(make: Make) -> None:

@@ -24,7 +24,6 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from nvflare.widgets.widget import WidgetID
 
-from fedvlp import __version__
 from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
@@ -38,7 +37,7 @@ from fedvlp.flare.paths import SIMULATED, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
@@ -146,11 +145,7 @@ class FederatedController(Controller):
         experiment = self.experiment
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
-        self._run = {
-            "folder": str(folder.path.relative_to(root)),
-            "fingerprint": fingerprint(experiment),
-            "version": __version__,
-        }
+        self._run = identity(experiment, str(folder.path.relative_to(root)))
         if folder.id:
             self._run["id"] = folder.id
         if folder.finished:
