@@ -61,7 +61,6 @@ def bare(provisioned: Kits, tmp_path: Path) -> Path:
     shutil.copytree(provisioned[0] / "st-anna", kit)
     for file in (POLICIES / "site").iterdir():
         shutil.copy(file, kit / "local")
-    change(kit / "local" / "resources.json", lambda c: c["components"][0]["args"].update(num_of_gpus=0))
     change(kit / "local" / "fedvlp.json", lambda c: c.update(data={}))
     return kit
 

@@ -186,7 +186,8 @@ def _gpus(resources: dict[str, Any]) -> Check:
         for component in resources.get("components", [])
         if component.get("id") == "resource_manager"
     ]
-    offered, there = sum(args.get("num_of_gpus", 0) for args in managers), torch.cuda.device_count()
+    there = torch.cuda.device_count()
+    offered = sum(args.get("num_of_gpus", there) for args in managers)  # left out: what the machine has
     said = f"{offered} in local/resources.json, {there} in this machine"
     return Check(
         "gpus offered to jobs", offered <= there, said if offered <= there else f"{said}: set num_of_gpus there"
