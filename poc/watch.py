@@ -18,8 +18,8 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 def line(progress: dict[str, Any]) -> str:
     """One phase: where the run is, and a site's figures side by side."""
     figures = (
-        f"{site} " + " ".join(f"{name} {value:.2f}" for name, value in sorted(values.items()))
-        for site, values in sorted(progress["by_site"].items())
+        f"{site} " + " ".join(f"{name} {told[name]:.2f}" for name in ("loss", "val_r1") if name in told)
+        for site, told in sorted(progress["sites"].items())
     )
     return f"round {progress['round']}/{progress['num_rounds']} {progress['phase']:<9} " + "  |  ".join(figures)
 
@@ -34,7 +34,7 @@ def follow(session: Session, job_id: str, meta: dict[str, Any], seen: dict[str, 
             progress = (session.show_stats(job_id, "server") or {}).get("server", {}).get("progress", {})
         except (JobNotFound, JobNotRunning):  # it ended between the two questions
             return True
-        if progress.get("by_site") and line(progress) != seen.get("line"):
+        if progress.get("phases_done") and line(progress) != seen.get("line"):
             seen["line"] = line(progress)
             print(seen["line"], flush=True)
     return True

@@ -21,7 +21,6 @@ from nvflare.apis.fl_context import FLContext
 from support.cases import cases
 from typer.testing import CliRunner
 
-from fedvlp import __version__
 from fedvlp.cli import app
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Batch, Broadcast, Update
@@ -50,7 +49,7 @@ from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import FedAvg
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import fingerprint, identity, override
 from fedvlp.run.experiment import Experiment, Partition
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +84,7 @@ def answered(
 ) -> tuple[Update, Behind]:
     """The site's answer to round 0, from the untrained model, and what was counted."""
     handler = TaskHandler(experiment, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
-    run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    run = identity(experiment, f"{experiment.name}/001")
     state = Assembly(at_site(experiment, SITE, kit / "local")).server((SITE,)).state
     message = Broadcast(0, phase, state, evaluate=evaluate, lr_scale=lr_scale)
     update = handler.answer(message, run, lambda: False)
@@ -657,7 +656,7 @@ def test_an_experiment_has_no_more_rounds_than_it_says(round: int, phase: str, k
     """Whatever the server asks for: the engineer has read how many updates will leave."""
     experiment = asked(**LIGHT)
     handler = TaskHandler(experiment, SitePaths(SITE, str(kit / "runs"), str(kit / "local")))
-    run = {"folder": "fedavg/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    run = identity(experiment, "fedavg/001")
     assert experiment.rounds.rounds == 6
     with pytest.raises(RefusedError, match=f"it is for round {round}, and the run has 6, from 0 on"):
         handler.answer(Broadcast(round, phase, {}), run, lambda: False)
@@ -693,7 +692,7 @@ def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, d
     site = handler._prepared({"folder": "fedavg/001"})
     rows = {split: assembly.cohort.rows(split, SITE) for split in ("train", "val", "test")}
     site.client.data = assembly.serve(assembly.cohort, {**rows, "train": rows["train"][:records]})
-    run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__}
+    run = identity(chosen, "fedavg/001")
     return handler, Broadcast(0, "train", assembly.server((SITE,)).state), run
 
 

@@ -25,6 +25,7 @@ import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
 
+from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
@@ -60,7 +61,6 @@ def bare(provisioned: Kits, tmp_path: Path) -> Path:
     shutil.copytree(provisioned[0] / "st-anna", kit)
     for file in (POLICIES / "site").iterdir():
         shutil.copy(file, kit / "local")
-    change(kit / "local" / "resources.json", lambda c: c["components"][0]["args"].update(num_of_gpus=0))
     change(kit / "local" / "fedvlp.json", lambda c: c.update(data={}))
     return kit
 
@@ -198,7 +198,6 @@ def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> 
         ("resources.json", lambda c: c["components"][0]["args"].update(num_of_gpus=99), "gpus offered to jobs"),
         ("authorization.json", lambda c: c["permissions"]["lead"].update(byoc="any"), "jobs with their own code"),
         ("authorization.json", lambda c: c["permissions"].update(project_admin="any"), "jobs with their own code"),
-        ("fedvlp.json", lambda c: c.update(version="9.9.9"), "fedvlp of the consortium"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(path="../x"), "data sets"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(path="none.csv"), "data set pretrain"),
         ("fedvlp.json", lambda c: c["data"]["pretrain"].update(report_column="text"), "data set pretrain"),
@@ -207,6 +206,16 @@ def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> 
 def test_each_wrong_setting_is_one_failing_line(file: str, edit: Any, line: str, kit: Path) -> None:
     change(kit / "local" / file, edit)
     assert failed(kit) == [line]
+
+
+def test_another_release_is_told_and_fails_nothing_since_jobs_take_it(kit: Path) -> None:
+    change(kit / "local" / "fedvlp.json", lambda c: c.update(version="9.9.9"))
+    assert failed(kit) == []
+    check = found(kit)["fedvlp of the consortium"]
+    assert check.ok is None
+    assert (
+        f"9.9.9 agreed, {__version__} installed, which takes part where the server writes wire version 1" in check.found
+    )
 
 
 def test_a_hospital_may_narrow_its_list(kit: Path) -> None:

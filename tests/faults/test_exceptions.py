@@ -30,7 +30,6 @@ from support.flare_memory import Engine, MemoryFlare, site_executor, toy_experim
 from support.planted import CANARIES, found, planted
 from support.toy import three_sites
 
-from fedvlp import __version__
 from fedvlp.core.types import Broadcast
 from fedvlp.data.loader import SiteData
 from fedvlp.deploy.site_config import NamedData
@@ -38,7 +37,7 @@ from fedvlp.flare import child, child_protocol, messages
 from fedvlp.flare.privacy_filters import AllowMetrics
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import identity, override
 from fedvlp.run.experiment import Experiment
 
 FILE = "/srv/films/ZYXFERREIRA^ANNA/QQ0048392175.dcm"
@@ -255,7 +254,7 @@ def asked() -> Experiment:
 def task() -> Shareable:
     """A task of the server, which has no data."""
     state = Assembly(override(presets.get("fedavg"), "data.sites", "1")).server(("site-1",)).state
-    run = {"folder": "fedavg/001", "fingerprint": fingerprint(asked()), "version": __version__}
+    run = identity(asked(), "fedavg/001")
     return messages.send_broadcast(Broadcast(0, "train", state), run)
 
 

@@ -28,7 +28,6 @@ from nvflare.security.security import FLAuthorizer
 from support.flare_memory import Engine, site_executor
 from support.hostile_jobs import JOB, POLICIES, arrived, built
 
-from fedvlp import __version__
 from fedvlp.core.types import Broadcast
 from fedvlp.data.sources import SOURCES
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, at_site, with_own_towers
@@ -37,7 +36,7 @@ from fedvlp.flare.job_check import CONFIGS, JobCheck
 from fedvlp.flare.jobs import COMMITTED, job_files
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 
@@ -164,7 +163,7 @@ def runs(side: str, config: Any, kit: Path) -> str:
         return ""
     executor = config.executors[0].executor
     experiment = executor.experiment
-    run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    run = identity(experiment, f"{experiment.name}/001")
     stranger = {"no-tensor-of-any-model": torch.zeros(1)}  # so that the site is put together, and then trains nothing
     task = messages.send_broadcast(Broadcast(0, experiment.method.phases(0)[0], stranger), run)
     reply = executor.execute("train", task, Engine("site-1", kit, JOB).new_context(), Signal())
@@ -281,7 +280,7 @@ def test_row_28_the_servers_name_for_a_run_opens_no_other_folder(folder: str, ki
     (kit / "runs" / "fedavg" / "002").symlink_to(outside)
     experiment = presets.get("fedavg")
     for name in (folder, "fedavg/002"):
-        run = {"folder": name, "fingerprint": fingerprint(experiment), "version": __version__}
+        run = identity(experiment, name)
         task = messages.send_broadcast(Broadcast(0, "train", {"w": torch.zeros(1)}), run)
         before = sorted(outside.iterdir())
         with opened() as seen:

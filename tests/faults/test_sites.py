@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.toy import World, same_bytes, small
 
-from fedvlp import __version__
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Reply
 from fedvlp.data.cohort import Cohort
@@ -24,7 +23,7 @@ from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import identity, override
 from fedvlp.run.experiment import Experiment
 
 
@@ -102,11 +101,16 @@ def test_row_36_no_memory_left_says_what_to_do(error: Exception) -> None:
     assert "2.00 GiB" not in dropped["b"]
 
 
-@pytest.mark.parametrize("what", ["fingerprint", "version"])
-def test_rows_30_and_31_another_configuration_or_version_is_refused_before_anything_is_built(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("fingerprint", "the server's fingerprint is another, this site's is"), ("wire", "writes wire version another")],
+)
+def test_rows_30_and_31_another_configuration_or_version_is_refused_before_anything_is_built(
+    what: str, said: str
+) -> None:
     chosen = presets.get("fedavg")
-    run = {"folder": "fedavg/001", "fingerprint": fingerprint(chosen), "version": __version__, what: "another"}
-    with pytest.raises(RefusedError, match=f"the server's {what} is another, this site's is"):
+    run = {**identity(chosen, "fedavg/001"), what: "another"}
+    with pytest.raises(RefusedError, match=said):
         TaskHandler(chosen, SitePaths("site-1", "/nowhere", "/nowhere")).answer(
             Broadcast(0, "train", {}), run, lambda: False
         )
@@ -117,7 +121,7 @@ def test_row_27_the_servers_folder_name_leads_nowhere_else(tmp_path: Path, folde
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "link").symlink_to("/tmp")
     chosen = presets.get("fedavg")
-    run = {"folder": folder, "fingerprint": fingerprint(chosen), "version": __version__}
+    run = identity(chosen, folder)
     with pytest.raises(PathError, match="outside this site's own"):
         TaskHandler(chosen, SitePaths("site-1", str(tmp_path / "runs"), "")).answer(
             Broadcast(0, "train", {}), run, lambda: False

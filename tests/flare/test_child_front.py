@@ -19,7 +19,6 @@ from support.flare_memory import on_toys, toy_experiment, toy_world
 from support.simulator import assert_same_metrics, simulator
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
-from fedvlp import __version__
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Update
 from fedvlp.flare import child, child_front, child_protocol, messages
 from fedvlp.flare.jobs import job_files
@@ -29,7 +28,7 @@ from fedvlp.flare.retrying_cell import SENT_AGAIN
 from fedvlp.flare.trainer_link import Answer, TrainerLink, TrainerLostError
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import identity, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
@@ -49,7 +48,7 @@ def data(monkeypatch: pytest.MonkeyPatch) -> dict[str, Pairs]:
 
 def handed(data: dict[str, Pairs], folder: Path, trainer: dict[str, Any] | None) -> FLModel:
     """What the child receives: tensors as bytes."""
-    run = {"folder": "toy/001", "fingerprint": fingerprint(LOCAL), "version": __version__}
+    run = identity(LOCAL, "toy/001")
     sent = messages.send_broadcast(Broadcast(0, "train", clone(toy_world(LOCAL, data).server().state)), run)
     paths = SitePaths("a", str(folder / "runs"), str(folder / "local"))
     model: FLModel = FLModelUtils.from_shareable(child_protocol.to_child(sent, LOCAL, paths, 99, trainer))

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlp import __version__
 from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Broadcast, State
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -18,7 +17,7 @@ from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.config import Training
 
@@ -26,12 +25,11 @@ SMALL = Experiment(
     "small", FedAvg(local_steps=1), ModelConfig(head_norm="layer"), data=SyntheticCohort(sites=2, size=80),
     training=Training(batch_size=8),
 )  # fmt: skip
-SENT = {"folder": "small/001", "version": __version__}
 
 
 def answer(experiment: Experiment, state: State, folder: Path) -> object:
     handler = TaskHandler(experiment, SitePaths("site-1", str(folder / "runs"), ""))
-    return handler.answer(Broadcast(0, "train", state), {**SENT, "fingerprint": fingerprint(experiment)}, lambda: False)
+    return handler.answer(Broadcast(0, "train", state), identity(experiment, "small/001"), lambda: False)
 
 
 def crafted(state: State) -> State:

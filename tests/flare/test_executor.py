@@ -30,7 +30,7 @@ from support.flare_memory import Engine, on_toys, site_executor, toy_experiment,
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, Update
+from fedvlp.core.types import WIRE_VERSION, Broadcast, Failure, FailureKind, Reply, Update
 from fedvlp.deploy.envelope import EnvelopeError
 from fedvlp.federation import site as site_module
 from fedvlp.flare import child, child_protocol, messages, task_handler
@@ -39,7 +39,7 @@ from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.task_handler import RefusedError, TaskHandler
 from fedvlp.methods import METHODS
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import fingerprint, identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.lock import in_use, only_writer
 
@@ -63,7 +63,7 @@ def fl_ctx(tmp_path: Path) -> FLContext:
 
 def said_of(experiment: Experiment, folder: str = "toy/001") -> dict[str, str]:
     """What the server says of its run."""
-    return {"folder": folder, "fingerprint": fingerprint(experiment), "version": __version__}
+    return identity(experiment, folder)
 
 
 def message(data: dict[str, Pairs], experiment: Experiment = FEDAVG, phase: str = "train", round: int = 0) -> Broadcast:
@@ -162,11 +162,28 @@ def test_the_task_of_another_experiment_or_version_is_refused(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(task_handler, "Assembly", None)  # nothing may be built
-    for what, mine in (("fingerprint", fingerprint(FEDAVG)), ("version", __version__)):
-        reply = site_executor(FEDAVG).execute("train", task(data, **{what: "another"}), fl_ctx, Signal())
-        said = messages.failure(reply)
-        assert said is not None
-        assert said.text.startswith(f"RefusedError: the server's {what} is not this site's, {mine}: server and site")
+    mine = fingerprint(FEDAVG)
+    sentence = f"the server's fingerprint is not this site's, {mine}: server and site must run the same job"
+    assert refused(data, fl_ctx, fingerprint="another") == sentence
+    mine = f"this site reads 1 to {WIRE_VERSION} (fedvlp {__version__}): install one fedvlp at both"
+    for number in (0, WIRE_VERSION + 1):
+        sentence = f"the server writes wire version {number} (fedvlp 0.2.0), {mine}"
+        assert refused(data, fl_ctx, wire=str(number), version="0.2.0") == sentence
+    for other in ("another", "", None, ["1"]):
+        assert refused(data, fl_ctx, wire=other) == f"the server writes another wire version, {mine}"
+
+
+def refused(data: dict[str, Pairs], fl_ctx: FLContext, **run: Any) -> str:
+    """Why the site refuses a task that says this of its run."""
+    said = messages.failure(site_executor(FEDAVG).execute("train", task(data, **run), fl_ctx, Signal()))
+    assert said is not None
+    return said.text.removeprefix("RefusedError: ")
+
+
+def test_another_fedvlp_of_one_wire_version_is_answered(data: dict[str, Pairs], fl_ctx: FLContext) -> None:
+    """A site at 0.1.1 takes part in the run of a server at 0.1.0."""
+    reply = site_executor(FEDAVG).execute("train", task(data, version="9.9.9"), fl_ctx, Signal())
+    assert messages.failure(reply) is None
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "/etc", "toy/../../x"])
@@ -477,12 +494,12 @@ def test_the_child_answers_its_tasks_until_there_are_no_more(
 def test_the_child_tells_its_failure_and_ends(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = FakeClient([handed(data, tmp_path, version="another"), handed(data, tmp_path)])
+    client = FakeClient([handed(data, tmp_path, wire="another"), handed(data, tmp_path)])
     monkeypatch.setattr(child, "flare", client)
     child.main()
     (said,) = replies(client)
     assert isinstance(said, Failure)
-    assert said.text.startswith("RefusedError: the server's version is another")
+    assert said.text.startswith("RefusedError: the server writes wire version another")
     assert len(client.models) == 1, "the second task was not fetched"
 
 
@@ -519,7 +536,7 @@ def test_rank_0_that_failed_leaves_the_others_to_torchrun(
 ) -> None:
     """It tells the site first; a last word to ranks that wait in a collective would hang."""
     several = Ranks(monkeypatch, rank=0, heard=[])
-    client = FakeClient([handed(data, tmp_path, version="another")])
+    client = FakeClient([handed(data, tmp_path, wire="another")])
     monkeypatch.setattr(child, "flare", client)
     child.main()
     assert len(client.sent) == 1
@@ -548,7 +565,7 @@ def test_a_rank_that_fails_gives_rank_0_time_to_speak(
         slept.append(seconds) if threading.current_thread() is threading.main_thread() else sleep(seconds)
 
     monkeypatch.setattr(child.time, "sleep", noted)
-    Ranks(monkeypatch, rank=1, heard=[child_protocol.in_child(handed(data, tmp_path, version="another"))])
+    Ranks(monkeypatch, rank=1, heard=[child_protocol.in_child(handed(data, tmp_path, wire="another"))])
     with pytest.raises(task_handler.RefusedError):
         child.main()
     assert slept == [child.LAST_WORDS]

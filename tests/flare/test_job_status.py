@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.flare import job_status as module
 from fedvlp.flare.job_status import ResubmitError, UnreachableError, judge, read_status, resubmit, session
+from fedvlp.run.lock import only_writer
 
 STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
 SAID = {"status": "stopped", "reason": "2 valid updates, 4 needed.", "round": 3}
@@ -181,17 +183,75 @@ def test_a_download_that_breaks_off_is_a_server_that_does_not_answer() -> None:
         judge(server, "j")
 
 
-def test_status_of_a_downloaded_job(tmp_path: Path) -> None:
-    def run() -> Any:
-        return CliRunner().invoke(app, ["jobs", "status", str(tmp_path)])
+def shown(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["jobs", "status", *arguments])
 
+
+def test_status_of_a_downloaded_job(tmp_path: Path) -> None:
     assert read_status(tmp_path) == {}
-    assert "no run of fedvlp" in str(run().exception)
+    assert "no run of fedvlp" in str(shown(str(tmp_path)).exception)
     file = tmp_path / "job" / "workspace" / "fedvlp" / "run_status.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(SAID))
-    assert (run().exit_code, run().output) == (1, "status=stopped reason=2 valid updates, 4 needed. round=3\n")
-    file.write_text(json.dumps({"status": "finished", "reason": "", "round": 6}))
-    assert (run().exit_code, run().output) == (0, "status=finished round=6\n")
-    file.write_text(json.dumps({"status": "finished", "round": 6, "val_r1_average": 27.299999999999997}))
-    assert run().output == "status=finished round=6 val_r1_average=27.3\n"
+    told = {"schema": 1, "num_rounds": 6, "phase": "train", "phases_done": 3, "phases": 7, **SAID}
+    file.write_text(json.dumps(told))
+    run = shown(str(tmp_path))
+    assert (run.exit_code, run.output.splitlines()) == (
+        1, ["stopped in round 3 of 6, train", "2 valid updates, 4 needed.", "3 of 7 phases"],
+    )  # fmt: skip
+    file.write_text(json.dumps({**told, "schema": 2}))
+    assert "the status has form 2, this fedvlp reads 1" in str(shown(str(tmp_path)).exception)
+
+
+ABSENT = {"state": "dropped", "dropped": 2, "reason": "no reply\x1b[2J", "absent_since": 2}
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code"),
+    [
+        ("finished", {}, 0),
+        ("finished", {"sites": {"a": ABSENT, "b": {"state": "answered", "dropped": 0}}}, 3),
+        ("finished", {"absent": ["d"]}, 3),
+        ("stopped", {}, 1),
+        ("aborted", {"sites": {"a": ABSENT}}, 1),
+        ("failed", {}, 1),
+        ("running", {}, 1),  # a copy: nobody writes it
+        ("anything", {}, 1),
+    ],
+)
+def test_the_exit_code_and_the_fields_are_for_a_monitor(
+    tmp_path: Path, status: str, told: dict[str, Any], code: int
+) -> None:
+    written = {"schema": 1, "status": status, "reason": "", **told}
+    (tmp_path / "run_status.json").write_text(json.dumps(written))
+    run = shown(str(tmp_path), "--json")
+    assert run.exit_code == code
+    assert written.items() <= json.loads(run.output).items()
+    words = shown(str(tmp_path))
+    assert words.exit_code == code
+    assert "\x1b" not in words.output
+    assert ("without a from round 2" in words.output) == ("sites" in told)
+
+
+def test_a_run_that_goes_on_is_no_alarm_while_its_process_lives(tmp_path: Path) -> None:
+    (tmp_path / "run_status.json").write_text(json.dumps({"schema": 1, "status": "running", "reason": ""}))
+    with only_writer(tmp_path):
+        assert shown(str(tmp_path)).exit_code == 0
+    killed = shown(str(tmp_path))
+    assert (killed.exit_code, "no process writes this run" in killed.output) == (1, True)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_server_is_asked_for_the_status_of_a_job(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    """While it runs from its memory, with the phase under way; later from its results."""
+    live = {"schema": 1, "status": "running", "under_way": {"round": 2, "phase": "train", "waits_for": ["a"]}}
+    ended = {"schema": 1, "status": "finished", "reason": ""}
+    server: Any = Server("RUNNING" if runs else "FINISHED:COMPLETED", runs=runs, said=ended)
+    server.show_stats = lambda job, target: {"server": {"progress": live}}
+    monkeypatch.setattr(module, "session", lambda kit: nullcontext(server))
+    asked = shown("j", "--kit", "kit", "--json")
+    assert (asked.exit_code, json.loads(asked.output)) == (0, live if runs else ended)
+    server.said = live  # its process was killed before it could say how it ended
+    assert shown("j", "--kit", "kit").exit_code == (0 if runs else 1)
+    if runs:
+        server.show_stats = lambda job, target: None
+        assert "has told nothing yet" in str(shown("j", "--kit", "kit").exception)

@@ -6,16 +6,20 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nvflare.apis.fl_context import FLContext
 
 from fedvlp.deploy.site_config import NamedData, SiteConfigError
+from fedvlp.flare.host_gpus import HostGPUs
 from fedvlp.flare.jobs import COMMITTED, folder_of, job_files, write_job
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import from_config, override
 
 JOBS = Path(__file__).parents[2] / "jobs"
+PROVISIONING = Path(__file__).parents[2] / "provisioning"
 
 
 @pytest.mark.parametrize("name", COMMITTED)
@@ -127,7 +131,6 @@ def test_a_job_over_the_sites_own_data_must_say_which_sites() -> None:
 
 def test_two_jobs_at_once_reserve_different_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """FLARE's own classes with two pretended GPUs of 16 GiB, and jobs that take 10 GiB of one."""
-    from nvflare.apis.fl_context import FLContext
     from nvflare.app_common.resource_consumers import gpu_resource_consumer as consumer
     from nvflare.app_common.resource_managers.gpu_resource_manager import GPUResourceManager
 
@@ -147,3 +150,55 @@ def test_two_jobs_at_once_reserve_different_gpus(monkeypatch: pytest.MonkeyPatch
     assert not manager.check_resources(spec, FLContext())[0]
     with pytest.raises(ValueError, match="belong together"):
         job_files(presets.get("fedavg"), gpus=1)
+
+
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  *index) printf 'index\\n{index}' ;;
+  *) printf 'memory.total [MiB]\\n{memory}' ;;
+esac
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "visible", "offered"),
+    [
+        (None, None, {}),
+        ({"index": "", "memory": "", "code": 9}, None, {}),  # its driver does not answer
+        ({"index": "", "memory": "", "code": 0}, None, {}),
+        ({"index": "0\\n1\\n", "memory": "81920 MiB\\n16384 MiB\\n", "code": 0}, None, {0: 16.0, 1: 16.0}),
+        ({"index": "0\\n1\\n", "memory": "81920 MiB\\n16384 MiB\\n", "code": 0}, "0", {0: 80.0}),
+        ({"index": "0\\n", "memory": "16384 MiB\\n", "code": 0}, "", {}),
+    ],
+)
+def test_a_site_as_shipped_offers_what_its_machine_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any] | None, visible: str | None,
+    offered: dict[int, float],
+) -> None:  # fmt: skip
+    """With the arguments of provisioning/site/resources.json, and a pretended nvidia-smi."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if machine is not None:
+        (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI.format(**machine))
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    shipped = json.loads((PROVISIONING / "site" / "resources.json").read_text())["components"][0]
+    assert (shipped["id"], shipped["path"]) == ("resource_manager", "fedvlp.flare.HostGPUs")
+    manager = HostGPUs(**shipped["args"])
+    assert {gpu: resource.memory for gpu, resource in manager.resources.items()} == offered
+    assert list(HostGPUs(num_of_gpus=0).resources) == []
+    assert manager.check_resources({"num_of_gpus": 1, "mem_per_gpu_in_GiB": 10}, FLContext())[0] == bool(offered)
+
+
+def test_a_site_may_offer_less_than_its_machine_has_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nvflare.app_common.resource_managers import gpu_resource_manager as theirs
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(theirs, "get_host_gpu_ids", lambda: [0, 1])
+    monkeypatch.setattr(theirs, "get_host_gpu_memory_total", lambda: [16384, 16384])
+    fewer = HostGPUs(num_of_gpus=1, mem_per_gpu_in_GiB=8)
+    assert {gpu: resource.memory for gpu, resource in fewer.resources.items()} == {0: 8}
+    with pytest.raises(ValueError, match="exceeds available GPUs"):
+        HostGPUs(num_of_gpus=3)

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 from support.planted import found, planted
 
-from fedvlp import __version__
 from fedvlp.core.types import Broadcast
 from fedvlp.data.deid import PHIError
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import identity, override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.presets import get
 
@@ -41,7 +40,7 @@ def test_a_site_answers_only_when_its_own_settings_accept_the_risk(tmp_path: Pat
     chosen = experiment(planted(tmp_path / "data"))
     (tmp_path / "local").mkdir()
     place = SitePaths("site-1", str(tmp_path / "runs"), str(tmp_path / "local"))
-    run = {"folder": "feddra/001", "fingerprint": fingerprint(chosen), "version": __version__}
+    run = identity(chosen, "feddra/001")
     message = Broadcast(0, "evaluate", Assembly(chosen).server(("site-1",)).state)
     settings = tmp_path / "local" / "fedvlp.json"
     for content in (None, "{}", '{"accept_phi_risk": false}'):

@@ -19,7 +19,6 @@ from support.flare_memory import Engine
 from support.short_jobs import committed
 from torch import Tensor
 
-from fedvlp import __version__
 from fedvlp.flare import messages
 from fedvlp.flare.jobs import COMMITTED, job_files
 from fedvlp.flare.messages import BEHIND
@@ -27,7 +26,7 @@ from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.privacy_filters import RECEIVED
 from fedvlp.flare.task_handler import TaskHandler
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 
 pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
@@ -61,7 +60,7 @@ def answered(experiment: Experiment, policy: str, kit: Path, evaluate: int = 0) 
     message = replace(method.broadcast(server, "site-1"), evaluate=evaluate)
     if server.trainer:
         message = replace(message, public_id=server.trainer.client.public_id)
-    run = {"folder": f"{experiment.name}/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    run = identity(experiment, f"{experiment.name}/001")
     received = {name: tensor.clone() for name, tensor in message.state.items()}
     with Engine("site-1", kit, "job-1").new_context() as context:
         reply = messages.send_update(handler.answer(message, run, lambda: False))

@@ -29,7 +29,6 @@ from support.flare_memory import Engine, on_toys, site_executor, toy_experiment,
 from support.simulator import assert_same_metrics, simulator
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
-from fedvlp import __version__
 from fedvlp.core.types import Broadcast, FailureKind
 from fedvlp.flare import messages, trainer_link
 from fedvlp.flare import site_executor as site_executor_module
@@ -50,7 +49,7 @@ from fedvlp.flare.trainer_link import (
 )
 from fedvlp.methods import METHODS
 from fedvlp.run import presets
-from fedvlp.run.config import fingerprint, override
+from fedvlp.run.config import identity, override
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 
@@ -341,7 +340,7 @@ def visiting(answer: Answer | None) -> tuple[SiteExecutor, Fake]:
 
 
 def task(data: dict[str, Pairs], held: bool) -> Shareable:
-    run = {"folder": "toy/001", "fingerprint": fingerprint(LOCAL), "version": __version__}
+    run = identity(LOCAL, "toy/001")
     sent = messages.send_broadcast(Broadcast(0, "train", clone(toy_world(LOCAL, data).server().state)), run)
     if held:  # as the serialiser of a visit brings it
         sent["DXO"]["data"] = {name: raw(tensor) for name, tensor in sent["DXO"]["data"].items()}

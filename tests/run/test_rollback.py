@@ -119,8 +119,9 @@ def test_a_finished_run_goes_on_as_if_it_had_not(finished: RunFolder) -> None:
     assert rollback(finished, 2) == 3
     assert not finished.model.exists()
     assert not (finished.path / "summary.json").exists()
-    assert json.loads((finished.path / "run_status.json").read_text()) == {
-        "status": "stopped", "reason": "put back to before round 2; submit the same job",
+    assert finished.status() == {
+        "schema": 1, "status": "stopped", "reason": "put back to before round 2; submit the same job",
+        "summary": "stopped",
     }  # fmt: skip
     assert RunFolder.latest(finished.path.parents[1], finished.experiment()) == finished
     assert [record["round"] for record in finished.history()] == [0, 1]

@@ -69,6 +69,17 @@ def test_what_is_in_the_folder(finished: Any) -> None:
         (0, "align"), (0, "joint"), (1, "align"), (1, "joint"), (2, "evaluate")]  # fmt: skip
 
 
+def test_the_status_of_a_run_is_that_of_flare(finished: Any) -> None:
+    """The same form; seconds apart, which are of this machine."""
+    told = finished[0].status()
+    assert (told["schema"], told["status"], told["summary"]) == (1, "finished", "completed")
+    assert (told["round"], told["num_rounds"], told["phase"]) == (2, 2, "evaluate")
+    assert (told["phases_done"], told["phases"], told["answered"], told["dropped"]) == (5, 5, 2, 0)
+    assert {site: entry["state"] for site, entry in told["sites"].items()} == dict.fromkeys(
+        ("site-1", "site-2"), "answered"
+    )
+
+
 def test_the_model_is_what_the_server_ended_with(finished: Any) -> None:
     folder, _, _ = finished
     model = DualEncoder.from_pretrained(folder.model.parent)
@@ -435,6 +446,7 @@ def test_killed_before_the_last_record_was_noted(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         simulate(replace(TWO, method=Local(local_steps=1)), folder, report=stop)
+    assert (folder.status()["status"], folder.status()["phase"], folder.finished) == ("stopped", "evaluate", False)
     whole = rows(folder)
     folder.table.write_bytes(folder.table.read_bytes()[:-30])  # as a kill between checkpoint and table leaves it
     simulate(replace(TWO, method=Local(local_steps=1)), folder)

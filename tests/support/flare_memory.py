@@ -39,6 +39,8 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.fuel.utils import fobs
+from nvflare.widgets.info_collector import InfoCollector
+from nvflare.widgets.widget import WidgetID
 from torch import nn
 
 from fedvlp.core.checkpoint import save_json, save_tensors
@@ -241,6 +243,7 @@ class Engine:
     clients: Sequence[Client] = ()
     components: list[FLComponent] = field(default_factory=list)
     fired: list[tuple[str, Any]] = field(default_factory=list)
+    collector: InfoCollector = field(default_factory=InfoCollector)  # FLARE's widget behind show_stats and show_errors
 
     def __post_init__(self) -> None:
         self._contexts = FLContextManager(self, self.name, self.job_id)
@@ -258,6 +261,9 @@ class Engine:
 
     def get_workspace(self) -> Engine:
         return self
+
+    def get_widget(self, widget: str) -> InfoCollector | None:
+        return self.collector if widget == WidgetID.INFO_COLLECTOR else None
 
     def get_root_dir(self) -> str:
         return str(self.root)
@@ -425,7 +431,7 @@ class Job(FLComponent):
         self.controller.set_communicator(self.communicator)
         clients = [site.client for site in flare.sites.values()]
         self.engine = Engine("server", flare.folder / "server", f"job-{number}", clients)
-        self.engine.components = [self, self.communicator, self.controller, *components]
+        self.engine.components = [self, self.communicator, self.controller, self.engine.collector, *components]
         self.abort = Signal()
         self.over = False
         self.killed = False

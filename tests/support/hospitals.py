@@ -96,13 +96,10 @@ class Hospitals(Consortium):
         (self.kits / "localhost" / "local" / "resources.json").write_text(json.dumps(resources))
 
     def _site_policies(self, site: str) -> None:
-        """provisioning/site into local/, for a machine without a GPU."""
+        """provisioning/site into local/, as it is shipped: for any machine."""
         local = self.kits / site / "local"
         for file in (PROVISIONING / "site").iterdir():
             shutil.copy(file, local)
-        resources = json.loads((local / "resources.json").read_text())
-        resources["components"][0]["args"] |= {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
-        (local / "resources.json").write_text(json.dumps(resources))
 
     def adopt(self, name: str, **changes: Any) -> None:
         """Every site copies a policy over its privacy.json; ``changes`` are arguments of its first result filter.

@@ -27,7 +27,6 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedvlp import __version__
 from fedvlp.core.metric_names import TIMES
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.codec import PLAIN, Wire
@@ -37,7 +36,7 @@ from fedvlp.flare import messages
 from fedvlp.flare.privacy_filters import AllowMetrics, RememberReceived
 from fedvlp.flare.wire_filters import COMPONENT, DecodeTask, EncodeResult, WireEnd
 from fedvlp.methods import METHODS
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from support.flare_memory import Engine, ToyModel, on_toys, site_executor, toy_world
 from support.hostile import WORDS, Breach, any_number, anything, refuse_words, shown
@@ -243,7 +242,7 @@ class Stage:
 
 def said_of(experiment: Experiment) -> dict[str, str]:
     """What the server says of its run."""
-    return {"folder": "toy/001", "fingerprint": fingerprint(experiment), "version": __version__}
+    return identity(experiment, "toy/001")
 
 
 def _copied(message: Broadcast) -> Broadcast:
@@ -301,7 +300,7 @@ def attacks(stage: Stage, seed: int, count: int) -> Iterator[tuple[str, Any]]:
 def _folder(random: Random, task: Shareable, meta: dict[str, Any]) -> tuple[str, Any]:
     """Where the run lies at the site, and which run it is."""
     run = dict(meta["run"])
-    name = random.choice(("folder", "folder", "folder", "fingerprint", "version", "all"))
+    name = random.choice(("folder", "folder", "folder", "fingerprint", "version", "wire", "all"))
     if name == "all":
         value = anything(random)
         return f"run {shown(value)}", changed(task, run=value)

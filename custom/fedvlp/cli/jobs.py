@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, source_of, use_plugins
+from fedvlp.cli.use import printable
 
 if TYPE_CHECKING:
     from fedvlp.run.experiment import Experiment
@@ -197,21 +200,53 @@ def jobs_rollback(
 
 
 @app.command("status")
-def jobs_status(folder: Annotated[Path, typer.Argument(help="A run's folder, or a downloaded job.")]) -> None:
-    """Says what became of a run, whatever FLARE calls the job's end; exit code 1 unless its results are complete."""
-    from fedvlp.cli.tables import printable
-    from fedvlp.flare.job_status import STATUS_FILE, read_status
-    from fedvlp.run.folder import RunFolder
+def jobs_status(
+    job: Annotated[str, typer.Argument(help="A run's folder, or a downloaded job; with --kit, the id of a job.")],
+    kit: Annotated[Path | None, typer.Option(help="Startup kit of the lead: the server is asked for the job.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All fields, for programs.")] = False,
+) -> None:
+    """Says how far a run is, which sites answered, or how it ended, whatever FLARE calls the job's end.
 
-    status = read_status(folder)
-    if not status and RunFolder(folder).checkpoint.exists():
+    Exit code 0: it runs or is complete, with all sites. 3: it does so without a site. 1: it ended early.
+    """
+    from fedvlp.run import status as run_status
+
+    told, alive = _status_of_job(job, kit) if kit else _status_in(Path(job))
+    if told.get("schema") != run_status.SCHEMA:
+        form = printable(str(told.get("schema")))
         raise ValueError(
-            f"{folder} is a run and holds no {STATUS_FILE}: a FLARE job writes it when it ends, `fedvlp simulate` "
-            f"never. `fedvlp runs` lists how far runs are, `fedvlp report {folder}` shows what this one reached"
+            f"the status has form {form}, this fedvlp reads {run_status.SCHEMA}: use the one that wrote it"
         )
-    if not status:
-        raise ValueError(f"{folder} holds no {STATUS_FILE}: no run of fedvlp, or one that never began")
-    shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in status.items()}
-    print(printable(" ".join(f"{key}={value}" for key, value in shown.items() if value != "")))
-    if status["status"] != "finished":
-        raise typer.Exit(1)
+    if not alive:
+        told |= {"summary": f"{told['status']}, but no process writes this run: it was killed, or this is a copy"}
+    if as_json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(printable(line) for line in run_status.in_words(told)))
+    if code := run_status.exit_code(told, alive):
+        raise typer.Exit(code)
+
+
+def _status_of_job(job: str, kit: Path) -> tuple[dict[str, Any], bool]:
+    """What the server says of the run of a job, and whether it goes on where it is said to run."""
+    from fedvlp.flare import job_status
+    from fedvlp.run.status import RUNNING
+
+    # FLARE prints that it connects; standard output is for the status alone.
+    with redirect_stdout(sys.stderr), job_status.session(kit) as opened:
+        told, runs = job_status.job_status(opened, job)
+    if not told:
+        raise ValueError(f"the run of job {job} has told nothing yet; its server and its sites may still be starting")
+    return told, runs or told.get("status") != RUNNING
+
+
+def _status_in(folder: Path) -> tuple[dict[str, Any], bool]:
+    """What a folder says of a run, and whether a process writes it where it is said to run."""
+    from fedvlp.flare.job_status import read_status
+    from fedvlp.run.lock import in_use
+    from fedvlp.run.status import FILE, RUNNING
+
+    told = read_status(folder)
+    if not told:
+        raise ValueError(f"{folder} holds no {FILE}: no run of fedvlp, or one that never began")
+    return told, told.get("status") != RUNNING or in_use(folder)

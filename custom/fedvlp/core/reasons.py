@@ -195,14 +195,22 @@ REASONS = (
     # The task, and what the site keeps of the run
     Reason(
         "RefusedError",
-        "the server's * is *, this site's is {hash}: server and site must run the same job and the same fedvlp",
-        "the server's fingerprint is not this site's, {hash}: server and site must run the same job and the same "
-        "fedvlp",
+        "the server's fingerprint is *, this site's is {hash}: server and site must run the same job",
+        "the server's fingerprint is not this site's, {hash}: server and site must run the same job",
     ),
     Reason(
         "RefusedError",
-        "the server's * is *, this site's is {version}: server and site must run the same job and the same fedvlp",
-        "the server's version is not this site's, {version}: server and site must run the same job and the same fedvlp",
+        "the server writes wire version {number} (fedvlp {version}), this site reads {number2} to {number3} "
+        "(fedvlp {version2}): install one fedvlp at both",
+        "the server writes wire version {number} (fedvlp {version}), this site reads {number2} to {number3} "
+        "(fedvlp {version2}): install one fedvlp at both",
+    ),
+    Reason(
+        "RefusedError",
+        "the server writes wire version *, this site reads {number} to {number2} (fedvlp {version}): install "
+        "one fedvlp at both",
+        "the server writes another wire version, this site reads {number} to {number2} (fedvlp {version}): install "
+        "one fedvlp at both",
     ),
     Reason("RefusedError", "the task is none of this experiment: *", "the task is none of this experiment"),
     Reason(

@@ -66,6 +66,16 @@ SPECIAL, WORD, CONTINUATION = 0, 1, 2
 """What a token id stands for: [CLS], [SEP] or padding; the first piece of a word; another piece of the same word."""
 
 
+WIRE_VERSION = 1
+"""Of the form in which Broadcast and Update cross between machines; a server writes this one.
+
+It rises with every change that a peer of the version before would misread, and with no other: releases of one wire
+version run side by side."""
+
+WIRE_VERSIONS = range(1, WIRE_VERSION + 1)
+"""What a site of this build reads, and answers in. Sites are updated before their server, which writes the newest."""
+
+
 @dataclass(frozen=True)
 class Broadcast:
     """Server to one site: the state that this phase starts from, and how the site is to train on it."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvlp import __version__
+from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.patients import normalised, patient_names
 from fedvlp.data.sources import FileSource
@@ -185,11 +186,22 @@ def _gpus(resources: dict[str, Any]) -> Check:
         for component in resources.get("components", [])
         if component.get("id") == "resource_manager"
     ]
-    offered, there = sum(args.get("num_of_gpus", 0) for args in managers), torch.cuda.device_count()
+    there = torch.cuda.device_count()
+    offered = sum(args.get("num_of_gpus", there) for args in managers)  # left out: what the machine has
     said = f"{offered} in local/resources.json, {there} in this machine"
     return Check(
         "gpus offered to jobs", offered <= there, said if offered <= there else f"{said}: set num_of_gpus there"
     )
+
+
+def _agreed(version: str) -> Check:
+    """The version that the consortium agreed on; another one takes part where its wire version is read."""
+    said = f"{version} agreed, {__version__} installed"
+    if version == __version__:
+        return Check("fedvlp of the consortium", True, said)
+    wires = " to ".join(str(number) for number in sorted({WIRE_VERSIONS[0], WIRE_VERSIONS[-1]}))
+    said += f", which takes part where the server writes wire version {wires}, and is refused elsewhere"
+    return Check("fedvlp of the consortium", None, f"{said}: install software/ of the kit for what was agreed")
 
 
 def _data(local: Path) -> Iterator[Check]:
@@ -202,9 +214,7 @@ def _data(local: Path) -> Iterator[Check]:
     yield Check("envelope", True, config.envelope.in_words())
     yield from _overlap(local, config)
     if config.version:
-        same = config.version == __version__
-        said = f"{config.version} agreed, {__version__} installed"
-        yield Check("fedvlp of the consortium", same, said if same else f"{said}: install software/ of the kit")
+        yield _agreed(config.version)
     if not config.data:
         yield Check("data sets", None, "none but the built-in one; rehearsals only")
     for name, source in sorted(config.data.items()):

@@ -22,16 +22,14 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+from nvflare.widgets.widget import WidgetID
 
-from fedvlp import __version__
 from fedvlp.core.aggregation import PARK_BYTES
-from fedvlp.core.checkpoint import CheckpointError, save_json
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
-from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
 from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
-from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages, trainer_link
@@ -39,11 +37,13 @@ from fedvlp.flare.paths import SIMULATED, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.config import fingerprint
+from fedvlp.run.config import identity
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
-from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.metrics import Record
+from fedvlp.run.status import ABORTED, FAILED, FINISHED, STOPPED, in_words, rounded
+from fedvlp.run.status_writer import RunStatus, write_end
 from fedvlp.training.loop import Aborted
 
 LAST_ONE_ENDS = 30.0
@@ -91,12 +91,10 @@ class FederatedController(Controller):
         self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
         self.grace = grace
-        self.progress: dict[str, Any] = {}
-        self._by_site: dict[str, dict[str, float]] = {}
+        self._status: RunStatus | None = None  # of the run, once its folder is known
         self._abort: Signal = Signal()
         self._fl_ctx: FLContext | None = None
         self._run: dict[str, str] = {}
-        self._attendance: dict[str, str] = {}  # who is missing, and who is not in the run
         self._ended_by_flare = ""  # why
         self._spool: Path | None = None
         self._federation: Federation | None = None
@@ -117,7 +115,7 @@ class FederatedController(Controller):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if isinstance(collector, GroupInfoCollector):
-                collector.add_info("progress", {**self.progress, "by_site": self._by_site})
+                collector.add_info("progress", self._status.content() if self._status else {})
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         self._abort, self._fl_ctx = abort_signal, fl_ctx
@@ -147,32 +145,30 @@ class FederatedController(Controller):
         experiment = self.experiment
         self._spool = folder.path / "spool"
         fl_ctx.set_prop(RUN_FOLDER, str(folder.path), private=True, sticky=True)
-        self._run = {
-            "folder": str(folder.path.relative_to(root)),
-            "fingerprint": fingerprint(experiment),
-            "version": __version__,
-        }
+        self._run = identity(experiment, str(folder.path.relative_to(root)))
         if folder.id:
             self._run["id"] = folder.id
         if folder.finished:
-            save_json(folder.status_file, {**folder.status(), "status": "finished", "reason": ""})
+            write_end(folder.status_file, FINISHED, known=folder.status())
             said = f"run {folder.path} has finished, and this job is a clone to go on with it: nothing is trained"
             self.log_info(fl_ctx, f"{said}. To run it once more, submit the job's folder")
             return
+        self._status = status = RunStatus(folder.status_file, lambda: time.monotonic())
+        status.note()
         try:
-            self._federate(folder)
-            self._status(folder, "finished", "")
+            self._federate(folder, status)
+            status.end(FINISHED)
         except Aborted as stop:
-            self._ended(folder, "stopped" if self._ended_by_flare else "aborted", self._ended_by_flare or str(stop))
+            status.end(STOPPED if self._ended_by_flare else ABORTED, self._ended_by_flare or str(stop))
         except QuorumLostError as error:
-            self._ended(folder, "stopped", str(error))
+            status.end(STOPPED, str(error))
             self.system_panic(f"{error} Submit the same job again to resume {folder.path.name}.", fl_ctx)
         except Exception as error:
-            self._ended(folder, "failed", type(error).__name__)
+            status.end(FAILED, type(error).__name__)
             self.log_exception(fl_ctx, f"run {folder.path.name} failed")  # FLARE's secure logging decides what it shows
             self.system_panic(reason(error), fl_ctx)
 
-    def _federate(self, folder: RunFolder) -> None:
+    def _federate(self, folder: RunFolder, status: RunStatus) -> None:
         """Runs the round loop to its end and writes the model."""
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
@@ -185,7 +181,7 @@ class FederatedController(Controller):
         resumed = folder.checkpoint.exists()
         names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         server, next_phase = assembly.open(folder, tuple(names))
-        self._note_attendance(server.sites, names, fl_ctx)
+        self._note_attendance(server.sites, names, status, fl_ctx)
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
@@ -193,22 +189,23 @@ class FederatedController(Controller):
             server.trainer.stop_when(lambda: self._abort.triggered)
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
-        self._status(folder, "running", "")
+        method, rounds = self._method(), self._rounds()
+        status.begin(method, rounds, server, next_phase)
         folder.note_all(server.history)
 
         def report(record: dict[str, Any]) -> None:
             folder.note(record)
             announce_record(self, fl_ctx, record)
-            self._progress(record)
+            self._tell(status, record)
             if self._tensors.root:
                 server.spare = {}  # room for a model that the next transfers may need
                 cleanup_memory()
 
         self._federation = federation = Federation(
-            self._method(),
+            method,
             server,
-            self._rounds(),
-            self._exchange,
+            rounds,
+            status.watched(self._exchange),
             wire=experiment.wire,
             checkpoint=folder.checkpoint,
             report=report,
@@ -217,13 +214,14 @@ class FederatedController(Controller):
         state = federation.run(next_phase)
         self._finish(folder, state, server.history)
 
-    def _note_attendance(self, sites: Sequence[str], here: Sequence[str], fl_ctx: FLContext) -> None:
+    def _note_attendance(self, sites: Sequence[str], here: Sequence[str], status: RunStatus, fl_ctx: FLContext) -> None:
         """Says which sites of the job or of its run are not ``here``, and which are no ``sites`` of the run.
 
         Raises QuorumLostError where too few of the run's sites are here, rather than wait for them in vain.
         """
         absent = sorted((deployed(job_meta(fl_ctx)) | set(sites)) - set(here))
         strangers = sorted(set(here) - set(sites))
+        status.attend(absent, strangers)
         needed, there = self._rounds().needed(len(sites)), len(set(sites) & set(here))
         if there < needed:
             raise QuorumLostError(
@@ -232,10 +230,8 @@ class FederatedController(Controller):
                 f"absent ones; for a new run of other sites, move {self._run['folder']} out of the server's runs."
             )
         if absent:
-            self._attendance["absent"] = ", ".join(absent)
             self.log_warning(fl_ctx, f"not here, though the job or its run names them: {', '.join(absent)}")
         if strangers:
-            self._attendance["not_in_run"] = ", ".join(strangers)
             self.log_warning(fl_ctx, f"not asked, as the run began without them: {', '.join(strangers)}")
 
     def _method(self) -> Method:
@@ -252,38 +248,17 @@ class FederatedController(Controller):
         assert self._fl_ctx is not None
         self.log_info(self._fl_ctx, f"trained model: {folder.model}")
 
-    def _status(self, folder: RunFolder, status: str, reason: str) -> None:
-        """``run_status.json``: what became of the run, whatever FLARE calls the job's end."""
-        save_json(folder.status_file, {"status": status, "reason": reason, **self._attendance, **self.progress})
-
-    def _ended(self, folder: RunFolder, status: str, text: str) -> None:
-        """The status of a run that did not finish. A disk that takes no more must not hide why it ended."""
-        try:
-            self._status(folder, status, text)
-        except CheckpointError as error:
-            self.log_error(self._fl_ctx, reason(error))
-
-    def _progress(self, record: dict[str, Any]) -> None:
-        """What ``nvflare job monitor`` and ``show_stats`` show."""
-        losses = [m[n] for m in record["sites"].values() for n in m if loss_term(n) is not None]
-        measured = overall(record)
-        names = {f"val_r1_{kind}": over_sites(recall("val", 1), kind) for kind in (AVERAGE, WORST)}
-        recalls = {short: measured[name] for short, name in names.items() if name in measured}
-        self.progress |= {
-            "round": record["round"],
-            "num_rounds": self.experiment.rounds.rounds,
-            "phase": record["phase"],
-            "sites": len(record["sites"]),
-            "dropped": len(record["dropped"]),
-            **recalls,
-        }
-        self.progress.pop("loss", None)
-        if losses:
-            self.progress["loss"] = sum(losses) / len(record["sites"])
-        self._by_site = {site: _in_short(metrics) for site, metrics in by_site(record).items()}
+    def _tell(self, status: RunStatus, record: Record) -> None:
+        """A phase is complete: the file, the log, and ``show_errors`` of FLARE's console say who was missing in it."""
         assert self._fl_ctx is not None
-        said = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.progress.items()]
-        self.log_info(self._fl_ctx, " ".join(said))
+        status.add(record)
+        self.log_info(self._fl_ctx, "; ".join(in_words(status.content())))
+        collector = self._fl_ctx.get_engine().get_widget(WidgetID.INFO_COLLECTOR)
+        for site, why in record["dropped"].items():
+            said = f"{site} dropped in round {record['round']}, {record['phase']}: {rounded(why)}"
+            self.log_warning(self._fl_ctx, said, fire_event=False)
+            if isinstance(collector, InfoCollector):
+                collector.add_error("sites", site, said)
 
     def _exchange(self, messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
         """Sends every site its task and yields the replies as they come; the federation says which ones are valid.
@@ -391,11 +366,3 @@ def deployed(meta: Mapping[str, Any]) -> set[str]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _in_short(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A site's loss and recall on its val split, as far as it reported them."""
-    losses = [value for name, value in metrics.items() if loss_term(name) is not None]
-    name = recall("val", 1)
-    measured = {"val_r1": metrics[name]} if name in metrics else {}
-    return {**({"loss": sum(losses)} if losses else {}), **measured}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,15 +17,16 @@ from typing import Any
 
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.apis.job_def import JobMetaKey, RunStatus
-from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedvlp.core.json_file import read_json
+from fedvlp.run.status import FAILED, FINISHED, STOPPED
+from fedvlp.run.status import FILE as STATUS_FILE
 
-STATUS_FILE = "run_status.json"
 TIMEOUT = 20.0  # seconds to connect to the server
 ABORT_TIMEOUT = 120.0  # seconds for an aborted job to end
-BY_ITSELF = ("stopped", "failed")
+BY_ITSELF = (STOPPED, FAILED)
 """What the controller writes of a run that nobody aborted. FLARE calls such a job aborted too, where a word of its
 process arrives after FLARE has struck it off."""
 
@@ -114,7 +115,7 @@ def judge(opened: Session, job_id: str) -> Verdict:
             f"{job_id} from its job storage (uri_root in the server's local/resources.json).",
         )
     run = own_status(opened, job_id)
-    if status == RunStatus.FINISHED_COMPLETED.value or run.get("status") == "finished":
+    if status == RunStatus.FINISHED_COMPLETED.value or run.get("status") == FINISHED:
         return Verdict(
             False, f"job {job_id} is {status} and its run has finished: the results are complete", complete=True
         )
@@ -144,6 +145,18 @@ def own_status(opened: Session, job_id: str) -> dict[str, Any]:
             return read_status(Path(opened.download_job_result(job_id, folder)))
         except RuntimeError as error:
             raise UnreachableError(f"the results of job {job_id} did not arrive ({error}); try again") from error
+
+
+def job_status(opened: Session, job_id: str) -> tuple[dict[str, Any], bool]:
+    """The status of a job's run as it is now, or as it ended, and whether the server runs the job.
+
+    It is empty where the run never began. Raises ResubmitError for a job that the server does not know.
+    """
+    if judge(opened, job_id).running:
+        with suppress(JobNotRunning):  # it has just ended
+            told = (opened.show_stats(job_id, "server") or {}).get("server", {}).get("progress", {})
+            return (dict(told) if told else {}), True
+    return own_status(opened, job_id), False
 
 
 def read_status(folder: Path) -> dict[str, Any]:

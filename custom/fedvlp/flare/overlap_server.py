@@ -23,7 +23,6 @@ from fedvlp.core.validate import require, require_name
 from fedvlp.deploy.overlap import OverlapError, pairs_of
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
-from fedvlp.flare.job_status import STATUS_FILE
 from fedvlp.flare.overlap_messages import (
     COUNT,
     PREPARE,
@@ -41,6 +40,9 @@ from fedvlp.flare.overlap_messages import (
 )
 from fedvlp.flare.paths import SIMULATED, runs_root
 from fedvlp.flare.results import HOME
+from fedvlp.run.status import ABORTED, FINISHED, STOPPED
+from fedvlp.run.status import FILE as STATUS_FILE
+from fedvlp.run.status_writer import write_end
 from fedvlp.training.loop import Aborted
 
 FILE = "overlap.json"
@@ -173,7 +175,7 @@ class OverlapController(Controller):
             table = count_pairs(self.sites, lambda tasks: self._ask(tasks, here), lambda table: table.save(file))
             self._ended(table, file, fl_ctx)
         except Aborted as stop:
-            _save_status(file, "aborted", str(stop))
+            write_end(file.with_name(STATUS_FILE), ABORTED, str(stop))
         except Exception as error:
             self.system_panic(f"no patients counted: {reason(error)}", fl_ctx)
 
@@ -182,9 +184,9 @@ class OverlapController(Controller):
         for line in table.in_words():
             self.log_info(fl_ctx, line)
         if table.complete:
-            _save_status(file, "finished", "")
+            write_end(file.with_name(STATUS_FILE), FINISHED)
         else:
-            _save_status(file, "stopped", "not every two sites were counted")
+            write_end(file.with_name(STATUS_FILE), STOPPED, "not every two sites were counted")
         if not table.pairs:
             self.system_panic(f"no patients counted: {'; '.join(table.in_words())}", fl_ctx)
 
@@ -242,11 +244,6 @@ class OverlapController(Controller):
         self, client: FLClient, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
         self.log_info(fl_ctx, f"late reply of {client.name} dropped")
-
-
-def _save_status(file: Path, status: str, why: str) -> None:
-    """``run_status.json`` beside the table, for `fedvlp jobs status`."""
-    save_json(file.with_name(STATUS_FILE), {"status": status, "reason": why})
 
 
 def read_reply(result: Shareable) -> Reply:

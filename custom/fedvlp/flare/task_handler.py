@@ -11,7 +11,7 @@ from fedvlp import __version__
 from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
-from fedvlp.core.types import EVALUATE, Broadcast, State, Update
+from fedvlp.core.types import EVALUATE, WIRE_VERSIONS, Broadcast, State, Update
 from fedvlp.data.cache import forget_oldest
 from fedvlp.deploy.envelope import Behind, Envelope, Watched
 from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, caches_at, envelope_at
@@ -185,11 +185,16 @@ def refuse_overflow(site: str, samples: int, most: int | None) -> None:
 
 
 def refuse_other(experiment: Experiment, run: dict[str, str]) -> None:
-    """Raises RefusedError unless the server runs this very experiment with this very fedvlp."""
-    mine = {"fingerprint": fingerprint(experiment), "version": __version__}
-    for what, value in mine.items():
-        if run.get(what) != value:
-            raise RefusedError(
-                f"the server's {what} is {plain(run.get(what))}, this site's is {value}: "
-                "server and site must run the same job and the same fedvlp"
-            )
+    """Raises RefusedError unless the server runs this very experiment, and writes what this site reads."""
+    wire = run.get("wire")
+    if wire not in [str(known) for known in WIRE_VERSIONS]:
+        raise RefusedError(
+            f"the server writes wire version {plain(wire)} (fedvlp {plain(run.get('version'))}), this site reads "
+            f"{WIRE_VERSIONS[0]} to {WIRE_VERSIONS[-1]} (fedvlp {__version__}): install one fedvlp at both"
+        )
+    mine = fingerprint(experiment)
+    if run.get("fingerprint") != mine:
+        raise RefusedError(
+            f"the server's fingerprint is {plain(run.get('fingerprint'))}, this site's is {mine}: "
+            "server and site must run the same job"
+        )

@@ -15,11 +15,15 @@ def section(run: Run) -> str:
     done = [f"trained up to round {record['round']}, phase {record['phase']}" for record, _ in run.training]
     where = done[-1] if done else "not trained yet"
     where += f" ({run.setting('rounds.rounds')} rounds planned, counted from 0)" if run.config else ""
-    older = "round" in run.status and (run.status["round"], run.status.get("phase")) != (last["round"], last["phase"])
+    older = (
+        bool(run.history)
+        and "round" in run.status
+        and (run.status["round"], run.status.get("phase")) != (last["round"], last["phase"])
+    )
     status = run.status.get("status")
     if run.folder.model.exists():
         status = "finished"
-    elif status is None or older:
+    elif status in (None, "running") or older:
         status = "in progress or interrupted"
     out = "".join(f'<p class="lead">{text(sentence)}</p>' for sentence in opening.sentences(run))
     out += f'<p><span class="status">{text(status)}</span> {text(where)}{"; saved " * bool(run.saved)}{run.saved}.</p>'

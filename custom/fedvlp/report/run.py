@@ -62,7 +62,7 @@ class Run:
             for path in (
                 folder.config,
                 folder.path / "environment.json",
-                folder.path / "run_status.json",
+                folder.status_file,
                 folder.path / CAUTIONS,
                 folder.model.parent / "config.json",
             )

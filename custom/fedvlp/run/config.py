@@ -12,7 +12,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from fedvlp import __version__
 from fedvlp.core.names import name_of
+from fedvlp.core.types import WIRE_VERSION
 from fedvlp.run import plugins
 
 ROOT = "fedvlp."
@@ -99,6 +101,20 @@ def described(value: Any) -> dict[str, Any]:
     config: dict[str, Any] = to_config(value)
     digests = plugins.digests(value)
     return config | ({"plugins": digests} if digests else {})
+
+
+def identity(value: Any, folder: str) -> dict[str, str]:
+    """What a server says of its run, of the experiment ``value`` in ``folder``, with every task.
+
+    By the fingerprint and the wire version a site knows whether the task is for it (flare/task_handler.py); the version
+    of fedvlp is for people.
+    """
+    return {
+        "folder": folder,
+        "fingerprint": fingerprint(value),
+        "version": __version__,
+        "wire": str(WIRE_VERSION),
+    }
 
 
 def fingerprint(value: Any) -> str:

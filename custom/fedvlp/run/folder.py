@@ -39,6 +39,8 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
 from fedvlp.run.model_card import card
 from fedvlp.run.model_use import class_prompts, preprocessing
+from fedvlp.run.status import FILE as STATUS_FILE
+from fedvlp.run.status import FINISHED
 
 log = logging.getLogger(__name__)
 
@@ -169,8 +171,8 @@ class RunFolder:
 
     @property
     def status_file(self) -> Path:
-        """What became of a run under FLARE."""
-        return self.path / "run_status.json"
+        """How far the run is and which sites answered, or how it ended (run/status.py)."""
+        return self.path / STATUS_FILE
 
     def status(self) -> dict[str, Any]:
         """What the status file says; empty where there is none that can be read."""
@@ -179,7 +181,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the run is complete: its model is here, or its server said so, which has none of an encrypted run."""
-        return self.model.exists() or self.status().get("status") == "finished"
+        return self.model.exists() or self.status().get("status") == FINISHED
 
     @property
     def checkpoint(self) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from fedvlp.core.checkpoint import save_json
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import LAST_ROUNDS, Snapshots
 from fedvlp.federation.site import MOMENTS
@@ -14,6 +13,8 @@ from fedvlp.run import measurements
 from fedvlp.run.evaluate import EVALUATIONS
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
+from fedvlp.run.status import STOPPED
+from fedvlp.run.status_writer import write_end
 
 
 class RollbackError(ValueError):
@@ -54,7 +55,7 @@ def rollback(folder: RunFolder, round: int) -> int:
                 )
         if folder.status_file.exists():
             said = f"put back to before round {round}; submit the same job"
-            save_json(folder.status_file, {"status": "stopped", "reason": said})
+            write_end(folder.status_file, STOPPED, said)
         _forget_results(folder)  # first: until the checkpoint is replaced, resuming makes them again
         if round:
             snapshots.restore(round)

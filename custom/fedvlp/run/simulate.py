@@ -25,6 +25,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import MLflow, Record, TensorBoard
 from fedvlp.run.progress import Progress, phases_left
+from fedvlp.run.status_writer import RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -114,30 +115,34 @@ def simulate(
         exchange = _exchange(assembly, folder, progress, workers)
         server, next_phase = assembly.open(folder, sites)
         progress.total = phases_left(experiment.method, experiment.rounds, server.round, next_phase)
+        status = RunStatus(folder.status_file)
+        status.begin(experiment.method, experiment.rounds, server, next_phase)
         folder.note_all(server.history)
 
         def noted(record: Record) -> None:
             folder.note(record)
+            status.add(record)
             for curve in curves:
                 curve(record)
             report(record)
 
-        with ExitStack() as opened:
-            for used in (exchange, *curves):
-                opened.enter_context(closing(used))
-            opened.enter_context(watch(progress))
-            federation = Federation(
-                experiment.method,
-                server,
-                experiment.rounds,
-                progress.watched(exchange),
-                wire=experiment.wire,
-                checkpoint=folder.checkpoint,
-                report=noted,
-                present=sites,
-            )
-            state = federation.run(next_phase)
-        folder.finish(experiment, state, server.history, assembly.cohort.label_names)
+        with status.until_the_end():
+            with ExitStack() as opened:
+                for used in (exchange, *curves):
+                    opened.enter_context(closing(used))
+                opened.enter_context(watch(progress))
+                federation = Federation(
+                    experiment.method,
+                    server,
+                    experiment.rounds,
+                    status.watched(progress.watched(exchange)),
+                    wire=experiment.wire,
+                    checkpoint=folder.checkpoint,
+                    report=noted,
+                    present=sites,
+                )
+                state = federation.run(next_phase)
+            folder.finish(experiment, state, server.history, assembly.cohort.label_names)
         return server.history
 
 

@@ -1,0 +1,201 @@
+"""How far a run is and which site answered, written while it runs: ``RunStatus``. Its fields are in run/status.py."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fedvlp.core.checkpoint import CheckpointError, save_json
+from fedvlp.core.method import Method
+from fedvlp.core.metric_names import loss_term
+from fedvlp.core.server_state import Server
+from fedvlp.core.types import EVALUATE, Broadcast, Reply
+from fedvlp.evaluation.metric_names import AVERAGE, WORST, over_sites, recall
+from fedvlp.federation.loop import QuorumLostError, Rounds
+from fedvlp.federation.wire import Exchange
+from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.progress import phases_left
+from fedvlp.run.status import FAILED, FINISHED, RUNNING, SCHEMA, STOPPED, rounded, summary
+
+log = logging.getLogger(__name__)
+
+
+class RunStatus:
+    """The status of one run in this process; it is written to ``file`` at the beginning, after every phase, at the end.
+
+    A status that cannot be written, as on a full disk, is a warning: the run does not end for it.
+    ``now``: a clock in seconds.
+    """
+
+    def __init__(self, file: Path, now: Callable[[], float] = time.monotonic) -> None:
+        self.file = file
+        self._now, self._began = now, now()
+        self._done = 0  # phases that this process completed
+        self._left = 0
+        # FLARE's console reads from a thread of its own: these are replaced, and never changed in place.
+        self._facts: dict[str, Any] = {}
+        self._sites: dict[str, dict[str, Any]] = {}
+        self._waits: dict[str, Any] = {}  # the phase under way, and whose answers it waits for
+        self._told: dict[str, list[str]] = {}
+
+    def begin(self, method: Method, rounds: Rounds, server: Server, next_phase: int) -> None:
+        """The run begins, or goes on, at that phase of the server's round."""
+        names = method.phases(server.round) if server.round < rounds.rounds else (EVALUATE,)
+        measured = bool(server.history) and server.history[-1]["phase"] == EVALUATE  # nothing is left then
+        self._left = 0 if measured else phases_left(method, rounds, server.round, next_phase)
+        every = phases_left(method, rounds, 0, 0)
+        phase = names[min(next_phase, len(names) - 1)]
+        facts = {"round": server.round, "num_rounds": rounds.rounds, "phase": phase}
+        self._facts = facts | {"phases_done": every - self._left, "phases": every}
+        self._sites = {site: {"state": "not asked", "dropped": 0} for site in server.sites}
+        for record in server.history:
+            self._sites = _after(self._sites, record)
+        if server.history:
+            self._describe(server.history[-1])
+        self.note()
+
+    def attend(self, absent: list[str], strangers: list[str]) -> None:
+        """Sites of the job or its run that were not there when it began, and sites that the run began without."""
+        self._told = {name: sites for name, sites in (("absent", absent), ("not_in_run", strangers)) if sites}
+
+    def watched(self, exchange: Exchange) -> Exchange:
+        """``exchange``, of which the status says whose answers are awaited."""
+
+        def told(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+            waiting = sorted(messages)
+            if messages:
+                first = messages[waiting[0]]
+                self._waits = {"round": first.round, "phase": first.phase, "waits_for": waiting}
+            for site, reply in exchange(messages):
+                waiting = [other for other in waiting if other != site]
+                self._waits = {**self._waits, "waits_for": waiting}
+                yield site, reply
+                del reply  # one is resident at a time
+
+        return told
+
+    def add(self, record: Record) -> None:
+        """A phase is complete."""
+        self._done += 1
+        self._left = max(0, self._left - 1)
+        self._waits = {}
+        self._sites = _after(self._sites, record)
+        self._describe(record)
+        self.note()
+
+    def _describe(self, record: Record) -> None:
+        """What is told of the phase that was last completed."""
+        every = self._facts["phases"]
+        told = {"round": record["round"], "num_rounds": self._facts["num_rounds"], "phase": record["phase"]}
+        told |= {"phases_done": every - self._left, "phases": every}
+        self._facts = told | {"answered": len(record["sites"]), "dropped": len(record["dropped"])} | _overall(record)
+
+    def content(self, status: str = RUNNING, reason: str = "") -> dict[str, Any]:
+        """All fields, as the file and FLARE's console have them."""
+        seconds = self._now() - self._began
+        fields: dict[str, Any] = {"schema": SCHEMA, "status": status, "reason": rounded(reason), **self._facts}
+        fields["seconds"] = round(seconds, 1)
+        if status == RUNNING and self._done:
+            fields["seconds_left"] = round(seconds / self._done * self._left, 1)
+        fields["updated"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        for name, told in (("under_way", self._waits), ("sites", self._sites)):
+            if told:
+                fields[name] = told
+        fields |= self._told
+        return {"summary": summary(fields), **fields}
+
+    def note(self) -> None:
+        """Writes that the run goes on."""
+        self._write(RUNNING, "")
+
+    def end(self, status: str, reason: str = "") -> None:
+        """Writes how the run ended. Raises CheckpointError where "finished" cannot be written: a model may need it."""
+        if status == FINISHED:
+            self._waits = {}
+            save_json(self.file, self.content(status, reason))
+        else:
+            self._write(status, reason)
+
+    def _write(self, status: str, reason: str) -> None:
+        try:
+            save_json(self.file, self.content(status, reason))
+        except CheckpointError as error:
+            log.warning("the status of the run is not written: %s", error)
+
+    @contextmanager
+    def until_the_end(self) -> Iterator[None]:
+        """Around the rounds of a run without FLARE: writes how they ended."""
+        try:
+            yield
+        except QuorumLostError as error:
+            self.end(STOPPED, str(error))
+            raise
+        except Exception as error:
+            self.end(FAILED, type(error).__name__)
+            raise
+        except BaseException:
+            self.end(STOPPED, "it was interrupted; resume it to go on")
+            raise
+        self.end(FINISHED)
+
+
+def write_end(file: Path, status: str, reason: str = "", known: Mapping[str, Any] | None = None) -> None:
+    """Writes the end of a run that had no rounds in this process; ``known`` are fields that stay as they were.
+
+    Raises CheckpointError.
+    """
+    stays = {name: value for name, value in (known or {}).items() if name not in ("under_way", "seconds_left")}
+    fields = {**stays, "schema": SCHEMA, "status": status, "reason": reason}
+    save_json(file, fields | {"summary": summary(fields)})
+
+
+def _after(sites: Mapping[str, dict[str, Any]], record: Record) -> dict[str, dict[str, Any]]:
+    """What is known of every site once the phase of ``record`` is complete."""
+    known = dict(sites)
+    for site in record["sites"]:
+        known[site] = {"state": "answered", "dropped": known.get(site, {}).get("dropped", 0)}
+    for site, why in record["dropped"].items():
+        before = known.get(site, {})
+        known[site] = {
+            "state": "dropped",
+            "dropped": before.get("dropped", 0) + 1,
+            "reason": rounded(why),
+            "absent_since": before.get("absent_since", record["round"]),
+        }
+    for site, metrics in by_site(record).items():
+        known[site] = {**known.get(site, {"state": "answered", "dropped": 0}), **_figures(metrics)}
+    return dict(sorted(known.items()))
+
+
+def _overall(record: Record) -> dict[str, float]:
+    """Mean loss of a phase, and recall on the val split, on average and at the worst site."""
+    figures = {}
+    losses = [m[n] for m in record["sites"].values() for n in m if loss_term(n) is not None]
+    if losses and math.isfinite(sum(losses)):
+        figures["loss"] = _short(sum(losses) / len(record["sites"]))
+    measured = overall(record)
+    for kind in (AVERAGE, WORST):
+        name = over_sites(recall("val", 1), kind)
+        if name in measured:
+            figures[f"val_r1_{kind}"] = _short(measured[name])
+    return figures
+
+
+def _figures(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A site's loss and recall on its val split, as far as it reported them."""
+    losses = [value for name, value in metrics.items() if loss_term(name) is not None]
+    own = {"loss": sum(losses)} if losses else {}
+    if recall("val", 1) in metrics:
+        own["val_r1"] = metrics[recall("val", 1)]
+    return {name: _short(value) for name, value in own.items() if math.isfinite(value)}
+
+
+def _short(value: float) -> float:
+    """Four digits: 5.47, where averaging left 5.470000000000001."""
+    return float(f"{value:.4g}")
