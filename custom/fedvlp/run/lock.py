@@ -75,7 +75,7 @@ def _opened(folder: Path, mode: str, flags: int) -> TextIOWrapper:
     if not S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _strange(folder, "it is no regular file")
-    return open(descriptor, mode, encoding="utf-8")
+    return open(descriptor, mode, encoding="utf-8")  # type: ignore[return-value]  # text modes alone
 
 
 def _strange(folder: Path, why: str) -> FolderInUseError:
