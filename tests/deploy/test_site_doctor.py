@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
 
@@ -391,6 +392,44 @@ def test_without_a_release_nothing_is_provisioned(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "there is no readable SHA256SUMS; `make release` writes it" in done.stdout + done.stderr
     assert not list(tmp_path.glob("kits/fedvlp/prod_*/*"))
+
+
+def test_every_kit_is_provisioned_with_the_perimeter(provisioned: Kits, bare: Path) -> None:
+    """Before anybody copies a policy, which takes the place of FLARE's default."""
+    for file in ("resources.json", "authorization.json"):
+        (bare / "local" / file).unlink()
+    assert found(bare)["messages to this site"].ok
+    server = {check.what: check for check in site_checks(provisioned[0] / "localhost", ())}
+    assert server["messages to this server, and through it to sites"].ok
+    assert not server["jobs looked at before they start"].ok, "that stands in provisioning/server"
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong"),
+    [
+        (lambda c: c, []),
+        (lambda c: c["components"].pop(), ["messages to this server, and through it to sites"]),
+        (lambda c: c["components"][-1]["args"].pop("side"), ["messages to this server, and through it to sites"]),
+        (lambda c: c["app_validator"]["args"].update(side="client"), ["jobs looked at before they start"]),
+        (lambda c: c.pop("components"), ["messages to this server, and through it to sites"]),
+    ],
+)
+def test_the_servers_kit(edit: Any, wrong: list[str], provisioned: Kits, tmp_path: Path) -> None:
+    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
+    shutil.copy(POLICIES / "server" / "resources.json", kit / "local")
+    change(kit / "local" / "resources.json", edit)
+    assert [check.what for check in site_checks(kit, ()) if check.ok is False] == wrong
+
+
+def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:
+    """The builders in another order make no kits, in the place of open ones."""
+    project = yaml.safe_load((POLICIES / "project.yml").read_text())
+    project["builders"] = [entry for entry in project["builders"] if not entry["path"].endswith("StaticFileBuilder")]
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "name fedvlp.flare.GuardedKits after StaticFileBuilder" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("days", "ok"), [(0, True), (340, None), (400, False), (-2, False)])

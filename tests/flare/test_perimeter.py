@@ -6,15 +6,25 @@ The slow tests send such messages to two provisioned hospitals, from the account
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType
+from nvflare.fuel.f3.cellnet.defs import (
+    CellChannel,
+    CellChannelTopic,
+    MessageHeaderKey,
+    MessagePropKey,
+    MessageType,
+    ReturnCode,
+)
+from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, STREAM_DATA_TOPIC, StreamHeaderKey
 from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning
 from nvflare.fuel.flare_api.flare_api import Session
 from nvflare.fuel.sec.audit import AuditService
@@ -26,7 +36,7 @@ from nvflare.private.defs import (
     TrainingTopic,
     new_cell_message,
 )
-from support.hospitals import MEMBER, Hospitals, joined, opened, submitted
+from support.hospitals import LEAD, MEMBER, Hospitals, joined, opened, submitted
 from support.provisioned import until
 from support.short_jobs import committed
 
@@ -100,11 +110,86 @@ def test_only_a_job_is_deleted(job: str, lines: list[dict[str, str]]) -> None:
     assert guard().check_request(asked(TrainingTopic.DELETE_RUN, (SERVER, SERVER, "signed"), job))
 
 
-def test_the_server_lets_nobody_outside_use_its_token(lines: list[dict[str, str]]) -> None:
-    message = asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))
-    assert not Perimeter("server").check_at_server(message)
-    message.set_prop(MessagePropKey.COMMON_NAME, "site-2")
+def from_outside(channel: str, topic: str, *, peer: str, cell: str, to: str = SERVER, name: str = "") -> Message:
+    """A request as the server's cell receives it from the cell of an account or of a site."""
+    headers = {MessageHeaderKey.MSG_TYPE: MessageType.REQ, MessageHeaderKey.DESTINATION: to}
+    headers |= {MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic}
+    message = Message({**headers, CellMessageHeaderKeys.CLIENT_NAME: name or peer}, None)
+    message.set_prop(MessagePropKey.COMMON_NAME, peer)
+    message.set_prop(MessagePropKey.ENDPOINT, Endpoint(cell))
+    return message
+
+
+ACCOUNT = {"peer": "member", "cell": f"_admin_{JOB}"}
+SITE = {"peer": "site-1", "cell": "site-1"}
+SITE_JOB = {"peer": "site-1", "cell": f"site-1.{JOB}"}
+SERVER_JOB = f"server.{JOB}"
+
+
+@pytest.mark.parametrize("sender", [ACCOUNT, SITE, SITE_JOB])
+@pytest.mark.parametrize("to", ["site-2", f"site-2.{JOB}", f"_admin_{JOB}"])
+@pytest.mark.parametrize("channel", [value for name, value in vars(CellChannel).items() if name.isupper()])
+def test_the_server_passes_nothing_on_to_another(
+    channel: str, to: str, sender: dict[str, str], lines: list[dict[str, str]]
+) -> None:
+    assert Perimeter("server").check_at_server(from_outside(channel, "x", to=to, **sender))
+    assert f"through certificate {sender['peer']}" in lines[0]["msg"]
+
+
+@pytest.mark.parametrize("name", [SERVER, "server_job", "site-2"])
+def test_nobody_outside_uses_anothers_token(name: str, lines: list[dict[str, str]]) -> None:
+    message = from_outside(CellChannel.HCI, "command", name=name, **ACCOUNT)
     assert Perimeter("server").check_at_server(message)
+    message.set_header(MessageHeaderKey.MSG_TYPE, MessageType.REPLY)
+    assert Perimeter("server").check_at_server(message)
+
+
+@pytest.mark.parametrize(
+    ("sender", "to", "channel", "topic", "passes"),
+    [
+        (ACCOUNT, SERVER, CellChannel.HCI, "command", True),
+        (ACCOUNT, SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.Challenge, True),
+        (ACCOUNT, SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, False),
+        (ACCOUNT, SERVER, CellChannel.AUX_COMMUNICATION, "ObjectStreamer.Request", True),
+        (ACCOUNT, SERVER, "download_service__", "download_service__download", True),
+        (ACCOUNT, SERVER_JOB, "download_service__", "download_service__download", False),
+        (ACCOUNT, SERVER, CellChannel.AUX_COMMUNICATION, "fed.event", False),
+        (ACCOUNT, SERVER, CellChannel.SERVER_PARENT_LISTENER, "update_run_status", False),
+        (ACCOUNT, SERVER, "_net_manager", "stop_cell", False),
+        (ACCOUNT, SERVER_JOB, CellChannel.AUX_COMMUNICATION, "__end_run__", False),
+        (ACCOUNT, SERVER_JOB, CellChannel.SERVER_COMMAND, "abort", False),
+        (SITE, SERVER, CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, True),
+        (SITE, SERVER, CellChannel.HCI, "command", False),
+        (SITE, SERVER, CellChannel.CELLNET, "bulk", False),
+        (SITE, SERVER, "_net_manager", "stop", False),
+        (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "get_task", True),
+        (SITE_JOB, SERVER_JOB, CellChannel.SERVER_COMMAND, "abort", False),
+        (SITE_JOB, SERVER_JOB, CellChannel.AUX_COMMUNICATION, "fed.event", True),
+        (SITE_JOB, "site-1", CellChannel.CLIENT_MAIN, TrainingTopic.NOTIFY_JOB_STATUS, True),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_server_takes_from_outside(
+    sender: dict[str, str], to: str, channel: str, topic: str, passes: bool, streamed: bool,
+    lines: list[dict[str, str]],
+) -> None:  # fmt: skip
+    """A stream is judged by what it carries."""
+    message = from_outside(channel, topic, to=to, **sender)
+    if streamed:
+        message.set_header(MessageHeaderKey.CHANNEL, STREAM_CHANNEL)
+        message.set_header(MessageHeaderKey.TOPIC, STREAM_DATA_TOPIC)
+        message.set_header(StreamHeaderKey.CHANNEL, channel)
+        message.set_header(StreamHeaderKey.TOPIC, topic)
+    assert (Perimeter("server").check_at_server(message) is None) == passes
+
+
+@pytest.mark.parametrize("peer", ["", "the server's"])
+def test_the_servers_own_processes_are_not_outside(peer: str, lines: list[dict[str, str]]) -> None:
+    made = Perimeter("server")
+    made._own_name = "the server's"
+    message = asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))
+    message.set_prop(MessagePropKey.COMMON_NAME, peer)
+    assert not made.check_at_server(message)
 
 
 # Two provisioned hospitals
@@ -123,16 +208,32 @@ HARM = (
 )
 """What any account could have a site's process do: topic, body, headers."""
 
-system = pytest.mark.slow(seconds=110)
+system = pytest.mark.slow(seconds=60)
+
+
+class SitesAlone(Hospitals):
+    """At the server there is no perimeter."""
+
+    def _server_policies(self) -> None:
+        super()._server_policies()
+        file = self.kits / "localhost" / "local" / "resources.json"
+        resources = json.loads(file.read_text())
+        resources["components"] = [part for part in resources["components"] if part["id"] != "perimeter"]
+        file.write_text(json.dumps(resources))
+
+
+def up(hospitals: Hospitals) -> Hospitals:
+    """Both sites have joined, and have a folder each that a message could take away."""
+    until(lambda: joined(hospitals) == set(PAIR), "both sites have joined")
+    for site in PAIR:
+        (hospitals.kits / site / "keep").mkdir()
+    return hospitals
 
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hospitals]:
     with Hospitals(tmp_path_factory.mktemp("perimeter") / "consortium", PAIR) as hospitals:
-        until(lambda: joined(hospitals) == set(PAIR), "both sites have joined")
-        for site in PAIR:
-            (hospitals.kits / site / "keep").mkdir()
-        yield hospitals
+        yield up(hospitals)
 
 
 def refusals(here: Hospitals, name: str) -> list[str]:
@@ -141,65 +242,119 @@ def refusals(here: Hospitals, name: str) -> list[str]:
     return [line for line in file.read_text().splitlines() if REFUSED in line] if file.exists() else []
 
 
-@contextmanager
-def member(here: Hospitals) -> Iterator[Callable[..., str]]:
-    """A session of the member, as a function that sends one message to a site's cell and returns what came of it.
+class Intruder:
+    """A session of an account, and what it sends to any cell.
 
-    With ``replayed`` the message says that it is the server's, with the signature of the server's own messages.
+    ``replay`` makes every message say that it is the server's, with the signature of the server's own messages.
     """
-    session = opened(here, MEMBER)
-    core = session.api.cell.core_cell
-    keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
-    seen: dict[str, Any] = {}
-    worn: dict[str, Any] = {}
-    core.add_incoming_filter("*", "*", lambda message: seen.update({key: message.get_header(key) for key in keys}))
-    core.add_outgoing_request_filter("*", "*", lambda message: message.add_headers(worn))
 
-    def send(site: str, topic: str, body: str, headers: dict[str, str], replayed: bool = False) -> str:
-        asked = admin_defs.Message(topic, body)
-        for key, value in headers.items():
-            asked.set_header(key, value)
-        if replayed:
-            session.get_system_info()
-            assert seen[CellMessageHeaderKeys.CLIENT_NAME] == SERVER
-            worn.update(seen)
-            worn.update({MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.SERVER_TRANSIT_REQUIRED: False})
-        message = new_cell_message({}, asked)
-        try:
-            reply = core.send_request(CellChannel.CLIENT_MAIN, topic, site, message, timeout=0.5)
-        finally:
-            worn.clear()
+    def __init__(self, session: Session) -> None:
+        self.session, self.core = session, session.api.cell.core_cell
+        self.seen: dict[str, Any] = {}
+        self.worn: dict[str, Any] = {}
+        self.core.add_incoming_filter("*", "*", self._note)
+        self.core.add_outgoing_request_filter("*", "*", lambda message: message.add_headers(self.worn))
+
+    def _note(self, message: Message) -> None:
+        keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
+        self.seen = {key: message.get_header(key) for key in keys}
+
+    def replay(self) -> None:
+        self.session.get_system_info()
+        assert self.seen[CellMessageHeaderKeys.CLIENT_NAME] == SERVER
+        self.worn = {**self.seen, MessageHeaderKey.ORIGIN: SERVER, MessageHeaderKey.SERVER_TRANSIT_REQUIRED: False}
+
+    def send(self, channel: str, topic: str, cell: str, body: Any = None) -> str:
+        """What came of it."""
+        reply = self.core.send_request(channel, topic, cell, new_cell_message({}, body), timeout=0.5)
         return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
+    def harm(self, site: str) -> list[str]:
+        """What came of every message of ``HARM``."""
+        said = []
+        for topic, body, headers in HARM:
+            asked = admin_defs.Message(topic, body)
+            for key, value in headers.items():
+                asked.set_header(key, value)
+            said.append(self.send(CellChannel.CLIENT_MAIN, topic, site, asked))
+        return said
+
+
+@contextmanager
+def intruder(here: Hospitals, user: str = MEMBER) -> Iterator[Intruder]:
+    session = opened(here, user)
     try:
-        yield send
+        made = Intruder(session)
+        yield made
+        made.worn = {}
     finally:
         session.close()
 
 
-def unharmed(here: Hospitals, processes: dict[str, int]) -> bool:
-    """Whether both sites run as they did, and still have their folders."""
-    return all((here.kits / site / "keep").is_dir() and here.parent(site).pid == processes[site] for site in PAIR)
+@contextmanager
+def refused(here: Hospitals, kits: Sequence[str], count: int, said: str) -> Iterator[None]:
+    """Nothing is done: each kit has so many audit lines more, which say so; both sites run, with their folders."""
+    before = {name: len(refusals(here, name)) for name in kits}
+    running = {name: here.parent(name).pid for name in ("localhost", *PAIR)}
+    yield
+    for name in kits:
+        lines = refusals(here, name)[before[name] :]
+        assert len(lines) == count, lines
+        assert all(said in line for line in lines), lines
+    assert {name: here.parent(name).pid for name in running} == running
+    assert all((here.kits / site / "keep").is_dir() for site in PAIR)
 
 
 @system
+def test_a_site_alone_refuses_what_its_server_did_not_sign(tmp_path: Path) -> None:
+    """The server passes everything on."""
+    with (
+        SitesAlone(tmp_path / "consortium", PAIR) as hospitals,
+        intruder(up(hospitals)) as sender,
+        refused(hospitals, PAIR, len(HARM), "channel admin"),
+    ):
+        assert {said for site in PAIR for said in sender.harm(site)} == {ReturnCode.TIMEOUT}
+
+
+@system
+@pytest.mark.parametrize("user", [MEMBER, LEAD, "it@northgate.example"])
 @pytest.mark.parametrize("replayed", [False, True])
-def test_a_members_messages_do_nothing_at_a_site(here: Hospitals, replayed: bool) -> None:
-    """With the member's own token, and with the server's, which every account receives with each answer."""
-    running = {site: here.parent(site).pid for site in PAIR}
-    where = ["localhost"] if replayed else list(PAIR)
-    before = {name: len(refusals(here, name)) for name in where}
-    with member(here) as send:
-        for site in PAIR:
-            for topic, body, headers in HARM:
-                assert send(site, topic, body, headers, replayed) != "ok", (site, topic)
-    assert unharmed(here, running)
-    for name in where:
-        lines = refusals(here, name)[before[name] :]
-        assert len(lines) == len(HARM) * len(PAIR) // len(where), lines
-        assert all("channel admin" in line for line in lines)
+def test_an_accounts_messages_do_not_reach_a_site(here: Hospitals, user: str, replayed: bool) -> None:
+    """With the account's own token, and with the server's, which every account receives with each answer."""
+    with intruder(here, user) as sender:
         if replayed:
-            assert all(f"through certificate {MEMBER}" in line for line in lines)
+            sender.replay()
+        with refused(here, ["localhost"], len(HARM) * len(PAIR), f"through certificate {user}: "):
+            assert {said for site in PAIR for said in sender.harm(site)} == {ReturnCode.TIMEOUT}
+
+
+@system
+def test_a_member_does_not_drive_the_server_or_a_running_job(here: Hospitals) -> None:
+    job = exported(here, "long", 50)
+    session = opened(here)
+    try:
+        running = session.submit_job(str(job))
+        until(lambda: "site-1" in told(session, running), "the sites tell figures")
+        messages = [
+            (CellChannel.CLIENT_COMMAND, "abort", f"site-1.{running}"),
+            (CellChannel.AUX_COMMUNICATION, "__end_run__", f"site-1.{running}"),
+            (CellChannel.AUX_COMMUNICATION, "__end_run__", f"server.{running}"),
+            (CellChannel.SERVER_COMMAND, "abort", f"server.{running}"),
+            *(("_net_manager", "stop_cell", cell) for cell in (f"site-1.{running}", "site-1", SERVER)),
+            (CellChannel.SERVER_PARENT_LISTENER, "update_run_status", SERVER),
+        ]
+        with intruder(here) as sender, refused(here, ["localhost"], len(messages), f"certificate {MEMBER}: "):
+            assert {sender.send(*message) for message in messages} == {ReturnCode.TIMEOUT}
+        assert session.get_job_status(running) == "RUNNING"
+        session.abort_job(running)
+        until(lambda: str(session.get_job_status(running)).startswith("FINISHED:ABORT"), "the job has been aborted")
+    finally:
+        session.close()
+
+
+def exported(here: Hospitals, name: str, rounds: int) -> Path:
+    experiment = replace(committed("fedavg", **TWO, rounds__rounds=rounds), data=NamedData("pretrain"))
+    return write_job(experiment, here.folder / name, sites=PAIR, custom=False, child=True)
 
 
 def told(session: Session, job_id: str) -> str:
@@ -212,13 +367,6 @@ def told(session: Session, job_id: str) -> str:
 @system
 def test_what_an_operator_needs_still_works(here: Hospitals) -> None:
     before = {name: len(refusals(here, name)) for name in ("localhost", *PAIR)}
-    jobs = {
-        name: write_job(
-            replace(committed("fedavg", **TWO, rounds__rounds=rounds), data=NamedData("pretrain")),
-            here.folder / name, sites=PAIR, custom=False, child=True,
-        )
-        for name, rounds in (("long", 50), ("short", 1))
-    }  # fmt: skip
     session = opened(here)
     try:
         for command in ("check_status client", "report_env site-1", "sys_info client site-1"):
@@ -226,11 +374,13 @@ def test_what_an_operator_needs_still_works(here: Hospitals) -> None:
             assert "site-1" in said, said
             assert "timeout" not in said.lower(), said
         assert "site-1" in str(session.report_resources("client"))
-        ended = session.submit_job(str(jobs["long"]))
-        until(lambda: "site-1" in told(session, ended), "the sites tell figures")
-        session.abort_job(ended)
-        until(lambda: str(session.get_job_status(ended)).startswith("FINISHED:ABORT"), "the job has been aborted")
     finally:
         session.close()
-    assert submitted(here, {"short": jobs["short"]})["short"][1]["status"] == "FINISHED:COMPLETED"
+    job_id, meta = submitted(here, {"short": exported(here, "short", 1)})["short"]
+    assert meta["status"] == "FINISHED:COMPLETED"
+    session = opened(here, LEAD)
+    try:
+        assert (Path(session.download_job_result(job_id, str(here.folder / "home"))) / "workspace").is_dir()
+    finally:
+        session.close()
     assert {name: len(refusals(here, name)) for name in before} == before, "no honest message is refused"

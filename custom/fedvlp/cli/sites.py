@@ -85,9 +85,14 @@ def prepare(
 
 @app.command()
 def doctor(
-    site: Annotated[Path | None, typer.Option(help="Startup kit of a site, to check that as well.")] = None,
+    site: Annotated[
+        Path | None, typer.Option(help="Startup kit of a site or of the server, to check that as well.")
+    ] = None,
 ) -> None:
-    """Checks that this machine can run fedvlp; with --site, that the site of a startup kit is ready for jobs."""
+    """Checks that this machine can run fedvlp; with --site, that the site of a startup kit is ready for jobs.
+
+    Of the server's kit it says what guards it.
+    """
     from itertools import chain
 
     from fedvlp.deploy.machine import checks

@@ -62,6 +62,7 @@ PUBLIC = {
     "fedvlp.flare.ExcludeVariables": "fedvlp.flare.privacy_filters.ExcludeVariables",
     "fedvlp.flare.FedVLPRecipe": "fedvlp.flare.recipe.FedVLPRecipe",
     "fedvlp.flare.FederatedController": "fedvlp.flare.controller.FederatedController",
+    "fedvlp.flare.GuardedKits": "fedvlp.flare.kits.GuardedKits",
     "fedvlp.flare.HostGPUs": "fedvlp.flare.host_gpus.HostGPUs",
     "fedvlp.flare.JobCheck": "fedvlp.flare.job_check.JobCheck",
     "fedvlp.flare.NoiseAndEncrypt": "fedvlp.flare.noise_shares.NoiseAndEncrypt",

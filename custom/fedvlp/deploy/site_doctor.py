@@ -32,7 +32,7 @@ from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, ow
 
 FLARE = "2.9."  # server and sites run one minor version
 PERIMETER = "fedvlp.flare.Perimeter"
-JOB_CHECK = {"path": "fedvlp.flare.JobCheck", "args": {"side": "client"}}
+SERVER_FILE, SERVER_KEY = "fed_server.json", "server.key"  # in startup/ of the server's kit
 EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
 CLOCK_S = 60
@@ -43,7 +43,13 @@ TIMEOUT_S = 10
 
 
 def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
-    """All findings about the site whose startup kit is ``kit``; ``classes`` are those that fedvlp's jobs need."""
+    """All findings about the site whose startup kit is ``kit``; ``classes`` are those that fedvlp's jobs need.
+
+    Of the server's kit, what guards it.
+    """
+    if (kit / "startup" / SERVER_FILE).exists():
+        yield from _server_kit(kit)
+        return
     try:
         client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -71,9 +77,36 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _guards(component: dict[str, Any]) -> bool:
-    """Whether it is the perimeter, as a site needs it."""
-    return component.get("path") == PERIMETER and component.get("args", {}).get("side", "client") == "client"
+def _perimeter(resources: dict[str, Any], side: str) -> Check:
+    """Whether the perimeter stands on this side."""
+    where = "this site" if side == "client" else "this server, and through it to sites"
+    guarded = any(
+        component.get("path") == PERIMETER and component.get("args", {}).get("side", "client") == side
+        for component in resources.get("components", [])
+    )
+    need = f"{PERIMETER} with side {side!r}"
+    said = "checked" if guarded else f"any account's: add a component {need} to local/resources.json"
+    return Check(f"messages to {where}", guarded, said)
+
+
+def _server_kit(kit: Path) -> Iterator[Check]:
+    """What stands between accounts and sites: which messages and which jobs the server takes, who reads its key."""
+    try:
+        resources = _read(kit / "local" / "resources.json")
+    except (OSError, ValueError) as error:
+        yield Check("policies", False, f"the server's local/ has no readable resources.json ({_kind(error)})")
+        return
+    yield _perimeter(resources, "server")
+    yield _job_check(resources, "server")
+    yield _private_keys(kit, SERVER_KEY)
+
+
+def _job_check(resources: dict[str, Any], side: str) -> Check:
+    """Whether jobs are looked at before they start."""
+    check = {"path": "fedvlp.flare.JobCheck", "args": {"side": side}}
+    checked = resources.get("app_validator") == check
+    said = "yes" if checked else f"no: set app_validator to {check} in local/resources.json"
+    return Check("jobs looked at before they start", checked, said)
 
 
 def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
@@ -86,12 +119,8 @@ def _policies(local: Path, classes: Collection[str]) -> Iterator[Check]:
         return
     allowed = resources.get("class_allow_list", [])
     yield from _classes(allowed, classes)
-    checked = resources.get("app_validator") == JOB_CHECK
-    said = "yes" if checked else f"no: set app_validator to {JOB_CHECK} in local/resources.json"
-    yield Check("jobs looked at before they start", checked, said)
-    guarded = any(_guards(component) for component in resources.get("components", []))
-    said = "checked" if guarded else f"any account's: add a component {PERIMETER} to local/resources.json"
-    yield Check("messages to this site", guarded, said)
+    yield _job_check(resources, "client")
+    yield _perimeter(resources, "client")
     enforced = resources.get("class_list_enforcement_mode", "enforce") == "enforce" and "*" not in allowed
     said = "yes" if enforced else "no: take class_list_enforcement_mode and * out of local/resources.json"
     yield Check("class allow-list enforced", enforced, said)

@@ -1,16 +1,18 @@
-"""Builders for ``nvflare provision``: keys that are private from the start, and signed software in every kit."""
+"""Builders for ``nvflare provision``: private keys, guarded processes and signed software in every kit."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
 
-from nvflare.lighter.constants import CtxKey
+from nvflare.lighter.constants import CtxKey, ProvFileName
 from nvflare.lighter.ctx import ProvisionContext
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
+from fedvlp.deploy.site_doctor import PERIMETER
 from fedvlp.deploy.software import FOLDER, SIGNATURE, SUMS, SoftwareError, checked_sums, signature
 
 
@@ -24,6 +26,25 @@ class PrivateKits(Builder):
     def initialize(self, project: Project, ctx: ProvisionContext) -> None:
         """Takes every right of group and others from what this process creates."""
         os.umask(0o077)
+
+
+class GuardedKits(Builder):
+    """Puts ``fedvlp.flare.Perimeter`` into the default resources of server and sites.
+
+    Name it after ``StaticFileBuilder``, which writes them. A ``local/resources.json`` takes their place: it needs the
+    component, too, as those of ``provisioning/`` have it.
+    """
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Raises ValueError before there are resources: FLARE then makes no kits."""
+        sides = [(project.get_server(), "server"), *((site, "client") for site in project.get_clients())]
+        for participant, side in sides:
+            file = Path(ctx.get_local_dir(participant)) / ProvFileName.RESOURCES_JSON_DEFAULT
+            if not file.exists():
+                raise ValueError(f"no {file.name} to guard; name fedvlp.flare.GuardedKits after StaticFileBuilder")
+            resources = json.loads(file.read_text(encoding="utf-8"))
+            resources["components"].append({"id": "perimeter", "path": PERIMETER, "args": {"side": side}})
+            file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
 
 
 class SignedSoftware(Builder):

@@ -6,8 +6,10 @@ carries a token that the consortium's server signed, for the server itself or fo
 ``ADMIN_TOPICS`` says what each of these two may ask for.
 
 The server's signature is the same in every message, so each account has seen it once. ``Perimeter`` with ``side``
-"server" therefore refuses, at the server, every message from outside that carries it. A site relies on that: a server
-that is itself taken over passes.
+"server" therefore looks, at the server, at every message that came with a certificate from outside. None is passed on
+to another site, none carries a token of somebody else, and ``ACCOUNT_TOPICS`` and ``SITE_TOPICS`` say what it may ask
+of the server and its jobs. The console needs no more: it sends every command to the server, which asks the sites
+itself. A site relies on that: a server that is itself taken over passes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import (
     CellChannel,
@@ -27,9 +29,19 @@ from nvflare.fuel.f3.cellnet.defs import (
     MessageType,
     ReturnCode,
 )
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.message import Message
+from nvflare.fuel.f3.streaming.download_service import OBJ_DOWNLOADER_CHANNEL
+from nvflare.fuel.f3.streaming.stream_const import (
+    STREAM_ACK_TOPIC,
+    STREAM_CHANNEL,
+    STREAM_DATA_TOPIC,
+    STREAM_ERROR_TOPIC,
+    StreamHeaderKey,
+)
 from nvflare.fuel.sec.audit import AuditService
+from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import (
     AUTH_CLIENT_NAME_FOR_SJ,
     CellMessageHeaderKeys,
@@ -38,6 +50,7 @@ from nvflare.private.defs import (
     SysCommandTopic,
     TrainingTopic,
 )
+from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
 SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
 """Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
@@ -70,6 +83,32 @@ ADMIN_TOPICS: dict[str, frozenset[str]] = {
 }
 """Who may send which topic on the channel ``admin``. A topic that is not listed is refused, ``sys.shell`` above all."""
 
+ANY = None
+STREAM_TOPICS = frozenset({STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC})
+"""What is said about a stream. What a stream carries has a channel and a topic of its own."""
+
+ACCOUNT_TOPICS: dict[str, frozenset[str] | None] = {
+    CellChannel.SERVER_MAIN: frozenset({CellChannelTopic.Challenge, CellChannelTopic.Register}),  # the login
+    CellChannel.HCI: ANY,  # the console's commands, for which FLARE asks authorization.json
+    CellChannel.AUX_COMMUNICATION: frozenset({TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT}),  # a job, there and back
+    OBJ_DOWNLOADER_CHANNEL: ANY,  # the files of a job
+    CellChannel.RETURN_ONLY: ANY,  # answers
+    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
+    STREAM_CHANNEL: STREAM_TOPICS,
+}
+"""What an account may ask of the server, by channel."""
+
+SITE_TOPICS: dict[str, frozenset[str] | None] = {
+    CellChannel.SERVER_MAIN: ANY,  # login, heartbeat, the end of a job
+    CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
+    CellChannel.AUX_COMMUNICATION: ANY,  # between the two halves of a job; figures
+    OBJ_DOWNLOADER_CHANNEL: ANY,  # the tensors of a task and of a result
+    CellChannel.RETURN_ONLY: ANY,
+    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
+    STREAM_CHANNEL: STREAM_TOPICS,
+}
+"""What a site and its jobs may ask of the server and of the server's part of a job."""
+
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A job's id, a UUID. FLARE deletes the folder of this name, and the kit has other folders."""
 
@@ -92,6 +131,7 @@ class Perimeter(FLComponent):
         if side not in ("client", "server"):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
+        self._own_name = ""  # in the server's certificate
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -101,6 +141,7 @@ class Perimeter(FLComponent):
         self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
         core = self._site.cell.core_cell
         if self.side == "server":
+            self._own_name = core.identity_resolver.resolve(SERVER)
             core.add_incoming_filter("*", "*", self.check_at_server)
         elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
@@ -146,10 +187,28 @@ class Perimeter(FLComponent):
     # at the server
 
     def check_at_server(self, message: Message) -> Message | None:
-        """Refuses a message that came with a certificate from outside and carries the server's own token."""
-        outside = message.get_prop(MessagePropKey.COMMON_NAME)
-        if outside and _credentials(message)[0] in (SERVER, SERVER_JOB):
-            return self._refuse(message, "it carries the server's own token")
+        """Refuses what a certificate from outside may not send, to whomever it is.
+
+        Without a certificate, or with the server's own, come the jobs' processes of this machine.
+        """
+        peer = message.get_prop(MessagePropKey.COMMON_NAME)
+        if not peer or peer == self._own_name:
+            return None
+        name, _, _ = _credentials(message)
+        if name and name != peer:
+            return self._refuse(message, "its token is another's")
+        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
+            return None
+        family, *child = FQCN.split(message.get_header(MessageHeaderKey.DESTINATION))
+        account = _is_account(message)
+        if family == peer and not account:  # a job's process at a site and the site
+            return None
+        if family != SERVER or (account and child):
+            return self._refuse(message, f"nobody but the server sends to {_quoted(FQCN.join([family, *child]))}")
+        channel, topic = _asked(message)
+        topics = (ACCOUNT_TOPICS if account else SITE_TOPICS).get(channel, frozenset())
+        if topics is not ANY and topic not in topics:
+            return self._refuse(message, f"{_quoted(topic)} is not for this sender")
         return None
 
     def _refuse(self, message: Message, why: str) -> Message:
@@ -157,7 +216,7 @@ class Perimeter(FLComponent):
         name, _, _ = _credentials(message)
         peer = message.get_prop(MessagePropKey.COMMON_NAME)
         origin = message.get_header(MessageHeaderKey.ORIGIN)
-        channel = message.get_header(MessageHeaderKey.CHANNEL)
+        channel, _ = _asked(message)
         said = f"channel {_quoted(channel)}, origin {_quoted(origin)}, through certificate {_quoted(peer)}: {why}"
         AuditService.add_event(user=_quoted(name), action=REFUSED, msg=said)
         return make_reply(ReturnCode.UNAUTHENTICATED, error=why)
@@ -169,6 +228,20 @@ def _credentials(message: Message) -> tuple[str, str, str]:
     values = [message.get_header(key) for key in keys]
     name, token, signature = (value if isinstance(value, str) else "" for value in values)
     return name, token, signature
+
+
+def _asked(message: Message) -> tuple[str, str]:
+    """Channel and topic of a request; each piece of a stream names those of what the stream carries."""
+    channel, topic = message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC)
+    if (channel, topic) == (STREAM_CHANNEL, STREAM_DATA_TOPIC):
+        channel, topic = message.get_header(StreamHeaderKey.CHANNEL), message.get_header(StreamHeaderKey.TOPIC)
+    return str(channel), str(topic)
+
+
+def _is_account(message: Message) -> bool:
+    """Whether a console sent it. FLARE lets no other certificate than the site's connect under a site's name."""
+    endpoint = message.get_prop(MessagePropKey.ENDPOINT)
+    return endpoint is None or is_valid_admin_client_name(endpoint.name)
 
 
 def _neighbour_leaves(message: Message) -> bool:
