@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import re
 import time
 from collections import Counter
 from dataclasses import fields, replace
@@ -370,6 +371,23 @@ def test_a_patient_and_a_study_are_one_however_they_are_written(tmp_path: Path) 
     assert source.patient_names()[3:] == ["P  2", "", ""]
 
 
+@pytest.mark.parametrize("shortened", ["1,23457E+11", "1.2e+5", "1E+12", "#####", "#N/A"])
+def test_ids_that_a_spreadsheet_shortened_are_refused_by_row_count(shortened: str, tmp_path: Path) -> None:
+    given = [shortened, shortened.lower(), "3", "4", "2E+11", "1E5"]
+    for source in (people(tmp_path, given, list("abcdef")), people(tmp_path, list("abcdef"), given)):
+        assert re.search("in 2 of 6 rows '(patient|study)_id' is a number that a spreadsheet", silent_error(source))
+    names = [f"{number}E+11" for number in range(6)]  # none merges two patients
+    assert people(tmp_path, names, list("abcdef")).summary()["patients"] == 6
+
+
+def test_a_number_with_a_decimal_of_zero_is_the_same_number_where_a_column_has_both(tmp_path: Path) -> None:
+    source = people(tmp_path, ["100", "100.0", "100,00", "101.0", "100.1", "1000"], [""] * 6)
+    cohort = source.build()
+    assert len(set(cohort.patients[:3])) == 1
+    assert len(set(cohort.patients)) == 4
+    assert source.patient_names() == ["100", "100", "100", "101.0", "100.1", "1000"]
+
+
 def test_the_number_of_a_visit_is_a_study_of_each_patient(tmp_path: Path) -> None:
     """Beside patients that are known, a row without one is its image's own: its study does not say whose it is."""
     cohort, summary = people(tmp_path, ["a", "a", "b", "b", "a", ""], ["1", "1", "1", "1", "2", "1"]).prepare()
@@ -454,6 +472,50 @@ def test_capitals_make_no_class_of_their_own(tmp_path: Path) -> None:
     expected = [[0, 1], [0, 1], [1, 0], [1, 0]]
     np.testing.assert_array_equal(found.labels, expected)
     np.testing.assert_array_equal(replace(source, label_values="edema,normal").build().labels, expected)
+
+
+def labelled(folder: Path, cells: list[str], **settings: str) -> TableSource:
+    """A table with such a column of labels."""
+    rows = [[picture(folder / f"{i}.png", i), cell] for i, cell in enumerate(cells)]
+    table = write(folder, rows, ["image", "finding"])
+    return TableSource(table, image_size=8, report_column="", label_columns="finding", **settings)
+
+
+LISTS = [["Edema", "Effusion"], ["Edema"], ["Effusion"], ["Edema", "Mass"], ["No Finding"]]
+
+
+@pytest.mark.parametrize("mark", ["|", ";", ", ", "/", "\n", "+", " & ", "\u3001", "~", "\t"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_several_findings_in_a_cell_are_classes_where_it_is_said_what_parts_them(
+    mark: str, as_list: bool, tmp_path: Path
+) -> None:
+    written = [[repr(name) for name in names] if as_list else names for names in LISTS]
+    cells = [f"[{mark.join(names)}]" if as_list else mark.join(names) for names in written]
+    source = labelled(tmp_path, cells)
+    sign = mark.strip(" ")
+    assert f"in 2 of 5 cells, with {sign!r} between them; set label_separator" in silent_error(source)
+    classes = "Effusion,Edema"
+    assert "set label_separator" in silent_error(replace(source, label_values=classes))
+    cohort = replace(source, label_separator=sign).build()
+    assert cohort.label_names == ("Edema", "Effusion", "Mass", "No Finding")
+    assert cohort.labels.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+    named = replace(source, label_separator=sign, label_values=classes).build()
+    assert named.labels.tolist() == [[1, 1], [0, 1], [1, 0], [0, 1], [0, 0]]
+    assert replace(source, label_separator="none").build().labels.sum(1).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["Pneumonia, viral", "Pneumonia, bacterial", "Normal"],
+        ["COVID-19", "Non-COVID", "Mass (left)", "Mass (right)"],
+        ["right lower lobe", "right upper lobe", "left lower lobe"],
+        ["Edema", "n/a", "Effusion", ""],
+    ],
+)
+def test_a_name_with_a_sign_in_it_is_one_class(cells: list[str], tmp_path: Path) -> None:
+    cohort = labelled(tmp_path, cells).build()
+    assert len(cohort.label_names) == len([cell for cell in cells if cell not in ("n/a", "")])
 
 
 def test_free_text_is_no_label(tmp_path: Path) -> None:
@@ -571,7 +633,9 @@ def test_the_361_real_pairs_of_four_sites() -> None:
     if not PAIRS.is_file():
         pytest.skip("../shared/data/real-cxr is absent")
     unsearched = {"path": str(PAIRS), "burned_in": "header"}  # some of these figures show words
-    cohort, summary = TableSource(**unsearched, image_size=32, label_columns="finding", min_report_words=0).prepare()
+    cohort, summary = TableSource(
+        **unsearched, image_size=32, label_columns="finding", label_separator="none", min_report_words=0
+    ).prepare()
     assert summary["rows"] == summary["used"] == len(cohort) == 361
     assert Counter(cohort.sites) == {"journals": 161, "radiopaedia": 103, "eurorad": 55, "sirm": 42}
     assert Counter(cohort.splits.tolist()) == {"train": 294, "val": 67}
