@@ -254,6 +254,51 @@ def test_what_cannot_be_told_is_asked_for(case: str, tmp_path: Path) -> None:
     assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
 
 
+WESTERN = (
+    "Kein Pleuraerguß, Herz nicht vergrößert. Herd von 5 µm², Übersicht",
+    "Épanchement modéré, cœur normal, pas d\u2019opacité à la base",
+    "Neumonía del lóbulo inferior, corazón pequeño. ¿Derrame?",
+    "Não há derrame, coração normal, opacidade na região do pulmão",
+    "Più opacità alla base, l\u2019ombra cardiaca è nei limiti",
+    "Hjertet er ikke forstørret, på venstre side fortætninger",
+    "Hjärtat är inte förstorat, på vänster sida små områden",
+)
+OTHERS = {
+    "Płuca bez zmian, serce niepowiększone, kąty wolne": ("cp1250", "iso-8859-2", "cp852"),
+    "Plíce bez ložisek, srdce není zvětšeno, při předchozím": ("cp1250", "iso-8859-2", "mac_latin2"),
+    "Bal oldalon folyadékgyülem, kóros árnyék nincs, tüdőszűrés": ("cp1250", "iso-8859-2"),
+    "Pluća bez promjena, srce nije povećano, ošit, kašalj, žarište": ("cp1250", "iso-8859-2"),
+    "Akciğerler normal, kalp boyutu artm\u0131ş, sol altta s\u0131v\u0131": ("cp1254", "iso-8859-9"),
+    "Легкие без очаговых изменений, синусы свободны": ("cp1251", "koi8-r", "iso-8859-5", "cp866", "mac_cyrillic"),
+    "Πνεύμονες χωρίς εστιακές αλλοιώσεις": ("cp1253", "iso-8859-7", "cp737"),
+    "ריאות ללא תסנינים": ("cp1255", "iso-8859-8"),
+    "الرئتان خاليتان من الآفات": ("cp1256", "iso-8859-6"),
+    "Plaušas bez izmaiņām, sirds nav palielināta, šķidrums": ("cp1257",),
+    "双肺纹理清晰\uff0c心影不大\uff0c未见胸腔积液。": ("gbk", "big5"),
+    "両側の肺に異常陰影はありません": ("cp932", "euc_jp"),
+    "양측 폐에 이상 소견 없음": ("euc_kr",),
+    "Kein Pleuraerguß, Herz nicht vergrößert": ("cp850", "mac_roman"),
+}
+
+
+def test_an_encoding_is_guessed_only_where_it_makes_words() -> None:
+    for text in WESTERN:
+        assert delimited.decoded(f"image;report\nx.png;{text}\n".encode("cp1252")) == (
+            f"image;report\nx.png;{text}\n",
+            "cp1252",
+        )
+    named = "image;report\n" + "x.png;Herz nicht vergrößert\n" * 20 + "y.png;Morbus Behçet\n"
+    assert delimited.decoded(named.encode("cp1252")) == (named, "cp1252")
+    for text, encodings in OTHERS.items():
+        for encoding in encodings:
+            raw = f"image;report\nx.png;{text}\n".encode(encoding, "ignore")
+            with pytest.raises(
+                ValueError, match=r"line 2 is (no UTF-8, and no words|neither UTF-8).*set data\.encoding"
+            ):
+                delimited.decoded(raw)
+            assert delimited.decoded(raw, encoding)[1] == encoding
+
+
 def test_what_is_set_is_not_told_from_the_file(tmp_path: Path) -> None:
     source = exported(tmp_path, SEMICOLONS, "cp1250")
     assert replace(source, encoding="cp1250", delimiter=";").build().reports == CLEANED
