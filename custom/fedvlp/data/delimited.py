@@ -45,6 +45,11 @@ SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # what Excel writes above a table,
 SHOWN = 5
 """Numbers of lines that an error names."""
 
+MOST_ABOVE = 10
+"""Lines that a title above the header has, at most."""
+TITLE_CELLS = 2
+"""Cells with anything in them that a line of a title has, at most: "Created", "2024-01-01"."""
+
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 RUN = re.compile(r"[^\W_]+")  # of letters and digits
 
@@ -67,10 +72,11 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     text, known = decoded(raw, encoding)
     if above := SEPARATOR_LINE.match(text):
         text, delimiter = text[above.end() :], delimiter or above[1]
+    text, titles = _below_title(text, wanted, delimiter)
     mark = delimiter or _delimiter(text, wanted)
     if len(mark) != 1:
         raise ValueError(f"table source: data.delimiter is {mark!r}; expected one character")
-    lines = rows(io.StringIO(text, newline=""), "table source", mark, first=2 if above else 1)
+    lines = rows(io.StringIO(text, newline=""), "table source", mark, first=1 + bool(above) + titles)
     lines = _within(lines)
     columns = [name.strip() for name in lines[0]] if lines else []
     if repeated := _repeated(columns):
@@ -80,9 +86,39 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
         )
     named = [_as_wanted(name, columns, wanted) for name in columns]
     how = [f"read as {DELIMITERS.get(mark, 'specially')}-separated {known}"] if (mark, known) != (",", "utf-8") else []
+    how += [f"without {titles} {'line' if titles == 1 else 'lines'} above its header"] if titles else []
     changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
     how += [f"with the columns {', '.join(changed)} in another case"] if changed else []
     return Table(named, lines[1:], " ".join(how))
+
+
+def _below_title(text: str, wanted: Collection[str], delimiter: str) -> tuple[str, int]:
+    """The text from its header on, and how many lines of a title there are above it.
+
+    The header is the first line with two of the ``wanted`` columns, or with the only one; what is above it is a title
+    where each line has at most two cells that hold anything, and fewer than the header.
+    """
+    names = {name.casefold() for name in wanted}
+    lines = io.StringIO(text, newline="")
+    first = [lines.readline() for _ in range(MOST_ABOVE + 1)]
+    for mark in [delimiter] if len(delimiter) == 1 else DELIMITERS:
+        cells = [[cell.strip() for cell in _cells(line, mark)] for line in first]
+        has = [len(names & set(map(str.casefold, line))) >= min(2, len(names)) for line in cells]
+        if not names or True not in has:
+            continue
+        number = has.index(True)
+        held = [len(list(filter(None, line))) for line in cells[: number + 1]]
+        if all(count <= TITLE_CELLS and count < held[-1] for count in held[:-1]):
+            return text[sum(map(len, first[:number])) :], number
+    return text, 0
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    """The cells of a line alone; none where it begins one that is longer than csv reads."""
+    try:
+        return next(csv.reader([line], delimiter=mark), [])
+    except csv.Error:
+        return []
 
 
 def _repeated(columns: list[str]) -> list[int]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import importlib.util
+import io
+import json
 import logging
+import lzma
 import re
 import time
+import zipfile
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -237,7 +244,7 @@ AMBIGUOUS = {
     "two encodings": ("image,report\n%s,Neumonía del lóbulo\n%s,a\n%s,b\n".encode() + b"x,l\xf3bulo\n",
                       "two encodings: line 5 is no UTF-8"),
     "none of the three": (b"image,report\nx,l\x81bulo\n", "line 2 is neither UTF-8 nor cp1252"),
-    "no text": (b"\x89PNG\r\n\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
+    "no text": (b"\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
     "two delimiters": (b"image,report;image;report,x\n", "the delimiter may be comma or semicolon"),
     "two columns of one name": (b"Image,IMAGE,report\n", "2 columns are 'image' but for their case"),
     "names of its own": (b"Bild;Befund\nx.png;Erguss\n", "none of the table's 2 columns is 'image', 'report'"),
@@ -252,6 +259,79 @@ def test_what_cannot_be_told_is_asked_for(case: str, tmp_path: Path) -> None:
     raw, said = AMBIGUOUS[case]
     (tmp_path / "pairs.csv").write_bytes(raw)
     assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
+
+
+def zipped(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def packed_tables(rows: list[dict[str, object]], text: bytes) -> dict[str, bytes]:
+    """The table in every container that is read."""
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    made = {"gz": gzip.compress(text), "bz2": bz2.compress(text), "xz": lzma.compress(text), "jsonl": lines}
+    made |= {"zip": zipped(**{"a/t.csv": text, "__MACOSX/t.csv": b"x"}), "jsonl.gz": gzip.compress(lines)}
+    return made | {"json": json.dumps(rows, indent=1).encode(), "json with a mark": b"\xef\xbb\xbf" + lines}
+
+
+def test_tables_in_other_files_are_read(tmp_path: Path) -> None:
+    source = exported(
+        tmp_path, "image,report\n%s,Neumon\u00eda del l\u00f3bulo\n%s,Sin derrame visible\n%s,\n", "utf-8"
+    )
+    source = replace(source, min_report_words=0)
+    file = tmp_path / "pairs.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows: list[dict[str, object]] = [{**row, "report": row["report"] or None} for row in csv.DictReader(lines)]
+    plain, containers = source.build(), packed_tables(rows, file.read_bytes())
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        containers["parquet"] = file.read_bytes()
+    for raw in containers.values():
+        file.write_bytes(raw)
+        assert source.build().fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (zipped(**{"xl/workbook.xml": b"canary"}), "is an Excel workbook, and no CSV; save it as CSV"),
+        (zipped(mimetype=b"x", **{"content.xml": b"x"}), "is an OpenDocument spreadsheet or text"),
+        (zipped(**{"a.csv": b"x", "b.csv": b"x"}), "is an archive with 2 tables, and no CSV; unpack it"),
+        (gzip.compress(b"image,report\n" * 99)[:-9], "is damaged, or was cut off"),
+        (gzip.compress(b"%PDF-1.7"), "is a PDF, and no CSV; export the table as CSV"),
+        (b"SQLite format 3\0", "is an SQLite database"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Excel workbook"),
+        (b"\n<html><table>canary", "is XML or a web page"),
+        (b'{"image": "canary', "is JSON that cannot be read"),
+        (b'[{"image": 1}, 2]', "is JSON with other than objects"),
+        (b"\x89PNG\r\n", "is an image"),
+        (b"PAR1 canary", "parquet"),
+    ],
+)
+def test_what_no_table_is_read_from_is_named_with_its_remedy(raw: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_bytes(raw)
+    assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
+
+
+@pytest.mark.parametrize(
+    "title", ["Canary export\n", "Canary, of 2024;;\n\n", "\n", "Created;2024-01-01;\nby canary\n"]
+)
+def test_a_title_above_the_header_is_left_out_and_said(
+    title: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "image;report;n\n%s;Derrame en el lado;1\n%s;No derrame visto;2\n%s;Sin derrame visto;3\n"
+    plain = exported(tmp_path, body, "utf-8").build()
+    source = exported(tmp_path, title + body, "utf-8")
+    assert source.build().fingerprint == plain.fingerprint
+    assert re.search(rf"without {title.count(chr(10))} lines? above its header", caplog.text)
+    assert not source.names_sites()
+    assert "canary" not in caplog.text.lower()
 
 
 WESTERN = (

@@ -27,6 +27,7 @@ from fedvlp.data.patients import mangled, normalised, one_number
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
+from fedvlp.data.table_files import as_csv
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class TableSource:
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
-    path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header
+    path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
     image_column: str = "image"  # required
@@ -166,7 +167,7 @@ class TableSource:
 
     def names_sites(self) -> bool:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
-        return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
+        return self.site_column != "" and self.site_column in self._read(self._named())[1]
 
     def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
         """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
@@ -174,7 +175,7 @@ class TableSource:
         ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
         """
         needed = [column or self.patient_column] + [self.site_column] * (site is not None)
-        table, columns = self._read(needed)
+        table, columns = self._read([*self._named(), *needed])
         if missing := sum(name not in columns for name in needed):
             raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
         self._check_ids(table, needed[:1])
@@ -255,7 +256,9 @@ class TableSource:
         path = Path(self.path)
         if not path.is_file():
             raise ValueError("table source: the table (path) is not a file")
-        table = delimited.read(path.read_bytes(), wanted, self.encoding, self.delimiter)
+        raw, made = as_csv(path.read_bytes())
+        told = ("utf-8", ",") if made else (self.encoding, self.delimiter)
+        table = delimited.read(raw, wanted, *told)
         if table.said:
             log.warning("table source: %s", table.said)
         rows = []
