@@ -183,6 +183,19 @@ def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
     silent_error(TableSource(source.path, image_size=16))
 
 
+def test_absolute_paths_and_links_that_lead_outside_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    (tmp_path / "own").mkdir()
+    rows = good(tmp_path / "share", 4)
+    (tmp_path / "own" / "films").symlink_to(tmp_path / "share")
+    for folder in ("films/", f"{tmp_path}/share/"):
+        table = write(tmp_path / "own", [[folder + row[0], *row[1:]] for row in rows])
+        assert re.search(
+            "image outside the root 4 .* root= says the folder that it leads to", silent_error(TableSource(table))
+        )
+    assert len(TableSource(write(tmp_path / "own", rows), root=str(tmp_path / "share"), image_size=16).build()) == 4
+
+
 def test_another_root_and_windows_separators(tmp_path: Path) -> None:
     images = tmp_path / "images" / "one"
     images.mkdir(parents=True)

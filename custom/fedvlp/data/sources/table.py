@@ -47,6 +47,10 @@ REMEDIES = {
     RTF: "convert reports in RTF to text",
     OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
+    "image outside the root": (
+        "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
+        "before it; where a link leads out of it, root= says the folder that it leads to"
+    ),
     "burned-in": "look at the films with text in them: burned_in=accept takes them as they are",
 }
 """How the reason begins for which rows cannot be used -> what to do."""
