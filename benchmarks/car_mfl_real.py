@@ -86,7 +86,10 @@ class RealRecords:
 
     def pairs(self) -> Cohort:
         table = str(Path(self.folder) / "real-cxr" / "pairs.csv")
-        cohort = renamed(TableSource(table, label_columns="finding", min_report_words=1, burned_in="header").build())
+        source = TableSource(
+            table, label_columns="finding", label_separator="none", min_report_words=1, burned_in="header"
+        )
+        cohort = renamed(source.build())
         sites = [PUBLIC if site == "radiopaedia" else f"paired-{site}" for site in cohort.sites or ()]
         return cohort.with_sites(sites)
 

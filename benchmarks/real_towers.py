@@ -55,7 +55,8 @@ CLASSES, NIH = "covid19, pneumonia, no_finding", "pneumonia, no_finding (NIH)"
 def experiments(data: Path, quick: bool, seed: int) -> Mapping[str, Experiment]:
     """Method -> its experiment, and for each source the same without it: "fedavg-real-without-sirm"."""
     source = TableSource(
-        str(data / "pairs.csv"), image_size=224, label_columns="finding", split_column="", val_fraction=0.1,
+        str(data / "pairs.csv"), image_size=224, label_columns="finding", label_separator="none", split_column="",
+        val_fraction=0.1,
         min_report_words=1, burned_in="header", cache=str(ROOT / "runs" / "real-towers" / "cache"),
     )  # fmt: skip
     chosen = {name: seeded(replace(presets.get(name), data=source), seed) for name in METHODS}

@@ -9,6 +9,7 @@ import codecs
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,10 +23,32 @@ BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 
-OPTION = "set data.encoding to what it is (utf-8, cp1252, latin-1, utf-16, ...)"
+OPTION = (
+    "set data.encoding to what it is (utf-8, cp1252, latin-1, utf-16; cp1250 Central European, cp1251 Cyrillic, cp1253 "
+    "Greek, cp1254 Turkish, gbk Chinese, cp932 Japanese, ...)"
+)
+WESTERN = tuple(
+    map(
+        frozenset,
+        ("äöüß", "àâæçéèêëîïôœùûü", "áéíñóúü", "ãâáàçéêíóôõúü", "àèéìîòù", "àçèéíïòóúü", "æøåé", "äåöé", "éèëïöü"),
+    )
+)
+"""Letters beyond a to z of German, French, Spanish, Portuguese, Italian, Catalan, Danish, Swedish and Dutch.
+
+What is Czech, Russian, Greek or Chinese makes letters of several of these in cp1252; of Icelandic, what is Turkish.
+"""
+FOREIGN = 0.05
+"""Part of such letters that may be of another language, as in a name."""
+_SIGNS = "ªºµ"  # letters by name alone
+_SIGN_IN_WORD = re.compile(r"(?<=[^\W\d_])(?:(?![\u2013\u2019\u00ad\u00b7])[^\x00-\x7f\w\s]|[¹²³ªº¼½¾])(?=[^\W\d_])")
 SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n")  # what Excel writes above a table, and reads
 SHOWN = 5
 """Numbers of lines that an error names."""
+
+MOST_ABOVE = 10
+"""Lines that a title above the header has, at most."""
+TITLE_CELLS = 2
+"""Cells with anything in them that a line of a title has, at most: "Created", "2024-01-01"."""
 
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 RUN = re.compile(r"[^\W_]+")  # of letters and digits
@@ -49,10 +72,11 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
     text, known = decoded(raw, encoding)
     if above := SEPARATOR_LINE.match(text):
         text, delimiter = text[above.end() :], delimiter or above[1]
+    text, titles = _below_title(text, wanted, delimiter)
     mark = delimiter or _delimiter(text, wanted)
     if len(mark) != 1:
         raise ValueError(f"table source: data.delimiter is {mark!r}; expected one character")
-    lines = rows(io.StringIO(text, newline=""), "table source", mark, first=2 if above else 1)
+    lines = rows(io.StringIO(text, newline=""), "table source", mark, first=1 + bool(above) + titles)
     lines = _within(lines)
     columns = [name.strip() for name in lines[0]] if lines else []
     if repeated := _repeated(columns):
@@ -62,9 +86,39 @@ def read(raw: bytes, wanted: Collection[str], encoding: str = "", delimiter: str
         )
     named = [_as_wanted(name, columns, wanted) for name in columns]
     how = [f"read as {DELIMITERS.get(mark, 'specially')}-separated {known}"] if (mark, known) != (",", "utf-8") else []
+    how += [f"without {titles} {'line' if titles == 1 else 'lines'} above its header"] if titles else []
     changed = sorted(new for new, old in zip(named, columns, strict=True) if new != old)
     how += [f"with the columns {', '.join(changed)} in another case"] if changed else []
     return Table(named, lines[1:], " ".join(how))
+
+
+def _below_title(text: str, wanted: Collection[str], delimiter: str) -> tuple[str, int]:
+    """The text from its header on, and how many lines of a title there are above it.
+
+    The header is the first line with two of the ``wanted`` columns, or with the only one; what is above it is a title
+    where each line has at most two cells that hold anything, and fewer than the header.
+    """
+    names = {name.casefold() for name in wanted}
+    lines = io.StringIO(text, newline="")
+    first = [lines.readline() for _ in range(MOST_ABOVE + 1)]
+    for mark in [delimiter] if len(delimiter) == 1 else DELIMITERS:
+        cells = [[cell.strip() for cell in _cells(line, mark)] for line in first]
+        has = [len(names & set(map(str.casefold, line))) >= min(2, len(names)) for line in cells]
+        if not names or True not in has:
+            continue
+        number = has.index(True)
+        held = [len(list(filter(None, line))) for line in cells[: number + 1]]
+        if all(count <= TITLE_CELLS and count < held[-1] for count in held[:-1]):
+            return text[sum(map(len, first[:number])) :], number
+    return text, 0
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    """The cells of a line alone; none where it begins one that is longer than csv reads."""
+    try:
+        return next(csv.reader([line], delimiter=mark), [])
+    except csv.Error:
+        return []
 
 
 def _repeated(columns: list[str]) -> list[int]:
@@ -95,8 +149,9 @@ def _filled(cells: list[str]) -> int:
 def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:
     """The text of a file's bytes and the name of its encoding; "" tells UTF-8, UTF-16 and cp1252 apart.
 
-    What has no byte of 0x80 to 0x9F is the same text in cp1252 and latin-1. Raises ValueError for an unknown encoding,
-    bytes that it does not have, and where several encodings are in one file or none of these fits.
+    It is cp1252 only where that makes words. What has no byte of 0x80 to 0x9F is the same text in cp1252 and latin-1.
+    Raises ValueError for an unknown encoding, bytes that it does not have, and where several encodings are in one file
+    or none of these fits.
     """
     if encoding:
         return _strict(raw, encoding), encoding
@@ -120,7 +175,29 @@ def decoded(raw: bytes, encoding: str = "") -> tuple[str, str]:
         raise ValueError(
             f"table source: {_numbers(strange)} neither UTF-8 nor cp1252, so the encoding cannot be told; {OPTION}"
         )
-    return raw.decode("cp1252"), "cp1252"
+    text = raw.decode("cp1252")
+    if no_words := _no_words(text):
+        raise ValueError(
+            f"table source: {_numbers(no_words)} no UTF-8, and no words of one language in cp1252, so the encoding "
+            f"cannot be told; {OPTION}"
+        )
+    return text, "cp1252"
+
+
+def _no_words(text: str) -> list[int]:
+    """The numbers of the lines with signs in words, and with letters beyond the alphabet that has most; [] for words.
+
+    charset-normalizer would not do: it takes one page in three for another, and says of none that it cannot tell.
+    """
+    letters = Counter(text.lower())
+    for letter in [one for one in letters if not one.isalpha() or one.isascii() or one in _SIGNS]:
+        del letters[letter]
+    alphabet = max(WESTERN, key=lambda one: sum(letters[letter] for letter in one))
+    strange = {letter for letter in letters if letter not in alphabet}
+    if sum(letters[letter] for letter in strange) <= FOREIGN * letters.total():
+        strange = set()
+    lines = enumerate(LINE_BREAK.split(text), start=1)
+    return [number for number, line in lines if strange & {*line.lower()} or _SIGN_IN_WORD.search(line)]
 
 
 def _utf_16(raw: bytes) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -46,6 +48,36 @@ OPENI: Terms = {
     "Support Devices": ("catheters, indwelling", "implanted medical device", "medical device", "tube, inserted"),
 }
 """MeSH headings that the indexers of Open-I give to the findings: the first part, or the first two, in lower case."""
+
+
+ONE_CLASS = "none"
+"""A separator that parts nothing: a cell is one class, whatever is in it."""
+
+_BETWEEN = re.compile(r"[^\w .()\[\]{}'\"-]")  # what may stand between two findings: "|", ";", ",", a line break, ...
+_AROUND = " \t\r\n[]{}'\""  # what is written around a list, and around each of its parts
+
+
+def findings_in(cell: str, separator: str) -> list[str]:
+    """The findings in a cell, without the marks of a list as in "['Edema', 'Effusion']"; one, for ``ONE_CLASS``."""
+    if separator == ONE_CLASS:
+        return [cell]
+    return [name for piece in cell.split(separator) if (name := piece.strip(_AROUND))]
+
+
+def separator_of(cells: Collection[str], classes: Collection[str] = ()) -> str:
+    """What seems to stand between several findings in a cell, or "": most of what it makes of such cells recurs.
+
+    That is: another cell has it too, alone or among others, or it is one of the ``classes``.
+    """
+    distinct = {cell.casefold() for cell in cells}
+    known = {name.casefold() for name in classes}
+    more = Counter[str]()  # mark -> twice the findings that recur less all, of the cells that it splits
+    for mark in set(_BETWEEN.findall("".join(distinct - known))):
+        cases = [set(findings_in(cell, mark)) for cell in distinct - known]
+        times = Counter(name for names in cases for name in names)
+        split = [name for names in cases if len(names) > 1 for name in names]
+        more[mark] = 2 * sum(times[name] > 1 or name in known for name in split) - len(split)
+    return max((mark for mark in more if more[mark] > 0), key=lambda mark: (more[mark], mark), default="")
 
 
 def names_of(labels: tuple[str, ...] | str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,41 @@ def test_what_is_missing_within_is_counted_or_named(name: str, removed: str, sai
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     with pytest.raises(ValueError, match=said):
         at(name, tmp_path / "root").build()
+
+
+@pytest.mark.parametrize(
+    "name", ["mimic_cxr", "nih_cxr14", "chexpert", "rsna", "siim", "candid_ptx", "openi", "mbrset", "vqa_v2", "ehrxqa"]
+)
+def test_a_part_of_a_collection_is_taken_with_the_share_that_its_refusal_names(name: str, tmp_path: Path) -> None:
+    """Of every second image, none is there. What the summary counts as absent is what the cohort lacks."""
+    whole = at(name, tmp_path / "root").build()
+    pictures = [file for file in (tmp_path / "root").rglob("*") if file.suffix in (".png", ".jpg", ".dcm")]
+    for picture in sorted(pictures)[::2]:
+        picture.unlink()
+    with pytest.raises(ValueError, match="images are not under root") as caught:
+        at(name, tmp_path / "root").screen()
+    share = re.search(r"max_missing=([0-9.]+)", str(caught.value))
+    most = float(share[1]) if share else 0.5  # Open-I says what it is for
+    cohort, summary = at(name, tmp_path / "root", max_missing=most).prepare()
+    assert 0 < len(cohort) < len(whole)
+    assert set(cohort.ids) < set(whole.ids)
+    assert summary["rows"] == len(cohort) + sum(count for reason, count in summary.items() if "skipped" in reason)
+    assert sum(count for reason, count in summary.items() if "not under root" in reason) >= len(whole) - len(cohort)
+    assert len(at(name, tmp_path / "root", max_missing=most).patient_names()) == len(cohort)
+
+
+def test_the_first_folder_of_mimic_is_a_part_of_it(tmp_path: Path) -> None:
+    """Films and reports of other patients are not there."""
+    whole = at("mimic_cxr", tmp_path / "root").build()
+    patient = next((tmp_path / "root" / "files").rglob("p10000032"))
+    shutil.rmtree(patient)
+    with pytest.raises(ValueError, match=r"reports are not under reports .*max_missing=") as caught:
+        at("mimic_cxr", tmp_path / "root").screen()
+    share = re.search(r"max_missing=([0-9.]+)", str(caught.value))
+    assert share
+    cohort, summary = at("mimic_cxr", tmp_path / "root", max_missing=float(share[1])).prepare()
+    assert 0 < len(cohort) < len(whole)
+    assert summary["skipped: report not under reports"] > 0
 
 
 def test_a_film_with_several_questions_is_decoded_and_kept_once(

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
+import importlib.util
+import io
+import json
 import logging
+import lzma
+import re
 import time
+import zipfile
 from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
@@ -175,6 +183,19 @@ def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
     silent_error(TableSource(source.path, image_size=16))
 
 
+def test_absolute_paths_and_links_that_lead_outside_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    (tmp_path / "own").mkdir()
+    rows = good(tmp_path / "share", 4)
+    (tmp_path / "own" / "films").symlink_to(tmp_path / "share")
+    for folder in ("films/", f"{tmp_path}/share/"):
+        table = write(tmp_path / "own", [[folder + row[0], *row[1:]] for row in rows])
+        assert re.search(
+            "image outside the root 4 .* root= says the folder that it leads to", silent_error(TableSource(table))
+        )
+    assert len(TableSource(write(tmp_path / "own", rows), root=str(tmp_path / "share"), image_size=16).build()) == 4
+
+
 def test_another_root_and_windows_separators(tmp_path: Path) -> None:
     images = tmp_path / "images" / "one"
     images.mkdir(parents=True)
@@ -236,7 +257,7 @@ AMBIGUOUS = {
     "two encodings": ("image,report\n%s,Neumonía del lóbulo\n%s,a\n%s,b\n".encode() + b"x,l\xf3bulo\n",
                       "two encodings: line 5 is no UTF-8"),
     "none of the three": (b"image,report\nx,l\x81bulo\n", "line 2 is neither UTF-8 nor cp1252"),
-    "no text": (b"\x89PNG\r\n\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
+    "no text": (b"\0\1\2\3" * 20, "none of the table's 1 columns is 'image', 'report'"),
     "two delimiters": (b"image,report;image;report,x\n", "the delimiter may be comma or semicolon"),
     "two columns of one name": (b"Image,IMAGE,report\n", "2 columns are 'image' but for their case"),
     "names of its own": (b"Bild;Befund\nx.png;Erguss\n", "none of the table's 2 columns is 'image', 'report'"),
@@ -251,6 +272,124 @@ def test_what_cannot_be_told_is_asked_for(case: str, tmp_path: Path) -> None:
     raw, said = AMBIGUOUS[case]
     (tmp_path / "pairs.csv").write_bytes(raw)
     assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
+
+
+def zipped(**members: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def packed_tables(rows: list[dict[str, object]], text: bytes) -> dict[str, bytes]:
+    """The table in every container that is read."""
+    lines = "\n".join(map(json.dumps, rows)).encode()
+    made = {"gz": gzip.compress(text), "bz2": bz2.compress(text), "xz": lzma.compress(text), "jsonl": lines}
+    made |= {"zip": zipped(**{"a/t.csv": text, "__MACOSX/t.csv": b"x"}), "jsonl.gz": gzip.compress(lines)}
+    return made | {"json": json.dumps(rows, indent=1).encode(), "json with a mark": b"\xef\xbb\xbf" + lines}
+
+
+def test_tables_in_other_files_are_read(tmp_path: Path) -> None:
+    source = exported(
+        tmp_path, "image,report\n%s,Neumon\u00eda del l\u00f3bulo\n%s,Sin derrame visible\n%s,\n", "utf-8"
+    )
+    source = replace(source, min_report_words=0)
+    file = tmp_path / "pairs.csv"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows: list[dict[str, object]] = [{**row, "report": row["report"] or None} for row in csv.DictReader(lines)]
+    plain, containers = source.build(), packed_tables(rows, file.read_bytes())
+    if importlib.util.find_spec("pyarrow"):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.Table.from_pylist(rows), file)
+        containers["parquet"] = file.read_bytes()
+    for raw in containers.values():
+        file.write_bytes(raw)
+        assert source.build().fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (zipped(**{"xl/workbook.xml": b"canary"}), "is an Excel workbook, and no CSV; save it as CSV"),
+        (zipped(mimetype=b"x", **{"content.xml": b"x"}), "is an OpenDocument spreadsheet or text"),
+        (zipped(**{"a.csv": b"x", "b.csv": b"x"}), "is an archive with 2 tables, and no CSV; unpack it"),
+        (gzip.compress(b"image,report\n" * 99)[:-9], "is damaged, or was cut off"),
+        (gzip.compress(b"%PDF-1.7"), "is a PDF, and no CSV; export the table as CSV"),
+        (b"SQLite format 3\0", "is an SQLite database"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Excel workbook"),
+        (b"\n<html><table>canary", "is XML or a web page"),
+        (b'{"image": "canary', "is JSON that cannot be read"),
+        (b'[{"image": 1}, 2]', "is JSON with other than objects"),
+        (b"\x89PNG\r\n", "is an image"),
+        (b"PAR1 canary", "parquet"),
+    ],
+)
+def test_what_no_table_is_read_from_is_named_with_its_remedy(raw: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_bytes(raw)
+    assert said in silent_error(TableSource(str(tmp_path / "pairs.csv")))
+
+
+@pytest.mark.parametrize(
+    "title", ["Canary export\n", "Canary, of 2024;;\n\n", "\n", "Created;2024-01-01;\nby canary\n"]
+)
+def test_a_title_above_the_header_is_left_out_and_said(
+    title: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "image;report;n\n%s;Derrame en el lado;1\n%s;No derrame visto;2\n%s;Sin derrame visto;3\n"
+    plain = exported(tmp_path, body, "utf-8").build()
+    source = exported(tmp_path, title + body, "utf-8")
+    assert source.build().fingerprint == plain.fingerprint
+    assert re.search(rf"without {title.count(chr(10))} lines? above its header", caplog.text)
+    assert not source.names_sites()
+    assert "canary" not in caplog.text.lower()
+
+
+WESTERN = (
+    "Kein Pleuraerguß, Herz nicht vergrößert. Herd von 5 µm², Übersicht",
+    "Épanchement modéré, cœur normal, pas d\u2019opacité à la base",
+    "Neumonía del lóbulo inferior, corazón pequeño. ¿Derrame?",
+    "Não há derrame, coração normal, opacidade na região do pulmão",
+    "Più opacità alla base, l\u2019ombra cardiaca è nei limiti",
+    "Hjertet er ikke forstørret, på venstre side fortætninger",
+    "Hjärtat är inte förstorat, på vänster sida små områden",
+)
+OTHERS = {
+    "Płuca bez zmian, serce niepowiększone, kąty wolne": ("cp1250", "iso-8859-2", "cp852"),
+    "Plíce bez ložisek, srdce není zvětšeno, při předchozím": ("cp1250", "iso-8859-2", "mac_latin2"),
+    "Bal oldalon folyadékgyülem, kóros árnyék nincs, tüdőszűrés": ("cp1250", "iso-8859-2"),
+    "Pluća bez promjena, srce nije povećano, ošit, kašalj, žarište": ("cp1250", "iso-8859-2"),
+    "Akciğerler normal, kalp boyutu artm\u0131ş, sol altta s\u0131v\u0131": ("cp1254", "iso-8859-9"),
+    "Легкие без очаговых изменений, синусы свободны": ("cp1251", "koi8-r", "iso-8859-5", "cp866", "mac_cyrillic"),
+    "Πνεύμονες χωρίς εστιακές αλλοιώσεις": ("cp1253", "iso-8859-7", "cp737"),
+    "ריאות ללא תסנינים": ("cp1255", "iso-8859-8"),
+    "الرئتان خاليتان من الآفات": ("cp1256", "iso-8859-6"),
+    "Plaušas bez izmaiņām, sirds nav palielināta, šķidrums": ("cp1257",),
+    "双肺纹理清晰\uff0c心影不大\uff0c未见胸腔积液。": ("gbk", "big5"),
+    "両側の肺に異常陰影はありません": ("cp932", "euc_jp"),
+    "양측 폐에 이상 소견 없음": ("euc_kr",),
+    "Kein Pleuraerguß, Herz nicht vergrößert": ("cp850", "mac_roman"),
+}
+
+
+def test_an_encoding_is_guessed_only_where_it_makes_words() -> None:
+    for text in WESTERN:
+        assert delimited.decoded(f"image;report\nx.png;{text}\n".encode("cp1252")) == (
+            f"image;report\nx.png;{text}\n",
+            "cp1252",
+        )
+    named = "image;report\n" + "x.png;Herz nicht vergrößert\n" * 20 + "y.png;Morbus Behçet\n"
+    assert delimited.decoded(named.encode("cp1252")) == (named, "cp1252")
+    for text, encodings in OTHERS.items():
+        for encoding in encodings:
+            raw = f"image;report\nx.png;{text}\n".encode(encoding, "ignore")
+            with pytest.raises(
+                ValueError, match=r"line 2 is (no UTF-8, and no words|neither UTF-8).*set data\.encoding"
+            ):
+                delimited.decoded(raw)
+            assert delimited.decoded(raw, encoding)[1] == encoding
 
 
 def test_what_is_set_is_not_told_from_the_file(tmp_path: Path) -> None:
@@ -370,6 +509,23 @@ def test_a_patient_and_a_study_are_one_however_they_are_written(tmp_path: Path) 
     assert source.patient_names()[3:] == ["P  2", "", ""]
 
 
+@pytest.mark.parametrize("shortened", ["1,23457E+11", "1.2e+5", "1E+12", "#####", "#N/A"])
+def test_ids_that_a_spreadsheet_shortened_are_refused_by_row_count(shortened: str, tmp_path: Path) -> None:
+    given = [shortened, shortened.lower(), "3", "4", "2E+11", "1E5"]
+    for source in (people(tmp_path, given, list("abcdef")), people(tmp_path, list("abcdef"), given)):
+        assert re.search("in 2 of 6 rows '(patient|study)_id' is a number that a spreadsheet", silent_error(source))
+    names = [f"{number}E+11" for number in range(6)]  # none merges two patients
+    assert people(tmp_path, names, list("abcdef")).summary()["patients"] == 6
+
+
+def test_a_number_with_a_decimal_of_zero_is_the_same_number_where_a_column_has_both(tmp_path: Path) -> None:
+    source = people(tmp_path, ["100", "100.0", "100,00", "101.0", "100.1", "1000"], [""] * 6)
+    cohort = source.build()
+    assert len(set(cohort.patients[:3])) == 1
+    assert len(set(cohort.patients)) == 4
+    assert source.patient_names() == ["100", "100", "100", "101.0", "100.1", "1000"]
+
+
 def test_the_number_of_a_visit_is_a_study_of_each_patient(tmp_path: Path) -> None:
     """Beside patients that are known, a row without one is its image's own: its study does not say whose it is."""
     cohort, summary = people(tmp_path, ["a", "a", "b", "b", "a", ""], ["1", "1", "1", "1", "2", "1"]).prepare()
@@ -454,6 +610,50 @@ def test_capitals_make_no_class_of_their_own(tmp_path: Path) -> None:
     expected = [[0, 1], [0, 1], [1, 0], [1, 0]]
     np.testing.assert_array_equal(found.labels, expected)
     np.testing.assert_array_equal(replace(source, label_values="edema,normal").build().labels, expected)
+
+
+def labelled(folder: Path, cells: list[str], **settings: str) -> TableSource:
+    """A table with such a column of labels."""
+    rows = [[picture(folder / f"{i}.png", i), cell] for i, cell in enumerate(cells)]
+    table = write(folder, rows, ["image", "finding"])
+    return TableSource(table, image_size=8, report_column="", label_columns="finding", **settings)
+
+
+LISTS = [["Edema", "Effusion"], ["Edema"], ["Effusion"], ["Edema", "Mass"], ["No Finding"]]
+
+
+@pytest.mark.parametrize("mark", ["|", ";", ", ", "/", "\n", "+", " & ", "\u3001", "~", "\t"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_several_findings_in_a_cell_are_classes_where_it_is_said_what_parts_them(
+    mark: str, as_list: bool, tmp_path: Path
+) -> None:
+    written = [[repr(name) for name in names] if as_list else names for names in LISTS]
+    cells = [f"[{mark.join(names)}]" if as_list else mark.join(names) for names in written]
+    source = labelled(tmp_path, cells)
+    sign = mark.strip(" ")
+    assert f"in 2 of 5 cells, with {sign!r} between them; set label_separator" in silent_error(source)
+    classes = "Effusion,Edema"
+    assert "set label_separator" in silent_error(replace(source, label_values=classes))
+    cohort = replace(source, label_separator=sign).build()
+    assert cohort.label_names == ("Edema", "Effusion", "Mass", "No Finding")
+    assert cohort.labels.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+    named = replace(source, label_separator=sign, label_values=classes).build()
+    assert named.labels.tolist() == [[1, 1], [0, 1], [1, 0], [0, 1], [0, 0]]
+    assert replace(source, label_separator="none").build().labels.sum(1).tolist() == [1] * 5
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["Pneumonia, viral", "Pneumonia, bacterial", "Normal"],
+        ["COVID-19", "Non-COVID", "Mass (left)", "Mass (right)"],
+        ["right lower lobe", "right upper lobe", "left lower lobe"],
+        ["Edema", "n/a", "Effusion", ""],
+    ],
+)
+def test_a_name_with_a_sign_in_it_is_one_class(cells: list[str], tmp_path: Path) -> None:
+    cohort = labelled(tmp_path, cells).build()
+    assert len(cohort.label_names) == len([cell for cell in cells if cell not in ("n/a", "")])
 
 
 def test_free_text_is_no_label(tmp_path: Path) -> None:
@@ -571,7 +771,9 @@ def test_the_361_real_pairs_of_four_sites() -> None:
     if not PAIRS.is_file():
         pytest.skip("../shared/data/real-cxr is absent")
     unsearched = {"path": str(PAIRS), "burned_in": "header"}  # some of these figures show words
-    cohort, summary = TableSource(**unsearched, image_size=32, label_columns="finding", min_report_words=0).prepare()
+    cohort, summary = TableSource(
+        **unsearched, image_size=32, label_columns="finding", label_separator="none", min_report_words=0
+    ).prepare()
     assert summary["rows"] == summary["used"] == len(cohort) == 361
     assert Counter(cohort.sites) == {"journals": 161, "radiopaedia": 103, "eurorad": 55, "sirm": 42}
     assert Counter(cohort.splits.tolist()) == {"train": 294, "val": 67}

@@ -37,10 +37,10 @@ class BRSETSource(retina.RetinaSource):
         """The rows with a photograph. Raises ValueError where columns, grades or more photographs are missing."""
         published = list(read_rows("brset", self.path, ("image_id", "patient_id", "DR_ICDR", "macular_edema")))
         rows = [row for row in published if self.root is None or self._file(row["image_id"]).is_file()]
-        if len(published) - len(rows) > WITHOUT_FILE:
+        if len(published) - len(rows) > max(WITHOUT_FILE, self.max_missing * len(published)):
             raise ValueError(
                 f"brset source: {len(published) - len(rows)} of {len(published)} images are not under root; at most "
-                f"{WITHOUT_FILE} rows of the published table have none"
+                f"{WITHOUT_FILE} rows of the published table have none; max_missing takes a part of it"
             )
         status = retina.grades("brset", "DR_ICDR", [row["DR_ICDR"] for row in rows], 4)
         edema = retina.grades("brset", "macular_edema", [row["macular_edema"] for row in rows], 1)

@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, require_items
+from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -77,7 +77,8 @@ class MIMICSource(Published):
             raise ValueError(
                 f"mimic_cxr source: {strange} of {len(films)} films are in no split of {', '.join(SPLITS)}"
             )
-        frontal = [row for row in films if row["ViewPosition"] in FRONTAL]
+        views = [row for row in films if row["ViewPosition"] in FRONTAL]
+        frontal = self._reported(views)
         texts, phi = self._texts(frontal)
         rows = [row for row in frontal if texts[row["study_id"]]]
         wanted = names_of(self.labels)
@@ -95,7 +96,11 @@ class MIMICSource(Published):
             names=wanted,
             splits=[SPLITS[split_of[row["dicom_id"]]] for row in rows],
             files=None if root is None else [root / _study(row) / f"{row['dicom_id']}.{self.suffix}" for row in rows],
-            left_out={"not frontal": len(films) - len(frontal), "report empty or too short": len(frontal) - len(rows)},
+            left_out={
+                "not frontal": len(films) - len(views),
+                "report empty or too short": len(frontal) - len(rows),
+                **({"report not under reports": absent} if (absent := len(views) - len(frontal)) else {}),
+            },
             phi=phi,
             subgroups={"view": [row["ViewPosition"] for row in rows]},
         )
@@ -114,12 +119,19 @@ class MIMICSource(Published):
             raise ValueError(f"mimic_cxr source: path lacks {', '.join(missing)} (or .gz)")
         return list(read_rows("mimic_cxr", files[name], TABLES[name]))
 
+    def _reported(self, films: list[Row]) -> list[Row]:
+        """The films whose report is there. Raises ValueError for more studies without than ``max_missing``."""
+        there = {row["study_id"]: self._report(row).is_file() for row in films}
+        missing = sum(not one for one in there.values())
+        refuse_absent("mimic_cxr", missing, len(there), self.max_missing, "reports are not under reports (or root)")
+        return [row for row in films if there[row["study_id"]]]
+
+    def _report(self, film: Row) -> Path:
+        return (Path(self.reports or self.root or self.path) / _study(film)).with_suffix(".txt")
+
     def _texts(self, films: list[Row]) -> tuple[dict[str, str], dict[str, int]]:
         """Study -> text ("" where it has none), and how many reports hold each kind of identifier."""
-        base = Path(self.reports or self.root or self.path)
-        files = {row["study_id"]: (base / _study(row)).with_suffix(".txt") for row in films}
-        if missing := sum(not file.is_file() for file in files.values()):
-            raise ValueError(f"mimic_cxr source: {missing} of {len(files)} reports are not under reports (or root)")
+        files = {row["study_id"]: self._report(row) for row in films}
         raw = {study: file.read_text(encoding="utf-8", errors="replace") for study, file in files.items()}
         return {study: self._text(report) for study, report in raw.items()}, searched(self.cache, [*raw.values()], raw)
 

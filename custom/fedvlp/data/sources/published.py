@@ -6,12 +6,13 @@ import csv
 import gzip
 import io
 import logging
+import math
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -149,10 +150,14 @@ def require_items(source: str, root: Path, items: Collection[str]) -> None:
         )
 
 
-def refuse_absent(source: str, files: Collection[Path]) -> None:
-    """Raises ValueError that counts those of the image ``files`` that are not there."""
-    if missing := sum(not file.is_file() for file in files):
-        raise ValueError(f"{source} source: {missing} of {len(files)} images are not under root")
+def refuse_absent(source: str, missing: int, total: int, most: float, what: str = "images are not under root") -> None:
+    """Raises ValueError where more than ``most`` (0..1) of the files of a collection, in all ``total``, are missing."""
+    if missing > most * total:
+        share = math.ceil(1000 * missing / total) / 1000
+        raise ValueError(
+            f"{source} source: {missing} of {total} {what}; unpack them all, or set max_missing={share:g} to "
+            "take the part of the collection that is there"
+        )
 
 
 def by_patient(patients: Sequence[str], splits: Sequence[str]) -> tuple[list[str], int]:
@@ -215,6 +220,19 @@ class Listing:
     )  # sex, age, ... -> that of each row; "" unknown
     people: str = ""  # the source whose records and patients these are, where it is another
 
+    def of_rows(self, rows: Sequence[int]) -> Listing:
+        """The listing of these ``rows`` alone."""
+
+        def pick(column: Sequence[T]) -> list[T]:
+            return [column[row] for row in rows]
+
+        columns = ("keys", "patients", "studies", "reports", "splits", "files", "questions")
+        given: dict[str, Any] = {name: pick(column) for name in columns if (column := getattr(self, name)) is not None}
+        if self.boxes is not None:
+            given["boxes"] = {name: pick(column) for name, column in self.boxes.items()}
+        given["subgroups"] = {name: pick(column) for name, column in self.subgroups.items()}
+        return replace(self, labels=self.labels[list(rows)], **given)
+
     def hashed(self, kind: str, values: Sequence[str]) -> tuple[str, ...]:
         """The values as hashes of 16 hex digits, different for each collection and ``kind``."""
         return tuple(digest(self.people or self.source, kind, value)[:16] for value in values)
@@ -274,6 +292,7 @@ class Published:
     seed: int = 0  # of the drawn splits
     cache: str | None = None  # folder for decoded images and for tokens; None: made in memory by every process
     burned_in: str = HEADER  # text in films: search | header | accept; what is published has been looked at
+    max_missing: float = 0.0  # of the images, 0..1: how many may not be under root, as where a part was downloaded
 
     @classmethod
     def at(cls, root: Path, **settings: Any) -> Self:
@@ -305,7 +324,20 @@ class Published:
         """
         if site is not None or column:
             raise ValueError("a published collection is one site's, and its patients have one number")
-        return list(self.listing().patients)
+        return list(self._present().patients)
+
+    def _present(self) -> Listing:
+        """The listing of the rows whose images are there. Raises ValueError for more without than ``max_missing``."""
+        listing = self.listing()
+        if listing.files is None:
+            return listing
+        there = {file: file.is_file() for file in dict.fromkeys(listing.files)}
+        refuse_absent(listing.source, sum(not one for one in there.values()), len(there), self.max_missing)
+        rows = [row for row, file in enumerate(listing.files) if there[file]]
+        if len(rows) == len(listing.files):
+            return listing
+        left_out = {**listing.left_out, "image not under root": len(listing.files) - len(rows)}
+        return replace(listing.of_rows(rows), left_out=left_out)
 
     def build(self) -> Cohort:
         """Reads tables and images. Raises ValueError if something of the collection is missing."""
@@ -321,7 +353,7 @@ class Published:
 
     def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
         """The reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does."""
-        listing = self.listing()
+        listing = self._present()
         if not listing.keys:
             raise ValueError(f"{listing.source} source: no usable record; look at path and root")
         skipped: dict[str, list[str]] = {}
@@ -363,7 +395,6 @@ class Published:
         """
         if listing.files is None:
             return None
-        refuse_absent(listing.source, dict.fromkeys(listing.files))
         files = list(dict.fromkeys(listing.files[:most]))
         number = {file: index for index, file in enumerate(files)}
         first: dict[int, str] = {}  # number of a file -> id of the first row that has it

@@ -63,6 +63,4 @@ class SIIMSource(Published):
         if self.root is None:
             return None
         files = {file.stem: file for file in sorted(Path(self.root).rglob("*.dcm"))}
-        if missing := sum(key not in files for key in keys):
-            raise ValueError(f"siim source: {missing} of {len(keys)} images are not under root; unpack them all")
-        return [files[key] for key in keys]
+        return [files.get(key, Path(self.root) / f"{key}.dcm") for key in keys]

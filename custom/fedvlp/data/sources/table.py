@@ -20,12 +20,14 @@ from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
+from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.markup import is_rtf, plain
 from fedvlp.data.masks import read_masks
-from fedvlp.data.patients import normalised
+from fedvlp.data.patients import mangled, normalised, one_number
 from fedvlp.data.screening import Screened
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
+from fedvlp.data.table_files import as_csv
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,10 @@ REMEDIES = {
     RTF: "convert reports in RTF to text",
     OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
+    "image outside the root": (
+        "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
+        "before it; where a link leads out of it, root= says the folder that it leads to"
+    ),
     "burned-in": "look at the films with text in them: burned_in=accept takes them as they are",
 }
 """How the reason begins for which rows cannot be used -> what to do."""
@@ -121,13 +127,14 @@ class TableSource:
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
-    path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header
+    path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
     image_column: str = "image"  # required
     report_column: str = "report"  # required; "" for a table of images without text
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
+    label_separator: str = ""  # between several classes in a cell, as "|"; "": asked for where it seems so; none: one
     site_column: str = "site"
     patient_column: str = "patient_id"  # absent: each study its own patient, or each image
     study_column: str = "study_id"  # absent: each image its own study; a visit's number is counted with its patient
@@ -164,7 +171,7 @@ class TableSource:
 
     def names_sites(self) -> bool:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
-        return self.site_column != "" and self.site_column in self._read([self.site_column])[1]
+        return self.site_column != "" and self.site_column in self._read(self._named())[1]
 
     def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
         """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
@@ -172,10 +179,12 @@ class TableSource:
         ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
         """
         needed = [column or self.patient_column] + [self.site_column] * (site is not None)
-        table, columns = self._read(needed)
+        table, columns = self._read([*self._named(), *needed])
         if missing := sum(name not in columns for name in needed):
             raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
-        cells = [row[needed[0]] for row in table if site in (None, row.get(self.site_column))]
+        self._check_ids(table, needed[:1])
+        cells = one_number([row[needed[0]] for row in table])
+        cells = [cell for row, cell in zip(table, cells, strict=True) if site in (None, row.get(self.site_column))]
         return ["" if report_text.is_missing(cell) else cell for cell in cells]
 
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
@@ -194,9 +203,11 @@ class TableSource:
         self._check()
         table, columns = self._read(self._named())
         present = self._present(columns)
+        self._check_ids(table, sorted({self.patient_column, self.study_column} & present))
         skips = _Skips(len(table), self.max_skipped)
         rows, files = self._select(table, present, self.folder(), skips)
         skips.check()  # before hours of decoding
+        self._check_findings(rows)
         reported = rows[:most] if self.report_column else []
         texts = [row[self.report_column] for row in reported]
         phi = searched(self.cache, texts, (row[_NUMBER] for row in reported))
@@ -249,7 +260,9 @@ class TableSource:
         path = Path(self.path)
         if not path.is_file():
             raise ValueError("table source: the table (path) is not a file")
-        table = delimited.read(path.read_bytes(), wanted, self.encoding, self.delimiter)
+        raw, made = as_csv(path.read_bytes())
+        told = ("utf-8", ",") if made else (self.encoding, self.delimiter)
+        table = delimited.read(raw, wanted, *told)
         if table.said:
             log.warning("table source: %s", table.said)
         rows = []
@@ -273,6 +286,32 @@ class TableSource:
                 f"{without}"
             )
         return {column for column in self._named() if column in columns}
+
+    @staticmethod
+    def _check_ids(table: list[Row], columns: list[str]) -> None:
+        """Raises ValueError where patients or studies would be one for a number that a spreadsheet shortened."""
+        for column in columns:
+            if count := mangled([row[column] for row in table]):
+                raise ValueError(
+                    f"table source: in {count} of {len(table)} rows {column!r} is a number that a spreadsheet "
+                    "shortened (1.23E+11) or did not show (####, #N/A), and the same in several rows, so that patients "
+                    "or studies cannot be told apart; format the column as text or as a whole number in the system "
+                    "that the numbers come from, and export again without opening it in a spreadsheet"
+                )
+
+    def _check_findings(self, rows: list[Row]) -> None:
+        """Raises ValueError where a cell of the column of labels seems to hold several classes."""
+        columns, values = _names(self.label_columns), _names(self.label_values)
+        if len(columns) != 1 or self.label_separator:
+            return
+        cells = [row[columns[0]] for row in rows]
+        if mark := separator_of([cell for cell in cells if _number(cell) is None], values):
+            count = sum(len(findings_in(cell, mark)) > 1 for cell in cells)
+            raise ValueError(
+                f"table source: label column {columns[0]!r} seems to hold several classes in {count} of {len(cells)} "
+                f"cells, with {mark!r} between them; set label_separator to it, or to {ONE_CLASS} where each such cell "
+                "is a class of its own"
+            )
 
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
@@ -327,7 +366,9 @@ class TableSource:
         used, present = [listed.rows[number] for number in numbers], listed.present
         ids = tuple(row[_ID] for row in used)
         sites = tuple(row[self.site_column] for row in used) if self.site_column in present else None
-        labels, names = _labels(used, _names(self.label_columns), _names(self.label_values))
+        labels, names = _labels(
+            used, _names(self.label_columns), _names(self.label_values), self.label_separator or ONE_CLASS
+        )
         if self.split_column in present:
             splits = np.array([_SPLITS[row[self.split_column].lower()] for row in used])
         else:
@@ -424,7 +465,7 @@ class TableSource:
     @staticmethod
     def _written(rows: list[Row], column: str, present: set[str]) -> list[str]:
         """A column's value in each row as sites agree on it (data/patients.py); "" where it is missing."""
-        cells = [row[column] if column in present else "" for row in rows]
+        cells = one_number([row[column] if column in present else "" for row in rows])
         return ["" if report_text.is_missing(cell) else normalised(cell) for cell in cells]
 
 
@@ -473,14 +514,19 @@ def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
         return None, "missing image"
 
 
-def _labels(rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels [N, L] float32 and their names; a single column of words becomes one column per word."""
+def _labels(
+    rows: list[Row], columns: tuple[str, ...], values: tuple[str, ...], separator: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels [N, L] float32 and their names; a single column of words becomes one column per word.
+
+    ``separator`` stands between several words in a cell.
+    """
     labels = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
     for index, column in enumerate(columns):
         numbers = [_number(row[column]) for row in rows]
         only_words = None in numbers and all(n is None or np.isnan(n) for n in numbers)
         if len(columns) == 1 and (values or only_words):
-            return _one_hot(column, [row[column] for row in rows], values)
+            return _of_words(column, [row[column] for row in rows], values, separator)
         if strange := sum(n is None or not (np.isnan(n) or n in (1, 0, -1)) for n in numbers):
             raise ValueError(f"table source: {strange} values of label column {column!r} are none of 1, 0, -1, empty")
         labels[:, index] = np.array(numbers, dtype=np.float32)
@@ -503,28 +549,36 @@ def _subgroups(rows: list[Row], columns: dict[str, str]) -> tuple[np.ndarray | N
     return table_of(cells)
 
 
-def _one_hot(column: str, words: list[str], values: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels [N, L] of N words, nan for a missing one, and the L classes: ``values``, or the words that occur.
+def _of_words(
+    column: str, cells: list[str], values: tuple[str, ...], separator: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels [N, L] of N cells, nan for a missing one, and the L classes: ``values``, or the words that occur.
 
     A word for "nothing", such as "none", is a class only where ``values`` has it. Capitals make no class of their own.
     """
     wanted = {word.casefold() for word in values}
-    missing = np.array([report_text.is_missing(word) and word.casefold() not in wanted for word in words])  # [N]
-    if not values and (count := sum(bool(word) for word, lost in zip(words, missing, strict=True) if lost)):
+    words = [findings_in(cell, separator) for cell in cells]
+    named = [
+        [word for word in several if not report_text.is_missing(word) or word.casefold() in wanted] for several in words
+    ]
+    missing = np.array([not several for several in named])  # [N]
+    if not values and (count := sum(bool(cell) for cell, lost in zip(cells, missing, strict=True) if lost)):
         log.warning(
             "table source: label column %r: %d cells hold a word for nothing (none, na, null, nan) and have no label; "
             "if that is a class, name all classes: label_values",
             column,
             count,
         )
-    first = {word.casefold(): word for word in reversed(words) if not report_text.is_missing(word)}
+    first = {word.casefold(): word for several in reversed(named) for word in several}
     names = values or tuple(sorted(first.values()))
     if len(names) > _MAX_CLASSES:
         raise ValueError(
             f"table source: label column {column!r} has {len(names)} values, at most {_MAX_CLASSES}; {LABELS}"
         )
-    seen, classes = (np.array([word.casefold() for word in of]) for of in (words, names))
-    labels = (seen[:, None] == classes).astype(np.float32)  # [N, L]
+    number = {name.casefold(): index for index, name in enumerate(names)}
+    labels = np.zeros((len(cells), len(names)), dtype=np.float32)
+    for row, several in enumerate(named):
+        labels[row, [number[word.casefold()] for word in several if word.casefold() in number]] = 1
     labels[missing] = np.nan
     return labels, names
 
