@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -415,6 +414,8 @@ def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers
 @pytest.mark.slow(seconds=60)
 def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) -> None:
     """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
+    from support.provisioned import processes, until
+
     words = [*TWO_CELLS, "--seeds", "0", "--runs", str(tmp_path)]
     program = [sys.executable, "-c", "from fedvlp.cli import main; main()", "reproduce", *words, "--jobs", "2"]
     killed = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
@@ -424,7 +425,7 @@ def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) 
             break
     killed.send_signal(signal.SIGKILL)
     killed.wait(30)
-    time.sleep(2)  # the workers end with their parent
+    until(lambda: not processes(str(tmp_path)), "the workers end with their parent", 60)
     ask(*words, "--jobs", "1")
     assert (tmp_path / "feddra-3-smallest.csv").read_text() == ran.figures
 

@@ -411,7 +411,6 @@ def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
         until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "the forged site is turned away")
     finally:
         here.kits = home
-    time.sleep(2)
     assert joined(here) == set(SITES)
 
 
