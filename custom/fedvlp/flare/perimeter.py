@@ -52,6 +52,8 @@ from nvflare.private.defs import (
 )
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
+from fedvlp.flare.job_check import bound_submissions, unfit_archive
+
 SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
 """Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
 names to which FLARE's server issues its own tokens."""
@@ -143,6 +145,7 @@ class Perimeter(FLComponent):
         if self.side == "server":
             self._own_name = core.identity_resolver.resolve(SERVER)
             core.add_incoming_filter("*", "*", self.check_at_server)
+            bound_submissions()
         elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
@@ -168,6 +171,8 @@ class Perimeter(FLComponent):
         job = asked.get_header(RequestHeader.JOB_ID)
         if topic == TrainingTopic.DELETE_RUN and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
             return self._refuse(message, f"{topic} names no job")
+        if topic == TrainingTopic.DEPLOY and (why := unfit_archive(asked.body)):
+            return self._refuse(message, why)
         return None
 
     def _sender(self, message: Message) -> str | None:
