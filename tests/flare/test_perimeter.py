@@ -6,8 +6,9 @@ The slow tests send such messages to two provisioned hospitals, from the account
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -45,9 +46,12 @@ from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.site_config import NamedData
+from fedvlp.flare import kit_lock
 from fedvlp.flare.job_check import bound_submissions
 from fedvlp.flare.jobs import write_job
+from fedvlp.flare.kit_lock import PARENTS
 from fedvlp.flare.perimeter import ADMIN_TOPICS, REFUSED, SERVER, Perimeter
+from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
 TOPICS = [
@@ -123,6 +127,20 @@ def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
     bound_submissions()
     valid, said, _ = job_cmds.JobMetaValidator().validate("job-0", str(tmp_path / "job.zip"))
     assert (valid, why in said) == (False, True)
+
+
+def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of jobs, which build the same component in another folder, do not look."""
+    monkeypatch.chdir(tmp_path)
+    with only_writer(tmp_path):
+        Perimeter()
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
+        with pytest.raises(SystemExit, match=f"^not started: the kit of {tmp_path.name} is in use: process "):
+            Perimeter()
+    monkeypatch.setattr(kit_lock, "_until_the_end", ExitStack())
+    with kit_lock._until_the_end:
+        Perimeter()
+        assert in_use(tmp_path)
 
 
 @pytest.mark.parametrize("sender", STRANGERS)

@@ -53,6 +53,7 @@ from nvflare.private.defs import (
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
 from fedvlp.flare.job_check import bound_submissions, unfit_archive
+from fedvlp.flare.kit_lock import hold_kit
 
 SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
 """Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
@@ -123,6 +124,8 @@ LONGEST = 100  # characters of what a sender says of itself that are quoted
 class Perimeter(FLComponent):
     """A component of ``local/resources.json``, put before the process's messages as soon as FLARE starts it.
 
+    Where another process runs this kit already, FLARE does not start.
+
     Args:
         side: "client" at a site, "server" at the server.
         allow_shell: whether the server may send ``sys.shell``, the console's ``cat``, ``grep``, ``head`` and the like.
@@ -134,6 +137,7 @@ class Perimeter(FLComponent):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
         self._own_name = ""  # in the server's certificate
+        hold_kit()
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
