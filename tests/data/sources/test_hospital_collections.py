@@ -56,7 +56,7 @@ def test_mimic_names_what_is_missing(tmp_path: Path) -> None:
         source.build()
     assert "p10" not in str(caught.value)
     (root / "files/p10/p10000032/s50000002.txt").unlink()
-    with pytest.raises(ValueError, match="1 of 4 reports are not under reports"):
+    with pytest.raises(ValueError, match="1 of 4 reports are not in files/ there"):
         source.build()
     table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,split", [("a1", "train")])
     with pytest.raises(ValueError, match="5 of 6 films are in no split of train, validate, test"):

@@ -140,12 +140,26 @@ def test_a_part_of_a_collection_is_taken_with_the_share_that_its_refusal_names(n
     assert len(at(name, tmp_path / "root", max_missing=most).patient_names()) == len(cohort)
 
 
+def test_mimic_is_read_from_the_two_downloads_that_it_is(tmp_path: Path) -> None:
+    """Films and tables are one, reports another; a folder with both is read as it is, and so are two given by hand."""
+    whole = at("mimic_cxr", tmp_path / "root").build()
+    films, texts = (tmp_path / "both" / name / "2.0.0" for name in ("mimic-cxr-jpg", "mimic-cxr"))
+    films.parent.mkdir(parents=True)
+    (tmp_path / "root").rename(films)
+    for report in films.rglob("s*.txt"):
+        (texts / report.relative_to(films)).parent.mkdir(parents=True, exist_ok=True)
+        report.rename(texts / report.relative_to(films))
+    assert SOURCES["mimic_cxr"].at(tmp_path / "both", image_size=32).build().fingerprint == whole.fingerprint
+    by_hand = SOURCES["mimic_cxr"].at(films, image_size=32, reports=str(texts))
+    assert by_hand.build().fingerprint == whole.fingerprint
+
+
 def test_the_first_folder_of_mimic_is_a_part_of_it(tmp_path: Path) -> None:
     """Films and reports of other patients are not there."""
     whole = at("mimic_cxr", tmp_path / "root").build()
     patient = next((tmp_path / "root" / "files").rglob("p10000032"))
     shutil.rmtree(patient)
-    with pytest.raises(ValueError, match=r"reports are not under reports .*max_missing=") as caught:
+    with pytest.raises(ValueError, match=r"reports are not in files/ .*reports=FOLDER.*max_missing=") as caught:
         at("mimic_cxr", tmp_path / "root").screen()
     share = re.search(r"max_missing=([0-9.]+)", str(caught.value))
     assert share

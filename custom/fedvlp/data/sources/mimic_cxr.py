@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, refuse_absent, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -63,9 +63,18 @@ class MIMICSource(Published):
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
-        """The tables and ``files/`` in one folder. Where the reports lie elsewhere, ``reports`` says so."""
-        require_items("mimic_cxr", root, [*(f"mimic-cxr-2.0.0-{table}.csv" for table in TABLES), "files"])
-        return {"path": str(root), "root": str(root)}
+        """The tables and ``files/`` in ``root``, or in a download of its own below it; so are the reports.
+
+        They are published apart: PhysioNet's folders are mimic-cxr-jpg/2.0.0 and mimic-cxr/2.0.0. Where the reports lie
+        elsewhere, ``reports`` says so.
+        """
+        tables = [f"mimic-cxr-2.0.0-{table}.csv" for table in TABLES]
+        downloads = [root, *(folder for form in ("*", "*/2.*") for folder in sorted(root.glob(f"mimic-cxr{form}")))]
+        images = next((folder for folder in downloads if first_of(folder, tables)), root)
+        require_items("mimic_cxr", images, [*tables, "files"])
+        others = (folder for folder in downloads if folder != images)
+        reports = next((folder for folder in others if any(folder.glob("files/p1?/p*/s*.txt"))), None)
+        return {"path": str(images), "root": str(images)} | ({"reports": str(reports)} if reports else {})
 
     def listing(self) -> Listing:
         """The films with text. Raises ValueError that names missing tables or columns, or counts missing reports."""
@@ -123,7 +132,8 @@ class MIMICSource(Published):
         """The films whose report is there. Raises ValueError for more studies without than ``max_missing``."""
         there = {row["study_id"]: self._report(row).is_file() for row in films}
         missing = sum(not one for one in there.values())
-        refuse_absent("mimic_cxr", missing, len(there), self.max_missing, "reports are not under reports (or root)")
+        where = "reports are not in files/ there: they are a download of their own, and reports=FOLDER says where it is"
+        refuse_absent("mimic_cxr", missing, len(there), self.max_missing, where)
         return [row for row in films if there[row["study_id"]]]
 
     def _report(self, film: Row) -> Path:
