@@ -26,8 +26,8 @@ IMPRESSIONS = ("CONCLUSION", "IMPRESSON", "IMPRESION", "IMPRSSION", "IMPERSSION"
 """Headings of an impression that lack the word, most of them misspelt."""
 
 OF_FINDINGS = ("FINDINS", "FINDINDGS", "FINDGINGS", "FINDNGS", "FINDNINGS", "FINIDNGS")
-OTHER = ("HISTORY", "COMPARISON", "ADDENDUM", "INDICATION", "TECHNIQUE")
-"""Words in the headings of sections that are neither, even where they name the film."""
+OTHER = ("HISTORY", "COMPARISON", "INDICATION", "TECHNIQUE")
+"""Words in the headings of sections that are none of these, even where they name the film."""
 
 FILMS = (
     "CHEST", "PORTABLE", "PA AND LAT", "LATERAL AND PA", "AP AND LAT", "LATERAL AND AP", "FRONTAL AND", "TWO VIEWS",
@@ -44,9 +44,10 @@ class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
     One row per frontal film (PA, AP) of a study whose report has an impression or findings; the text is impression +
-    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``). Labels
-    keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
-    Differs: the published code (MGCA) puts validate and test into one split; here they stay apart.
+    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``), and then
+    what an addendum corrects or adds. Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
+    Differs: the published code (MGCA) puts validate and test into one split and drops addenda; here they stay apart,
+    and these stay.
     """
 
     table: ClassVar[str] = "."
@@ -146,16 +147,16 @@ class MIMICSource(Published):
         return {study: self._text(report) for study, report in raw.items()}, searched(self.cache, [*raw.values()], raw)
 
     def _text(self, report: str) -> str:
-        """Impression and findings of a report, cleaned."""
-        texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "": []}
+        """Impression, findings and addenda of a report, cleaned."""
+        texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "ADDENDUM": [], "": []}
         for heading, text in sections(report).items():
             texts[meaning(heading)].append(text)
-        both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"])
+        both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"] + texts["ADDENDUM"])
         return clean_report(both, self.min_report_words, self.min_sentence_words)
 
 
 def meaning(heading: str) -> str:
-    """IMPRESSION, FINDINGS, or "" for a section that is neither.
+    """IMPRESSION, FINDINGS, ADDENDUM, or "" for a section that is none of them.
 
     As in the section parser of the collection's authors (https://github.com/MIT-LCP/mimic-cxr, txt/section_parser.py):
     a heading that describes the study begins its findings.
@@ -164,6 +165,8 @@ def meaning(heading: str) -> str:
         return "IMPRESSION"
     if "FINDING" in heading or heading in OF_FINDINGS:
         return "FINDINGS"
+    if "ADDENDUM" in heading:
+        return "ADDENDUM"
     if any(word in heading for word in OTHER):
         return ""
     return "FINDINGS" if any(words in heading for words in FILMS) else ""
