@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
+from fedvlp.data.image_names import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
@@ -47,7 +48,9 @@ REMEDIES = {
     RTF: "convert reports in RTF to text",
     OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
-    "image outside the root": (
+    MISSING: "images are looked for below root=FOLDER, by default the table's, whatever case and suffix a name has",
+    SEVERAL: "write the names as the files have them",
+    OUTSIDE: (
         "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
         "before it; where a link leads out of it, root= says the folder that it leads to"
     ),
@@ -316,8 +319,9 @@ class TableSource:
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
         rows: dict[Path, Row] = {}
+        names = ImageNames(root)
         for row in table:
-            file, reason = _resolve(root, row[self.image_column])
+            file, reason = names.find(row[self.image_column])
             if file in rows:
                 reason = "duplicate image"
             reason = row[_UNEVEN] or reason
@@ -423,16 +427,16 @@ class TableSource:
         """
         if not _names(self.mask_columns):
             return None
-        root = self.folder()
+        names = ImageNames(self.folder())
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
-            resolved = [_resolve(root, row[column]) for row in rows]
+            resolved = [names.find(row[column]) for row in rows]
             files[column] = [file for file, _ in resolved]
-            bad = Counter(reason for _, reason in resolved if reason not in ("", "no image name"))
+            bad = Counter(reason for _, reason in resolved if reason not in ("", NO_NAME))
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        films = [_resolve(root, row[self.image_column])[0] for row in rows]
+        films = [names.find(row[self.image_column])[0] for row in rows]
         return partial(read_masks, files, self.image_size, films=films)
 
     def _people(self, rows: list[Row], present: set[str]) -> _People:
@@ -496,22 +500,6 @@ def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float
         split |= dict.fromkeys(order[tested:held_out], "val")
         split |= dict.fromkeys(order[held_out:], "train")
     return np.array([split[patient] for patient in patients], dtype="<U5")
-
-
-def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
-    """The image file ``name`` under ``root``, or None and the reason. Both "/" and "\\" separate folders."""
-    if report_text.is_missing(name):
-        return None, "no image name"
-    relative = PureWindowsPath(name)
-    if relative.anchor or ".." in relative.parts:
-        return None, "image outside the root"
-    try:
-        file = root.joinpath(*relative.parts).resolve()
-        if not file.is_relative_to(root):
-            return None, "image outside the root"
-        return (file, "") if file.is_file() else (None, "missing image")
-    except (OSError, ValueError, RuntimeError):  # name too long, null byte, loop of links
-        return None, "missing image"
 
 
 def _labels(
