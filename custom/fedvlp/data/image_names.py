@@ -21,8 +21,10 @@ class ImageNames:
     Windows takes any case, and a Mac writes "ö" as two characters: names of a table made there differ from the files'.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, suffix: str = "") -> None:
+        """``suffix``: "png" or ".png", of the files whose names lack one; "": any of ``SUFFIXES``."""
         self.root = root
+        self._suffix = suffix and f".{suffix.lstrip('.')}"
         self._listings: dict[Path, dict[str, list[str]]] = {}
 
     def find(self, name: str) -> tuple[Path | None, str]:
@@ -32,7 +34,7 @@ class ImageNames:
         """
         if is_missing(name):
             return None, NO_NAME
-        relative = PureWindowsPath(name)
+        relative = PureWindowsPath(name if name.lower().endswith(self._suffix.lower()) else name + self._suffix)
         if relative.anchor or ".." in relative.parts:
             return None, OUTSIDE
         try:

@@ -204,6 +204,24 @@ def test_an_image_is_found_whatever_case_accents_and_suffix_its_name_has(
     assert ImageNames(tmp_path).find(name) == (file, "")
 
 
+def test_a_suffix_says_which_of_two_files_is_meant_and_columns_are_joined_to_a_path(tmp_path: Path) -> None:
+    """As PadChest has folder and name, and DICOM files lie beside their copies; the name of a column may have a slash."""
+    (tmp_path / "a").mkdir()
+    for number in range(2):
+        for suffix in ("png", "tif"):
+            picture(tmp_path / "a" / f"{number}.1.{suffix}", number)
+    rows = [["a", f"{number}.1", f"{REPORT} {number}"] for number in range(2)]
+    path = write(tmp_path, rows, ["Folder", "Name", "report"])
+    source = TableSource(path, image_column="folder/Name", suffix=".png", image_size=16)
+    ids = source.build().ids
+    with pytest.raises(ValueError, match=r"several images of this name.* 2 .*suffix=png"):
+        replace(source, suffix="").build()
+    with pytest.raises(ValueError, match="columns is 'folder/Named'"):
+        replace(source, image_column="folder/Named").build()
+    path = write(tmp_path, [[f"a/{number}.1", row[2]] for number, row in enumerate(rows)], ["a/b", "report"])
+    assert replace(source, path=path, image_column="a/b").build().ids == ids
+
+
 @pytest.mark.parametrize(
     ("files", "name", "found"),
     [

@@ -49,7 +49,7 @@ REMEDIES = {
     OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
     MISSING: "images are looked for below root=FOLDER, by default the table's, whatever case and suffix a name has",
-    SEVERAL: "write the names as the files have them",
+    SEVERAL: "write the names as the files have them, or set suffix=png (or dcm, ...) where they lack it",
     OUTSIDE: (
         "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
         "before it; where a link leads out of it, root= says the folder that it leads to"
@@ -133,7 +133,8 @@ class TableSource:
     path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
-    image_column: str = "image"  # required
+    image_column: str = "image"  # required; A/B joins two columns, as a folder and a name in it
+    suffix: str = ""  # of the images, where names lack it and a folder has several of one name: png, dcm, ...
     report_column: str = "report"  # required; "" for a table of images without text
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
@@ -256,7 +257,7 @@ class TableSource:
     def _named(self) -> list[str]:
         """All columns that the settings name."""
         optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
-        return [*self._required(), *filter(None, optional)]
+        return [*self._required(), *self.image_column.split("/"), *filter(None, optional)]
 
     def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
         """The rows of the table, and the names of its columns; of the ``wanted`` ones as they are wanted."""
@@ -268,12 +269,16 @@ class TableSource:
         table = delimited.read(raw, wanted, *told)
         if table.said:
             log.warning("table source: %s", table.said)
+        folders = [] if self.image_column in table.columns else self.image_column.split("/")
         rows = []
         for number, line in enumerate(table.lines, start=1):
             excess = len(line) - len(table.columns)
             row = dict(zip(table.columns, map(str.strip, line + [""] * -excess), strict=False))
+            if len(folders) > 1 and {*folders} <= row.keys():
+                row[self.image_column] = "/".join(row[name] for name in folders)
             rows.append({**row, _NUMBER: str(number), _UNEVEN: _uneven(excess)})
-        return rows, table.columns
+        joined = [self.image_column] if len(folders) > 1 and {*folders} <= {*table.columns} else []
+        return rows, table.columns + joined
 
     def _present(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
@@ -319,7 +324,7 @@ class TableSource:
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
         rows: dict[Path, Row] = {}
-        names = ImageNames(root)
+        names = ImageNames(root, self.suffix)
         for row in table:
             file, reason = names.find(row[self.image_column])
             if file in rows:
@@ -436,7 +441,8 @@ class TableSource:
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        films = [names.find(row[self.image_column])[0] for row in rows]
+        with_suffix = ImageNames(names.root, self.suffix)
+        films = [with_suffix.find(row[self.image_column])[0] for row in rows]
         return partial(read_masks, files, self.image_size, films=films)
 
     def _people(self, rows: list[Row], present: set[str]) -> _People:
