@@ -29,6 +29,7 @@ from fedvlp.claims.scenario import HOLDS, Table
 from fedvlp.cli import app
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.creamfl import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
 from fedvlp.run.folder import RunFolder
@@ -197,6 +198,9 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
     assert "structural" in text
 
 
+COCO_ELSEWHERE = [word for name in FOLDERS for word in ("--data", f"{name}:.")]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -213,6 +217,10 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
             "has no folder chexpert, mimic_cxr, nih_cxr14, candid_ptx, rsna, covid_radiography",
         ),
         (("creamfl:3", "--root", "."), "has no folder coco_captions, flickr30k, cifar100, ag_news"),
+        (("feddra:2", "--demo", "--data", "mimic_cxr:."), "--data goes with --root"),
+        (("feddra:2", "--root", ".", "--data", "mimic_cxr"), "--data 'mimic_cxr' is not SOURCE:FOLDER"),
+        (("feddra:2", "--root", ".", "--data", "mimc_cxr:."), "--data names mimc_cxr, which alignment"),
+        (("creamfl:3", "--root", ".", *COCO_ELSEWHERE), "ag_news: read below --root alone"),
     ],
 )
 def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
@@ -225,6 +233,30 @@ def test_absent_data_are_named_without_their_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no folder rsna, covidx") as raised:
         ask("feddra:2", "--root", str(tmp_path), "--dry-run")
     assert str(tmp_path) not in str(raised.value)
+
+
+def test_data_may_lie_elsewhere_with_settings_and_a_risk_that_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MIMIC in its two downloads beside the root: read as told, and what was accepted reaches the runs."""
+    published.mimic(tmp_path / "films")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the films
+    (tmp_path / "films" / "files").symlink_to(tmp_path / "files")
+    given: list[Any] = []
+
+    def noted(scenario: Any, cells: Any, *rest: Any) -> Table:
+        given[:] = [cells, rest[-1]]
+        return Table({})
+
+    monkeypatch.setattr(run, "measured", noted)
+    spec = f"mimic_cxr:{tmp_path}/films,reports={tmp_path},min_report_words=1"
+    words = ["--root", str(tmp_path / "root"), "--data", spec, "--runs", str(tmp_path / "runs")]
+    ask("feddra:3", *words, "--smallest", "--seeds", "0", "--accept-phi-kind", "date")
+    cells, accepted = given
+    assert accepted == ("date",)
+    assert {(cell.data.reports, cell.data.min_report_words) for cell in cells.values()} == {(str(tmp_path), 1)}
+    assert len(next(iter(cells.values())).data.build()) == 4
 
 
 def test_the_guide_names_the_folders_of_every_table() -> None:

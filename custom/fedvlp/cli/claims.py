@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import seeds_of
+from fedvlp.cli.overrides import AcceptAll, AcceptKinds, accepted, seeds_of
 from fedvlp.cli.stopping import goes_on_as_typed
 
 app = typer.Typer()
@@ -28,6 +28,8 @@ def claims(
         Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
     ] = Path("benchmarks/claims"),
     device: Annotated[str, typer.Option(help="What the runs train on: cpu, cuda, or auto.")] = "cpu",
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
 ) -> None:
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
@@ -50,7 +52,7 @@ def claims(
         console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))
         return
     goes_on_as_typed()
-    wanted = seeds_of(seeds)
+    wanted, accept = seeds_of(seeds), accepted(accept_phi_risk, accept_phi_kind)
 
     def said(method: str, seed: int, what: str) -> None:
         console.print(f"{method}, seed {seed}: {what}", highlight=False)
@@ -58,7 +60,7 @@ def claims(
     every = []
     for one in chosen:
         console.print(f"scenario {one.name}", highlight=False)
-        table = measured(one, cells_of(one, methods_of(one, asked), wanted, device), runs, results, jobs, said)
+        table = measured(one, cells_of(one, methods_of(one, asked), wanted, device), runs, results, jobs, said, accept)
         judged = judge(one, table, asked)
         every.append(judged)
         for condition, held in judged.preconditions:
