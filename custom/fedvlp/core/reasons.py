@@ -26,7 +26,7 @@ LIBRARIES = ("JSONDecodeError", "OutOfMemoryError", "SafetensorError")
 OWN = (
     "Aborted", "CheckpointError", "CodecError", "DeviceError", "EnvelopeError", "FolderInUseError",
     "ImageAccessError", "InitialWeightsError", "MemoryGoneError", "NoLossError", "NoRecordsError", "NoWeightsError",
-    "NormalisationError", "NotHeldError", "OverlapError", "PHIError", "PathError", "PluginError", "PrivacyError",
+    "NormalisationError", "NotHeldError", "PHIError", "PathError", "PluginError", "PrivacyError",
     "PublicSetError", "RecordKeyError", "RecordPrivacyError", "RefusedError", "SelectorError", "SiteConfigError",
     "StateMismatchError", "UnmeasuredError", "UnreadableImageError", "UnreadableRunError",
 )  # fmt: skip
@@ -280,69 +280,6 @@ REASONS = (
         "it has none. Server and site must run the same experiment",
         "the server sent {number} tensors of batch normalisation or private adapters; under these settings it has "
         "none. Server and site must run the same experiment",
-    ),
-    # Counting shared patients
-    Reason(
-        "OverlapError",
-        "this site lets no patients be counted: its local/fedvlp.json has no entry *",
-        "this site lets no patients be counted",
-    ),
-    Reason(
-        "OverlapError",
-        "this site counts no patients of data set *; overlap.data does not name it",
-        "this site counts no patients of that data set",
-    ),
-    Reason(
-        "OverlapError",
-        "this site counts no patients with *; overlap.sites does not name it",
-        "this site counts no patients with that site",
-    ),
-    Reason(
-        "OverlapError",
-        "* has {number} patients; this site counts none in a set of fewer than {number2}",
-        "a set has {number} patients; this site counts none in a set of fewer than {number2}",
-    ),
-    Reason(
-        "OverlapError",
-        "the smaller set has {number} patients; where fewer than {number2} are not told apart (least_shared), it needs "
-        "at least {number3}",
-    ),
-    Reason(
-        "OverlapError", "this site took part in {number} jobs that count patients and lets {number2} (overlap.jobs)"
-    ),
-    Reason(
-        "OverlapError",
-        "this site has no local/overlap.key: *",
-        "this site has no key for counting shared patients",
-    ),
-    Reason("OverlapError", "local/overlap.key *", "this site's key for counting shared patients cannot be used"),
-    Reason("OverlapError", "this site has counted with * in this job; it does once", "this site counts once in a job"),
-    Reason(
-        "OverlapError",
-        "the seal of the message from * is wrong: the sites hold different keys, or the server altered it",
-        "the seal of a message is wrong: the sites hold different keys, or the server altered it",
-    ),
-    Reason("OverlapError", "the message from * is none of the protocol *", "a message is none of the protocol"),
-    Reason(
-        "OverlapError", "this site did not begin to count with *", "this site did not begin to count with that site"
-    ),
-    Reason("OverlapError", "the job brings a data set of its own; a site opens only what its own file names"),
-    Reason(
-        "OverlapError", "this site's list of jobs that counted patients *", "this site's list of such jobs is damaged"
-    ),
-    Reason(
-        "OverlapError",
-        "this site's process was started anew in the middle; in a simulation give -t as many threads as there are "
-        "sites",
-    ),
-    Reason(
-        "OverlapError",
-        "the patients of the data set cannot be read here *",
-        "the patients of the data set cannot be read here; `fedvlp doctor --site` says why",
-    ),
-    Reason(
-        "OverlapError",
-        "the package for private set intersection is missing here: openmined-psi (provisioning/psi.txt)",
     ),
     # What a site's own filters refuse
     Reason("PrivacyError", "the reply is not an update of fedvlp"),

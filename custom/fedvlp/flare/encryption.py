@@ -35,7 +35,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.loop import QuorumLostError, Rounds
-from fedvlp.flare import messages, overlap_messages
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import TRAINED, runs_root, under
@@ -328,8 +328,6 @@ class Decrypt(Filter):
         self._seen: tuple[str, int, Tensor] | None = None  # run, round and the mean [n] that it began with
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        if overlap_messages.is_task(fl_ctx):  # brings no model
-            return shareable
         message, run = messages.receive_broadcast(shareable)
         cipher = Cipher.load(self.context, fl_ctx)
         if CIPHERTEXT not in message.aux:

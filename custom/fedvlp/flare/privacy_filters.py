@@ -1,7 +1,7 @@
 """A hospital's own filters, for its ``local/privacy.json``: FLARE applies them whatever the job says, before the job's.
 
 Whatever is not an update of fedvlp is refused, and what leaves is put together anew from its checked parts. A refusal
-is an error reply that says why. A job that counts shared patients has a door of its own (flare/overlap_messages.py).
+is an error reply that says why.
 ``RememberReceived`` must be among the ``components`` of the same file: the site's filters come before the job's, so
 only the task that reaches the executor is sure to be the decoded one.
 """
@@ -32,7 +32,7 @@ from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
 from fedvlp.evaluation.audit.words import standing_out
 from fedvlp.federation.site import failure
-from fedvlp.flare import messages, overlap_messages
+from fedvlp.flare import messages
 from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.privacy_budget import Ledger
 
@@ -43,7 +43,7 @@ class RememberReceived(FLComponent):
     """Keeps a copy of the state that a task brings until the reply has left (in the task's own context)."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.BEFORE_TASK_EXECUTION and not overlap_messages.is_task(fl_ctx):
+        if event_type == EventType.BEFORE_TASK_EXECUTION:
             message, _ = messages.receive_broadcast(fl_ctx.get_prop(FLContextKey.TASK_DATA))
             copy = {name: tensor.detach().clone() for name, tensor in message.state.items()}
             fl_ctx.set_prop(RECEIVED, copy, private=True, sticky=False)
@@ -68,8 +68,6 @@ class UpdateFilter(Filter):
         if code != ReturnCode.OK:
             return _bare_failure(code, shareable)
         try:
-            if overlap_messages.is_counted(fl_ctx):
-                return overlap_messages.passed(shareable, fl_ctx)
             update = _within(_checked(shareable, fl_ctx.get_identity_name()), fl_ctx)
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
