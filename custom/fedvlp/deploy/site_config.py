@@ -85,12 +85,17 @@ class SiteConfig:
         except FileNotFoundError:
             raise SiteConfigError(
                 f"this machine has no local/{FILE}; a site takes the one of its kit's archive and edits it, a server "
-                "writes one for a public set alone (guide/LEAD.md)"
+                "writes one for a public set alone (guide/LEAD.md)",
+                public="this site has no local/fedvlp.json",
             ) from None
         except json.JSONDecodeError as error:
-            raise SiteConfigError(f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}") from None
+            raise SiteConfigError(
+                f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}",
+                public="local/fedvlp.json is not JSON: line {lineno}",
+                lineno=error.lineno,
+            ) from None
         except ValueError as error:
-            raise SiteConfigError(f"local/{FILE}: {error}") from None
+            raise SiteConfigError(f"local/{FILE}: {error}", public="local/fedvlp.json has a mistake in it") from None
 
 
 def accepts_phi_risk(local: Path) -> bool | tuple[str, ...]:
@@ -159,7 +164,8 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
         return replace(experiment, data=SiteSources(((PUBLIC, public_source(wanted, local)), (site, own))))
     if not isinstance(wanted, SyntheticCohort) and is_provisioned(kit):
         raise SiteConfigError(
-            f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
+            f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names",
+            public="the job brings a source of its own; a site opens only what its own local/fedvlp.json names",
         )
     return experiment
 
@@ -197,7 +203,10 @@ def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
         if name in BUILT_IN:
             continue
         if not TOWER.fullmatch(name):
-            raise SiteConfigError(f"{field_name} is no name of a model; a job names towers and gives no path")
+            raise SiteConfigError(
+                f"{field_name} is no name of a model; a job names towers and gives no path",
+                public="a tower is no name of a model; a job names towers and gives no path",
+            )
         folder = _own_folder(field_name, name, kit)
         if folder:
             towers[field_name] = folder
@@ -220,7 +229,10 @@ def _own_folder(what: str, name: str, kit: Path) -> str:
     if (kit / MODELS / name).is_dir():
         return str(_inside(kit / MODELS, name))
     if Path(name).exists():
-        raise SiteConfigError(f"{what} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+        raise SiteConfigError(
+            f"{what} {name!r} is no folder of this site's {MODELS}/ and no name of a model",
+            public="a tower is no folder of this site's models/ and no name of a model",
+        )
     return ""
 
 
@@ -232,7 +244,8 @@ def own_source(wanted: NamedData, site: str, local: Path) -> Source:
     if wanted.name not in offered:
         raise SiteConfigError(
             f"site {site} offers no data set {wanted.name!r}{nearest(wanted.name, list(offered))}; "
-            f"its engineer adds one to local/{FILE}"
+            f"its engineer adds one to local/{FILE}",
+            public="this site offers no data set of that name; its engineer adds one to local/fedvlp.json",
         )
     return replace(offered[wanted.name], image_size=wanted.image_size)
 
