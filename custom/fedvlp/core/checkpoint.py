@@ -21,13 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.json_file import refuse_special
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
 
 HEADER, SUMS = "fedvlp", "crc32"
 """Entries of a safetensors file's metadata: the JSON header, and checksums by tensor, the header's under ""."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SiteError, RuntimeError):
     """A checkpoint cannot be written or read; the message says which file, why, and what to do."""
 
     full = False  # whether it is for want of room on the disk
@@ -69,7 +70,11 @@ def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> Chec
     failure = CheckpointError(
         f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
         f"{intact} is intact: free space (or make the folder writable), then resume the run, or, where there is none, "
-        "start again."
+        "start again.",
+        public="cannot write a file of the run: the disk is full; it needs {size:,} bytes"
+        if full
+        else "cannot write a file of the run",
+        size=size,
     )
     failure.full = full
     return failure
@@ -130,7 +135,8 @@ def unread(path: Path, error: Exception) -> CheckpointError:
     """What to raise when ``error`` kept ``path`` from being read."""
     return CheckpointError(
         f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
-        "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."
+        "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again.",
+        public="a file of the run is damaged, or gone",
     )
 
 
