@@ -117,7 +117,7 @@ def bound_submissions() -> None:
     from nvflare.private.fed.server import job_cmds  # the server's alone
     from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
-    class Bounded(JobMetaValidator):  # type: ignore[misc]
+    class Bounded(JobMetaValidator):
         def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
             why = unfit_archive(job_data)
             return (False, why, {}) if why else super().validate(job_name, job_data)
