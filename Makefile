@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-slow test-all test-numeric docs golden towers mutants lint bench lock release sbom clean
+.PHONY: demo poc test test-slow test-all nightly test-numeric docs golden towers mutants lint bench lock release sbom clean
 
 # Nothing is installed whose SHA-256 is not in a lock, and nothing is resolved. uv does it in seconds where pip takes
 # minutes; pip fetches uv itself, and does all of it where uv cannot (no wheel for this machine, a package mirror that
@@ -60,11 +60,20 @@ test-numeric: $(VENV)/tools
 # The rest: simulator, provisioned and POC runs, several processes per site, another device. Four at a time on two cores:
 # half of their time they wait for each other.
 test-slow: $(VENV)/tools
-	$(BIN)/python -m pytest -n 4 -m slow
+	$(BIN)/python -m pytest -n 4 -m "slow and not nightly"
 
 # Both in one go, the slow ones first: fast tests then fill the time that the slow ones wait.
 test-all: $(VENV)/tools
-	$(BIN)/python -m pytest -n 5
+	$(BIN)/python -m pytest -n 5 -m "not nightly"
+
+# What takes too long for every commit: a thousand schedules, learning bands, every method on another device, each in
+# every place and interrupted; the fast tests under other settings of a machine, in an order of the day; the mutants.
+ORDER ?= $(shell date +%F)
+nightly: $(VENV)/tools
+	$(BIN)/python -m pytest -n 4 -m slow
+	umask 077 && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(MAKE) mutants
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
 # A warning is an error; mkdocs does not count warnings when it is told to be quiet.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import locale
 import os
+import random
 import re
 import signal
 import sys
@@ -20,6 +22,9 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 
 from support.simulator import REPEATED
+
+if "LOCALE" in os.environ:  # as a program that reads the person's settings: an unknown one is an error
+    locale.setlocale(locale.LC_ALL, os.environ["LOCALE"])
 
 SLOW_SECONDS = 900
 """The time limit of a test marked slow; that of others is in pyproject.toml."""
@@ -60,6 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         expected[item.nodeid] = slow.kwargs.get("seconds", 30.0) if slow else 0.0
         if slow:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+    if seed := os.environ.get("RANDOM_ORDER"):  # the same for all workers: files, and the tests in each
+        draw = random.Random(seed)
+        of_file = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (of_file[item.path], draw.random()))
     items.sort(key=lambda item: -expected[item.nodeid])
 
 

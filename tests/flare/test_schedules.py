@@ -353,6 +353,7 @@ def test_every_schedule_ends_with_the_engines_bytes_or_a_named_refusal(folder: P
     assert all(counts[what] >= 5 for what in HAPPENS), counts
 
 
+@pytest.mark.nightly
 @pytest.mark.slow(seconds=70)
 @pytest.mark.usefixtures("_silent")
 def test_a_thousand_more_schedules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

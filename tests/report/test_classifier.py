@@ -85,6 +85,7 @@ def test_the_model_of_the_best_round_is_called_that_and_is_no_point_after_the_la
         )
     )  # fmt: skip
     assert best_first["Classifier"][0] == ["AUC on the public set", "split", "initial", "best round on val (1)"]
+    assert best_first["Classifier"][1] == ["macro", "test", "0.5", "0.8"]
     assert best_last["Classifier"][0][-1] == "best round on val (3)"
     assert unknown["Classifier"][0][-1] == "last"
     for tables, rounds in ((best_first, "012"), (best_last, "0123"), (unknown, "0123")):

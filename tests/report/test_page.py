@@ -9,6 +9,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from support.report_pages import NAN, SITES, Page, page_of, recalls, record, rob
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
 from fedvlp.report.html import ABSENT, number, shown
-from fedvlp.report.loss import MOST
+from fedvlp.report.loss import MOST, section
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
@@ -87,6 +89,14 @@ def test_a_site_that_was_absent_looks_absent(tmp_path: Path) -> None:
         ["site-4", "0", ABSENT, "0 of 1"],
         ["site-10", "300", "18.8 %", "4 of 5"],
     ]
+
+
+def test_the_average_loss_is_over_the_sites_that_have_it() -> None:
+    metrics: dict[str, dict[str, float]] = {"a": {"loss/x": 1.0}, "b": {"loss/x": 3.0}, "c": {}}
+    run: Any = SimpleNamespace(
+        training=[({"round": 0, "phase": "train"}, metrics)], sites=list(metrics), style=lambda site: {}
+    )
+    assert "<td>0</td><td>2</td><td>1</td><td>3</td>" in section(run)
 
 
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
