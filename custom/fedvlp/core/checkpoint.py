@@ -21,13 +21,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.json_file import refuse_special
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
 
-HEADER, SUMS = "fedvlp", "crc32"
-"""Entries of a safetensors file's metadata: the JSON header, and checksums by tensor, the header's under ""."""
+HEADER = "fedvlp"
+"""The only entry of a safetensors file's metadata, whose order is not the same in every process. Its first line has the
+checksums by tensor, that of the second line under ""; the second is the header. Both are JSON."""
+
+SUMS = "crc32"
+"""Entry of a header: checksums of other files."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(SiteError, RuntimeError):
     """A checkpoint cannot be written or read; the message says which file, why, and what to do."""
 
     full = False  # whether it is for want of room on the disk
@@ -69,7 +74,11 @@ def unwritten(path: Path, error: Exception, size: int, intact: str = "") -> Chec
     failure = CheckpointError(
         f"cannot write {path.name} in {path.parent}: {why}; it needs {size:,} bytes there. "
         f"{intact} is intact: free space (or make the folder writable), then resume the run, or, where there is none, "
-        "start again."
+        "start again.",
+        public="cannot write a file of the run: the disk is full; it needs {size:,} bytes"
+        if full
+        else "cannot write a file of the run",
+        size=size,
     )
     failure.full = full
     return failure
@@ -84,7 +93,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
-        save_file(contiguous, temporary, metadata={HEADER: text, SUMS: json.dumps(sums)})
+        save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums)}\n{text}"})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)
@@ -106,9 +115,11 @@ def _load(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, 
         refuse_special(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text = metadata.get(HEADER, "{}")
-            # A file of another writer has neither header nor checksums: a model's has those of its folder.
-            sums = json.loads(metadata[SUMS] if HEADER in metadata else metadata.get(SUMS, "null"))
+            if metadata.keys() - {HEADER, "format"}:
+                raise ValueError("its metadata are of no known kind")
+            # A file of another writer has neither checksums nor header: a model's has those of its folder.
+            first, _, text = metadata.get(HEADER, "null\n{}").partition("\n")
+            sums = json.loads(first)
             if sums is not None and sums[""] != zlib.crc32(text.encode()):
                 raise ValueError("the header is not as it was written")
             tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118
@@ -130,7 +141,8 @@ def unread(path: Path, error: Exception) -> CheckpointError:
     """What to raise when ``error`` kept ``path`` from being read."""
     return CheckpointError(
         f"cannot read {path.name} in {path.parent}: {type(error).__name__}: {error}. "
-        "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again."
+        "It is damaged or not a fedvlp file; restore it from a copy, or remove it to start that part again.",
+        public="a file of the run is damaged, or gone",
     )
 
 

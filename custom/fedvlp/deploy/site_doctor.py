@@ -23,12 +23,10 @@ from typing import Any
 from fedvlp import __version__
 from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
-from fedvlp.data.patients import normalised, patient_names
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
-from fedvlp.deploy.overlap import OverlapError, read_key
-from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, own_source
+from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 from fedvlp.run.lock import FolderInUseError, in_use
 
 FLARE = "2.9."  # server and sites run one minor version
@@ -269,7 +267,6 @@ def _data(local: Path) -> Iterator[Check]:
         yield Check("data sets", False, str(error))
         return
     yield Check("envelope", True, config.envelope.in_words())
-    yield from _overlap(local, config)
     if config.version:
         yield _agreed(config.version)
     if not config.data:
@@ -304,27 +301,6 @@ def _text_in_films(name: str, source: FileSource) -> Check:
     if searched and not can_search():
         searched, said = False, "pixels are NOT searched: pip install 'fedvlp[ocr]'"
     return Check(f"text in films of {name}", searched or None, said)
-
-
-def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
-    """What jobs may learn of the patients that this site shares with others, and whether it can take part."""
-    rules = config.overlap
-    if rules is None:
-        yield Check("shared patients", None, "not counted")
-        return
-    yield Check("shared patients", True, rules.in_words())
-    try:
-        read_key(local)
-        for name in rules.data:
-            source = own_source(NamedData(name), "", local)
-            patients = len({normalised(patient) for patient in patient_names(source, column=rules.column)} - {""})
-            yield Check(f"patients of {name}", patients >= rules.least_patients, f"{patients}")
-    except OverlapError as error:
-        yield Check("key of shared patients", False, str(error))
-    except ValueError as error:  # the sources' own: counts alone
-        yield Check("patients that may be counted", False, str(error))
-    except PermissionError:
-        yield Check("patients that may be counted", False, _not_allowed())
 
 
 def _not_allowed() -> str:

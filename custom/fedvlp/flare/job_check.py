@@ -37,9 +37,6 @@ WHERE = f"{LIST} in local/resources.json"
 REFUSED = "job_refused"
 """The action of the audit line."""
 
-COUNTS, ASKED = "fedvlp.flare.OverlapExecutor", "overlap_asked"
-"""The class of a job that counts shared patients, and the action of the line that says that one has come."""
-
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent": {"events_to_convert": ["analytix_log_stats"]},
     "fedvlp.flare.TensorBoardReceiver": {},
@@ -137,7 +134,7 @@ def bound_submissions() -> None:
     from nvflare.private.fed.server import job_cmds  # the server's alone
     from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
-    class Bounded(JobMetaValidator):  # type: ignore[misc]
+    class Bounded(JobMetaValidator):
         def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
             if why := unfit_archive(job_data):
                 return False, why, {}
@@ -188,8 +185,7 @@ class JobCheck(AppValidator):
                 raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
         allowed = _allowed(app.parents[1] / "local")
         content = read_json(config / CONFIGS[self.side], LARGEST_JOB)
-        classes = list(named(content))
-        for path in classes:
+        for path in named(content):
             if not isinstance(path, str) or path not in allowed:
                 raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes, {WHERE}")
         for path in otherwise_built(content):
@@ -198,9 +194,6 @@ class JobCheck(AppValidator):
             raise JobRefusedError(
                 f"a component gives a name in the place of a path, which no list of classes has, {WHERE}"
             )
-        if COUNTS in classes:
-            job = app.parent.name
-            AuditService.add_event(user=_lead(app), action=ASKED, ref=job, msg=f"job {job} counts shared patients")
 
     def _refused(self, app: Path, why: str) -> str:
         """Writes the audit line; returns what the lead is told."""
