@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ import pytest
 import torch
 from nvflare.fuel.flare_api.api_spec import AuthorizationError, JobNotFound, JobNotRunning
 from support.hospitals import ADMIN, LEAD, MEMBER, SITES, Hospitals, joined, opened, run, submitted
-from support.provisioned import BIN, processes, until
+from support.provisioned import processes, until
 from support.short_jobs import committed
 from typer.testing import CliRunner
 
@@ -415,9 +415,10 @@ def test_a_job_of_200_mb_is_refused_at_submission(here: Hospitals) -> None:
 
 @pytest.mark.parametrize("kit", ["localhost", SITES[0]])
 def test_a_second_process_of_one_kit_ends_at_once(here: Hospitals, kit: str) -> None:
-    second = ["bash", str(here.kits / kit / "startup" / "sub_start.sh"), "--once"]
-    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = subprocess.run(second, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    side = "server" if kit == "localhost" else "client"
+    program = [sys.executable, "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(here.kits / kit)]
+    options = ["-s", f"fed_{side}.json", "--set", "secure_train=true", f"uid={kit}", "org=x", "config_folder=config"]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert f"not started: the kit of {kit} is in use: process {here.parent(kit).pid} on " in done.stdout + done.stderr
     assert joined(here) == set(SITES)

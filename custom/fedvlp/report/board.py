@@ -94,7 +94,7 @@ def served(read: Callable[[], Statuses], port: int, every: int) -> HTTPServer:
         timeout = 5  # seconds that a browser may take to ask
 
         def do_GET(self) -> None:
-            asked = self.headers.get("Host", "").removesuffix(f":{self.server.server_address[1]}")
+            asked = self.headers.get("Host", "").removesuffix(f":{self.connection.getsockname()[1]}")
             if asked not in OWN_NAMES or self.path not in pages:  # another name that leads here is a stranger's page
                 self.send_error(404)
                 return
