@@ -19,7 +19,7 @@ KINDS = {MetricTypes.COUNTER: "c", MetricTypes.GAUGE: "g"}
 
 
 class StatsD(FLComponent):
-    """A component of ``local/resources.json``: how often and how long FLARE does what, of the site and of its jobs.
+    """A component of ``local/resources.json``: how often and how long FLARE's own process does what.
 
     FLARE's own sender needs the package datadog. What is sent are names of FLARE's events, counts and seconds.
 
