@@ -35,11 +35,12 @@ from nvflare.private import admin_defs
 from nvflare.private.defs import (
     CellMessageHeaderKeys,
     ControlCommandTopic,
+    RequestHeader,
     SysCommandTopic,
     TrainingTopic,
     new_cell_message,
 )
-from nvflare.private.fed.server import job_cmds
+from nvflare.private.fed.server import job_cmds, job_meta_validator
 from support.hospitals import LEAD, MEMBER, Hospitals, joined, opened, submitted
 from support.provisioned import until
 from support.short_jobs import committed
@@ -127,6 +128,33 @@ def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
     bound_submissions()
     valid, said, _ = job_cmds.JobMetaValidator().validate("job-0", str(tmp_path / "job.zip"))
     assert (valid, why in said) == (False, True)
+
+
+@pytest.mark.parametrize("topic", [TrainingTopic.DEPLOY, TrainingTopic.START_JOB])
+@pytest.mark.parametrize(
+    ("meta", "fit"),
+    [
+        ({}, True),
+        ({"resource_spec": {"site-1": {"num_of_gpus": 1, "mem_per_gpu_in_GiB": 8}}, "launcher_spec": {}}, True),
+        ({"launcher_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
+        ({"launcher_spec": {"default": {"k8s": {"image": "theirs"}}}}, False),
+        ({"resource_spec": {"site-1": {"docker": {"image": "theirs"}}}}, False),
+        ({"resource_spec": {"site-1": {"num_of_gpus": 1, "slurm": {"image": "theirs"}}}}, False),
+        ({"resource_spec": {"site-1": ["image"]}}, False),
+        ({"resource_spec": ["site-1"]}, False),
+    ],
+)
+def test_no_job_brings_the_container_in_which_it_runs(
+    meta: dict[str, Any], fit: bool, topic: str, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a site whose processes are containers it could be any program, with the site's data."""
+    message = asked(topic, (SERVER, SERVER, "signed"))
+    message.payload.set_header(RequestHeader.JOB_META, meta)
+    assert (guard().check_request(message) is None) == fit
+    monkeypatch.setattr(job_meta_validator.JobMetaValidator, "validate", lambda *_: (True, "", meta))
+    monkeypatch.setattr(job_cmds, "JobMetaValidator", job_cmds.JobMetaValidator)
+    bound_submissions()
+    assert job_cmds.JobMetaValidator().validate("job", archive("{}"))[0] == fit
 
 
 def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

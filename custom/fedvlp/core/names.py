@@ -78,6 +78,7 @@ PUBLIC = {
     "fedvlp.flare.SignedSoftware": "fedvlp.flare.kits.SignedSoftware",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.curves.SiteCurves",
     "fedvlp.flare.SiteExecutor": "fedvlp.flare.site_executor.SiteExecutor",
+    "fedvlp.flare.StatsD": "fedvlp.flare.statsd.StatsD",
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",
     "fedvlp.flare.WireEnd": "fedvlp.flare.wire_filters.WireEnd",
     "fedvlp.load_model": "fedvlp.run.trained.load_model",

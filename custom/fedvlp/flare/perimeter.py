@@ -52,7 +52,7 @@ from nvflare.private.defs import (
 )
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
-from fedvlp.flare.job_check import bound_submissions, unfit_archive
+from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
 from fedvlp.flare.kit_lock import hold_kit
 
 SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
@@ -111,6 +111,9 @@ SITE_TOPICS: dict[str, frozenset[str] | None] = {
     STREAM_CHANNEL: STREAM_TOPICS,
 }
 """What a site and its jobs may ask of the server and of the server's part of a job."""
+
+STARTS = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB)
+"""Topics that come with the job's ``meta.json``."""
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A job's id, a UUID. FLARE deletes the folder of this name, and the kit has other folders."""
@@ -176,6 +179,9 @@ class Perimeter(FLComponent):
         if topic == TrainingTopic.DELETE_RUN and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
             return self._refuse(message, f"{topic} names no job")
         if topic == TrainingTopic.DEPLOY and (why := unfit_archive(asked.body)):
+            return self._refuse(message, why)
+        meta = asked.get_header(RequestHeader.JOB_META) if topic in STARTS else None
+        if meta and (why := unfit_meta(meta)):
             return self._refuse(message, why)
         return None
 
