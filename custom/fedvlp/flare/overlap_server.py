@@ -12,6 +12,7 @@ from pathlib import Path
 from nvflare.apis.client import Client as FLClient
 from nvflare.apis.controller_spec import ClientTask, TaskCompletionStatus
 from nvflare.apis.controller_spec import Task as FLTask
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
@@ -23,6 +24,7 @@ from fedvlp.core.validate import require, require_name
 from fedvlp.deploy.overlap import OverlapError, pairs_of
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
+from fedvlp.flare.curves import only_figures
 from fedvlp.flare.overlap_messages import (
     COUNT,
     PREPARE,
@@ -160,6 +162,10 @@ class OverlapController(Controller):
         self.task_timeout = task_timeout
         self._abort = Signal()
         self._fl_ctx: FLContext | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            only_figures(fl_ctx.get_engine())
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """FLARE's hook; nothing is needed."""
