@@ -76,6 +76,7 @@ PUBLIC = {
     "fedvlp.flare.SendAsReceived": "fedvlp.flare.privacy_filters.SendAsReceived",
     "fedvlp.flare.SignedSoftware": "fedvlp.flare.kits.SignedSoftware",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.curves.SiteCurves",
+    "fedvlp.flare.SiteJobLauncher": "fedvlp.flare.job_user.SiteJobLauncher",
     "fedvlp.flare.SiteExecutor": "fedvlp.flare.site_executor.SiteExecutor",
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",
     "fedvlp.flare.WireEnd": "fedvlp.flare.wire_filters.WireEnd",
