@@ -74,6 +74,26 @@ def kit(bare: Path) -> Path:
     return bare
 
 
+def test_the_doctor_looks_whether_flares_account_may_read_the_data(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> dict[str, Check]:
+        return {check.what: check for check in site_doctor._job_user(kit)}
+
+    assert said()["user of jobs"].ok is None
+    with socket.socket(socket.AF_UNIX) as listens:
+        monkeypatch.chdir(kit)
+        listens.bind(site_doctor.JOBS_SOCKET)
+        assert said()["user of jobs"].ok is True, "the account of jobs itself"
+        monkeypatch.setattr(os, "getuid", lambda: kit.stat().st_uid + 1)
+        assert said()["user of jobs"].ok is True
+        found = said()["data that FLARE's account may read"]
+        assert found.ok is False
+        assert "pretrain" in found.found
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert said()["data that FLARE's account may read"].ok is True
+        change(kit / "local" / "resources.json", lambda c: c.update(components=[]))
+        assert said()["user of jobs"].ok is False
+
+
 def change(file: Path, edit: Any) -> None:
     content = json.loads(file.read_text())
     edit(content)

@@ -77,6 +77,7 @@ PUBLIC = {
     "fedvlp.flare.SendAsReceived": "fedvlp.flare.privacy_filters.SendAsReceived",
     "fedvlp.flare.SignedSoftware": "fedvlp.flare.kits.SignedSoftware",
     "fedvlp.flare.SiteCurves": "fedvlp.flare.curves.SiteCurves",
+    "fedvlp.flare.SiteJobLauncher": "fedvlp.flare.job_user.SiteJobLauncher",
     "fedvlp.flare.SiteExecutor": "fedvlp.flare.site_executor.SiteExecutor",
     "fedvlp.flare.StatsD": "fedvlp.flare.statsd.StatsD",
     "fedvlp.flare.TensorBoardReceiver": "fedvlp.flare.tracking.TensorBoardReceiver",

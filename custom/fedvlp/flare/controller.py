@@ -33,6 +33,7 @@ from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, wi
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages, trainer_link
+from fedvlp.flare.curves import only_figures
 from fedvlp.flare.paths import SIMULATED, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
@@ -108,6 +109,8 @@ class FederatedController(Controller):
         self.cancel_all_tasks()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            only_figures(fl_ctx.get_engine())
         if event_type == EventType.FATAL_SYSTEM_ERROR:
             said = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
             why = said if isinstance(said, str) else "the server's log says why"
