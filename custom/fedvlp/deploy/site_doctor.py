@@ -26,7 +26,7 @@ from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.patients import normalised, patient_names
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
-from fedvlp.deploy.machine import FREE_GB, Check
+from fedvlp.deploy.machine import FREE_GB, Check, path_check
 from fedvlp.deploy.overlap import OverlapError, read_key
 from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, own_source
 
@@ -47,6 +47,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
 
     Of the server's kit, what guards it.
     """
+    yield path_check("folder of the kit", kit.resolve())
     if (kit / "startup" / SERVER_FILE).exists():
         yield from _server_kit(kit)
         return

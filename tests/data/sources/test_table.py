@@ -205,7 +205,7 @@ def test_an_image_is_found_whatever_case_accents_and_suffix_its_name_has(
 
 
 def test_a_suffix_says_which_of_two_files_is_meant_and_columns_are_joined_to_a_path(tmp_path: Path) -> None:
-    """As PadChest has folder and name, and DICOM files lie beside their copies; the name of a column may have a slash."""
+    """As PadChest has folder and name, and DICOM files beside their copies; the name of a column may have a slash."""
     (tmp_path / "a").mkdir()
     for number in range(2):
         for suffix in ("png", "tif"):
