@@ -80,6 +80,7 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
     spent = plan.seconds(workers)
     shown = f"{spent:.0f} s" if spent < 120 else f"{spent / 60:.0f} min" if spent < 7200 else f"{spent / 3600:.1f} h"
     return [
+        *([f"data: {plan.used}"] if plan.used else []),
         f"steps: {plan.rounds} rounds, at each site {steps}",
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",

@@ -737,7 +737,7 @@ def test_small_sites_and_rows_without_a_site(tmp_path: Path) -> None:
     rows = good(tmp_path, 7)  # 4 at site0, 3 at site1
     cohort, summary = TableSource(write(tmp_path, rows), image_size=16, min_site_size=4).prepare()
     assert set(cohort.sites or ()) == {"site0"}
-    assert summary["at sites below min_site_size"] == 3
+    assert summary["skipped: at sites below min_site_size"] == 3
     assert "2 sites" in silent_error(TableSource(write(tmp_path, rows), image_size=16, min_site_size=5))
     rows[0][2] = " "
     assert TableSource(write(tmp_path, rows), image_size=16).summary()["skipped: no site"] == 1

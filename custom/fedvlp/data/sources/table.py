@@ -233,7 +233,7 @@ class TableSource:
         summary = {"rows": listed.total, "used": len(cohort), "patients": len(set(cohort.patients))}
         fallbacks = {BY_STUDY: people.by_study, BY_IMAGE: people.by_image}
         summary |= {name: count for name, count in fallbacks.items() if count}
-        summary |= {"at sites below min_site_size": len(readable) - len(used)}
+        summary |= {"skipped: at sites below min_site_size": len(readable) - len(used)}
         summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
         summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
