@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
+    from fedvlp.data.deid import Finding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
 
@@ -135,19 +136,25 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
     """What the scan of the reports found, a line each with the words in question: for its owner's terminal alone."""
     from rich.text import Text
 
-    shown = getattr(phi, "shown", ())
+    from fedvlp.data.deid import SHOWN, Findings
+
     if not phi:
         return [Text("no report seems to identify anybody")]
+    if not isinstance(phi, Findings):  # its words were left behind
+        return [Text(f"{reports} reports with {kind}") for kind, reports in phi.items()]
     lines = [Text("reports that seem to identify people: row, kind, words")]
-    for finding in shown:
-        before, words, after = (printable(text) for text in (finding.before, finding.words, finding.after))
-        lines.append(
-            Text.assemble(f"{finding.where}  {finding.kind}  ...{before}", (words, "bold reverse"), f"{after}...")
-        )
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in phi.shown:
+        alike.setdefault(finding.same, []).append(finding)
+    for same, findings in sorted(alike.items(), key=lambda item: -phi.reports.get(item[0], 1)):  # ties as they were
+        rows = ", ".join(dict.fromkeys(finding.where for finding in findings))
+        more = f", ...: {phi.reports[same]} reports" if phi.reports.get(same, 1) > len(findings) else ""
+        one = findings[0]
+        before, words, after = (printable(text) for text in (one.before, one.words, one.after))
+        lines.append(Text.assemble(f"{rows}{more}  {one.kind}  ...{before}", (words, "bold reverse"), f"{after}..."))
     for kind, reports in phi.items():
-        rows = len({finding.where for finding in shown if finding.kind == kind})
-        if rows < reports:
-            lines.append(Text(f"and {reports - rows} more reports with {kind}"))
+        if (distinct := sum(of == kind for of, _ in alike)) >= SHOWN:
+            lines.append(Text(f"{distinct} different words with {kind} are shown, of {reports} reports that hold any"))
     return lines
 
 
