@@ -177,20 +177,6 @@ class TableSource:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
         return self.site_column != "" and self.site_column in self._read(self._named())[1]
 
-    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
-        """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
-
-        ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
-        """
-        needed = [column or self.patient_column] + [self.site_column] * (site is not None)
-        table, columns = self._read([*self._named(), *needed])
-        if missing := sum(name not in columns for name in needed):
-            raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
-        self._check_ids(table, needed[:1])
-        cells = one_number([row[needed[0]] for row in table])
-        cells = [cell for row, cell in zip(table, cells, strict=True) if site in (None, row.get(self.site_column))]
-        return ["" if report_text.is_missing(cell) else cell for cell in cells]
-
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
         """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
 
