@@ -212,11 +212,10 @@ def test_the_papers_presets_alone_drop_sentences_of_one_word(tmp_path: Path) -> 
     table = tmp_path / "pairs.csv"
     table.write_text("image,report\nx.png,no effusion seen\n")
     spec = f"table:{table}"
-    assert {
-        name: configured(name, spec, None, None).data.min_sentence_words for name in ("feddra", "feddra-paper")
-    } == {"feddra": 1, "feddra-paper": 2}
-    assert configured("feddra-paper", None, None, None, [f"north={spec}"]).data.sites[0][1].min_sentence_words == 2
-    assert configured("feddra-paper", spec, None, ["data.min_sentence_words=1"]).data.min_sentence_words == 1
+    chosen = {name: configured(name, spec, None, None).data.reports for name in ("feddra", "feddra-paper")}
+    assert chosen == {"feddra": "cleaned", "feddra-paper": "papers"}
+    assert configured("feddra-paper", None, None, None, [f"north={spec}"]).data.sites[0][1].reports == "papers"
+    assert configured("feddra-paper", spec, None, ["data.reports=cleaned"]).data.reports == "cleaned"
 
 
 def test_each_site_may_have_a_data_set(tmp_path: Path) -> None:

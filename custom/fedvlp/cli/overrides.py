@@ -148,8 +148,12 @@ def _by_the_papers(data: Any) -> Any:
     """The data set with the papers' rule that a sentence of one word is dropped, where it has reports to clean."""
     from dataclasses import replace
 
+    from fedvlp.data.report_text import PAPERS
+    from fedvlp.data.sources.table import TableSource
     from fedvlp.run.site_sources import SiteSources
 
+    if isinstance(data, TableSource):
+        return replace(data, reports=PAPERS)
     if isinstance(data, SiteSources):
         return replace(data, sites=tuple((name, _by_the_papers(source)) for name, source in data.sites))
     return replace(data, min_sentence_words=2) if hasattr(data, "min_sentence_words") else data

@@ -811,6 +811,18 @@ def test_reports_that_are_no_words_to_read_are_refused_for_that(report: str, sai
     assert said in silent_error(TableSource(write(tmp_path, rows), image_size=16))
 
 
+def test_reports_of_another_script_are_taken_as_written(tmp_path: Path) -> None:
+    """The refusal says how; what a model is asked is then not cleaned either. An unknown way is none."""
+    rows = [[row[0], "Очаг слева 12 мм.", *row[2:]] for row in good(tmp_path, 4)]
+    source = TableSource(write(tmp_path, rows), image_size=16)
+    assert "reports='as written'" in silent_error(source)
+    written = replace(source, reports="as written")
+    assert set(written.build().reports) == {"Очаг слева 12 мм."}
+    assert (source.cleans_reports, written.cleans_reports) == (True, False)
+    with pytest.raises(ValueError, match="expected cleaned, as written, papers"):
+        replace(source, reports="raw").build()
+
+
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_empty_columns_and_rows_as_excel_leaves_them_are_none(mark: str, end: str, tmp_path: Path) -> None:
