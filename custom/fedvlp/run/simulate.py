@@ -107,8 +107,8 @@ def simulate(
         experiment.training.torch_device()  # a device that is not here, said once and not by every site
         assembly = Assembly(experiment, folder.path, accept_phi_risk)
         assembly.gate()
-        if used := rows_used(assembly.summary):
-            say(f"data: {used}")
+        if counted := rows_used(assembly.summary):
+            say(f"data: {counted}")
         sites = assembly.sites()
         refuse_other_data(assembly, folder)
         _note_partition(assembly, folder)
