@@ -124,6 +124,16 @@ def test_findings_and_unused_rows_are_shown_on_the_owners_terminal(tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_prepare_takes_what_simulate_takes(tmp_path: Path) -> None:
+    """A table with its settings, as after --data, decodes into the same cache as a name with --root and --path."""
+    root = hospital(tmp_path / "export")
+    for words in (f"table:{root}/export.csv,min_report_words=1", f"table --root {root} --path export.csv"):
+        command = ["prepare", *words.split(), "--out", str(tmp_path / "out"), "--image-size", "32", "--workers", "1"]
+        said = CliRunner().invoke(app, [*command, "--accept-phi-risk"], catch_exceptions=False).output
+        assert "used" in said
+    assert "nothing, the cache was there" in said
+
+
 def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:
     for name in ("stage_2_train_labels.csv", "stage_2_detailed_class_info.csv"):
         (tmp_path / name).touch()

@@ -438,6 +438,12 @@ def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp
     assert found(kit)["processes of this kit"].ok is False
 
 
+def test_a_kit_below_a_path_that_flare_splits_cannot_start_jobs(provisioned: Kits, tmp_path: Path) -> None:
+    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "Eigene Dateien" / "localhost"))
+    (line,) = (check for check in site_checks(kit, ()) if check.what == "folder of the kit")
+    assert (line.ok, "white space" in line.found) == (False, True)
+
+
 def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:
     """The builders in another order make no kits, in the place of open ones."""
     project = yaml.safe_load((POLICIES / "project.yml").read_text())

@@ -25,7 +25,7 @@ from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
-from fedvlp.deploy.machine import FREE_GB, JOBS_SOCKET, Check
+from fedvlp.deploy.machine import FREE_GB, JOBS_SOCKET, Check, path_check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 from fedvlp.run.lock import FolderInUseError, in_use
 
@@ -48,6 +48,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
 
     Of the server's kit, what guards it.
     """
+    yield path_check("folder of the kit", kit.resolve())
     if (kit / "startup" / SERVER_FILE).exists():
         yield from _server_kit(kit)
         return

@@ -34,7 +34,7 @@ from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages, trainer_link
 from fedvlp.flare.curves import only_figures
-from fedvlp.flare.paths import SIMULATED, runs_root
+from fedvlp.flare.paths import SIMULATED, refuse_split_workspace, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
@@ -88,6 +88,7 @@ class FederatedController(Controller):
             _is_number(task_check_period) and 0 < task_check_period < math.inf,
             f"task_check_period is {task_check_period!r}; it takes seconds above 0, e.g. 0.05",
         )
+        refuse_split_workspace()
         super().__init__(task_check_period=task_check_period)
         self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
