@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import report_pages
-from support.report_pages import page_of, run_of
+from support.report_pages import page_of, run_of, undrawn
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources.table import TableSource
@@ -48,7 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def page(folder: RunFolder) -> str:
-    text = report.write(folder).read_text(encoding="utf-8")
+    with undrawn():
+        text = report.write(folder).read_text(encoding="utf-8")
     return text.partition("<h2>Classifier</h2>")[2].partition("<h2>")[0]
 
 
@@ -122,7 +123,8 @@ def test_only_public_images_are_drawn(run: RunFolder, monkeypatch: pytest.Monkey
 
 def drawn(folder: RunFolder, films: bool = False) -> int:
     """Films in the drawings of a page: they are base64 within base64."""
-    source = report.write(folder, films).read_text(encoding="utf-8")
+    with undrawn():
+        source = report.write(folder, films).read_text(encoding="utf-8")
     drawings = re.findall(r"data:image/svg\+xml;base64,([^\"]*)", source)
     return source.count("data:image/png") + sum(base64.b64decode(one).count(b"data:image/png") for one in drawings)
 
