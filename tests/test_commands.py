@@ -8,7 +8,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -113,9 +115,15 @@ def test_commands_stand_in_console_blocks(page: Path) -> None:
             assert [line for line in lines if line.startswith(PROGRAMS)] == []
 
 
+@cache
+def program() -> Any:
+    """`fedvlp` with all its commands, whose making takes longer than a page's reading."""
+    return typer.main.get_command(cli.app)
+
+
 def unknown(command: str) -> list[str]:
     """Words of a ``fedvlp`` command that the program does not know: a command or an option."""
-    node = typer.main.get_command(cli.app)
+    node = program()
     options: set[str] = set()
     for word in shlex.split(command)[1:]:
         inner = getattr(node, "commands", {})  # those of a group

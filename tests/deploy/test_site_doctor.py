@@ -25,6 +25,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
+from support.programs import forked
 
 from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
@@ -475,6 +476,6 @@ def test_no_line_holds_what_is_in_the_table(kit: Path) -> None:
 
 
 def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
-    done = subprocess.run([BIN / "fedvlp", "doctor", "--site", tmp_path], capture_output=True, text=True, check=False)
+    done = forked(["fedvlp", "doctor", "--site", str(tmp_path)], tmp_path, os.environ)
     assert done.returncode == 1
     assert "FAIL  kit: no readable startup/fed_client.json" in done.stdout

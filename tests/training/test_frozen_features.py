@@ -53,7 +53,9 @@ def assert_same(tensor: torch.Tensor, expected: torch.Tensor, name: str) -> None
     torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=2e-5, msg=lambda said: f"{name}: {said}")
 
 
-@pytest.mark.parametrize("normalised", [False, True], ids=["tiny", "batch norm"])
+@pytest.mark.parametrize(
+    "normalised", [pytest.param(False, marks=pytest.mark.slow(seconds=5)), True], ids=["tiny", "batch norm"]
+)
 def test_training_is_the_same(normalised: bool, tmp_path: Path) -> None:
     """A whole run of two rounds with anchors, evaluation and both phases, to the last digits of float32.
 
