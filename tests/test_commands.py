@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -174,14 +175,34 @@ def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) ->
         (installed / name).write_text(f'#!/bin/sh\necho "{name} $1 with [$FEDVLP_HOME]"\n')
         (installed / name).chmod(0o755)
     shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "poc").mkdir()
+    shutil.copy(ROOT / "poc" / "demo.sh", tmp_path / "poc")
     make = ["make", "--silent", "demo", "VENV=environment"]
     environment = {**os.environ, "FEDVLP_HOME": str(tmp_path / "runs")}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
-    said = subprocess.run(
-        make, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert "nvflare simulator with []\n" in said
+    subprocess.run(make, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (tmp_path / "build" / "demo" / "flare.log").read_text() == "nvflare simulator with []\n"
+
+
+def test_ctrl_c_ends_the_demo_and_says_what_goes_on(tmp_path: Path) -> None:
+    """While FLARE works its progress is told; afterwards nothing stays running."""
+    status = "runs/feddra/001/run_status.json"
+    flare = f"""mkdir -p runs/feddra/001; echo '  "summary": "round 1",' >{status}; exec sleep 60"""
+    for name, does in (("nvflare", flare), ("fedvlp", 'mkdir -p "$3"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    demo = subprocess.Popen(
+        [ROOT / "poc" / "demo.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert demo.stdout is not None
+    assert [demo.stdout.readline() for _ in range(2)][1] == "feddra: round 1\n"
+    os.killpg(demo.pid, signal.SIGINT)
+    _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors) == (130, "stopped; go on with: make demo\n")
+    assert subprocess.run(["pgrep", "-s", str(demo.pid)], capture_output=True, check=False).stdout == b""
 
 
 def smaller(command: str) -> str:
@@ -211,7 +232,9 @@ def test_every_command_runs(checkout: Path) -> None:
         if command in ELSEWHERE:
             continue
         if command.startswith("make "):
-            shown = f"{command} VENV=environment"
+            settings = {**SMALL, "method.align_steps": "2"}
+            words = " ".join(f"--set {key}={value}" for key, value in settings.items())
+            shown = f"{command} VENV=environment SETTINGS='{words}'"
         elif command.startswith("fedvlp simulate") and "--resume" not in command:
             shown = smaller(command)
         else:
@@ -222,7 +245,7 @@ def test_every_command_runs(checkout: Path) -> None:
     demo = output["make demo"]
     for row in ("initial", "local", "fedavg", "feddra"):
         assert re.search(rf"{row} .*\d \[\d+\.\d, \d+\.\d\]", demo), f"the comparison has no {row}"
-    assert re.search(r"feddra is (not )?ahead.*fedavg.*\(one seed\)$", demo.strip().splitlines()[-1])
+    assert re.search(r"^feddra is (not )?ahead.*fedavg.*\(one seed\)$", demo, re.MULTILINE)
     assert Path(checkout, re.findall(r"report (\S+)", demo)[-1]).exists()
     assert (checkout / "my-job" / "meta.json").exists()
     assert "torch and torchvision fit: yes" in output["fedvlp doctor"]
