@@ -124,8 +124,11 @@ def test_a_text_that_would_take_long_to_read_is_not_read() -> None:
 
 
 @cache
-def sentences(put_in: str) -> tuple[str, ...]:
-    """Every text of the package's code; ``put_in`` stands after a colon, "7" elsewhere, for what the code puts in."""
+def said() -> frozenset[str]:
+    """Every text of the package's code, of two words and more, with 7 for what the code puts in.
+
+    After a colon a sentence stands for it too; and each is there also without what the code puts before its colon.
+    """
     found: list[str] = []
     for file in SOURCES:
         if file.name == "reasons.py":
@@ -147,17 +150,10 @@ def sentences(put_in: str) -> tuple[str, ...]:
 
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
-                text = "".join(map(shown, node.values))
-                found.append(text.replace(": 7", f": {put_in}"))
+                found.append("".join(map(shown, node.values)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
-    return tuple(found)
-
-
-@cache
-def said() -> frozenset[str]:
-    """Every text of the package's code, each once, also without what the code puts before its colon."""
-    texts = {text for put_in in ("7", "the disk is full") for text in sentences(put_in)}
+    texts = {text for one in found for text in (one, one.replace(": 7", ": the disk is full")) if " " in text}
     return frozenset(texts | {text.removeprefix("7: ") for text in texts})
 
 

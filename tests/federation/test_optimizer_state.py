@@ -233,7 +233,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted(
         one = world(DRA, tmp_path / "counted", training)
         burning(one, patch, count)
         one.run()
-    drawn = random.Random(checkpoint_steps).sample(range(1, count.count + 1), 8 if checkpoint_steps else 4)
+    drawn = random.Random(checkpoint_steps).sample(range(1, count.count + 1), 8 if checkpoint_steps else 2)
     for moment in sorted({1, count.count, *drawn}):
         folder = tmp_path / str(moment)
 

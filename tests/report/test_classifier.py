@@ -134,7 +134,9 @@ def test_patients_of_a_public_set_are_in_no_page_that_nobody_asked_for(run: RunF
     assert drawn(run) == 4, "two rounds at two sites"
     experiment = run.experiment()
     write(experiment.data, tmp_path / "data")
-    table = TableSource(str(tmp_path / "data" / "pairs.csv"), image_size=36, label_columns=experiment.model.labels)
+    table = TableSource(
+        str(tmp_path / "data" / "pairs.csv"), image_size=36, label_columns=experiment.model.labels, burned_in="header"
+    )
     folder = RunFolder.create(tmp_path, replace(experiment, data=table))
     for name in ("checkpoints", "sites"):
         shutil.copytree(run.path / name, folder.path / name)

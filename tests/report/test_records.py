@@ -104,7 +104,8 @@ def patients(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run on a table of films with reports."""
     root = tmp_path_factory.mktemp("patients")
     write(COHORT, root / "data")
-    return simulated(root, replace(BASE, data=TableSource(str(root / "data" / "pairs.csv"), image_size=36)))
+    table = TableSource(str(root / "data" / "pairs.csv"), image_size=36, burned_in="header")
+    return simulated(root, replace(BASE, data=table))
 
 
 def test_patients_are_in_no_page_that_nobody_asked_for(patients: RunFolder) -> None:

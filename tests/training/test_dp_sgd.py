@@ -76,7 +76,10 @@ HOSTILE: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 @pytest.mark.usefixtures("no_noise")
 @pytest.mark.parametrize(
     ("hostile", "objective"),
-    [*((one, ConVIRTConfig(temperature=0.01)) for one in HOSTILE), *((one, GLoRIAConfig()) for one in list(HOSTILE)[:2])],
+    [
+        *((one, ConVIRTConfig(temperature=0.01)) for one in HOSTILE),
+        *((one, GLoRIAConfig()) for one in list(HOSTILE)[:2]),
+    ],
 )
 def test_one_pair_changes_no_more_than_the_noise_is_made_for(hostile: str, objective: Any) -> None:
     """Whatever the pair is, added to a group of four, of one, or to an empty one, and however sharp the loss."""

@@ -34,7 +34,7 @@ def experiment(crop: int = 64, **training: Any) -> Experiment:
         demo,
         method=FedDRA(align_steps=2, local_steps=3, mu=5.0, rho=0.1),
         model=FROZEN,
-        data=SyntheticCohort(size=240, sites=2, image_size=crop, seed=3),
+        data=SyntheticCohort(size=120, sites=2, image_size=crop, seed=3),
         partition=replace(demo.partition, sites=2),
         training=replace(demo.training, batch_size=8, **training),
         rounds=replace(demo.rounds, rounds=2),
