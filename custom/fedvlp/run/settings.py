@@ -39,7 +39,8 @@ def settings_of(experiment: Experiment) -> list[Setting]:
 
 
 def _settings(group: Any, above: str) -> Iterator[Setting]:
-    meanings = _comments(type(group))
+    kind: type = type(group)
+    meanings = _comments(kind)
     for field in dataclasses.fields(group):
         if not field.init or not (above or field.name != "name"):
             continue
