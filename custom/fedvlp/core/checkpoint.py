@@ -24,8 +24,9 @@ from fedvlp.core.json_file import refuse_special
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
 
-HEADER, SUMS = "fedvlp", "crc32"
-"""Entries of a safetensors file's metadata: the JSON header, and checksums by tensor, the header's under ""."""
+HEADER = "fedvlp"
+"""The one entry of a safetensors file's metadata, as it writes several in any order: a line of checksums by tensor, the
+header's under "", and the JSON header."""
 
 
 class CheckpointError(SiteError, RuntimeError):
@@ -89,7 +90,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
-        save_file(contiguous, temporary, metadata={HEADER: text, SUMS: json.dumps(sums)})
+        save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums)}\n{text}"})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)
@@ -111,9 +112,11 @@ def _load(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, 
         refuse_special(path)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            text = metadata.get(HEADER, "{}")
             # A file of another writer has neither header nor checksums: a model's has those of its folder.
-            sums = json.loads(metadata[SUMS] if HEADER in metadata else metadata.get(SUMS, "null"))
+            line, _, text = metadata.get(HEADER, "null\n{}").partition("\n")
+            sums = json.loads(line)
+            if sums is None and any(entry.startswith('{"": ') or name == HEADER for name, entry in metadata.items()):
+                raise ValueError("the checksums, or what they are called, are not as they were written")
             if sums is not None and sums[""] != zlib.crc32(text.encode()):
                 raise ValueError("the header is not as it was written")
             tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118
