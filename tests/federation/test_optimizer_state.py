@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import ADAMW, Fuse, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes, small
 
 from fedvlp.core.checkpoint import load_tensors
@@ -144,7 +145,7 @@ def test_a_warm_up_is_made_up_where_there_is_one(monkeypatch: pytest.MonkeyPatch
 # What it must not do
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 def test_nothing_of_it_leaves_the_site_or_is_taken_for_the_methods_memory(name: str, tmp_path: Path) -> None:
     """The server's own optimiser, of methods that train there, is another."""
     one = world(SMALL[name], tmp_path, rounds=2)
