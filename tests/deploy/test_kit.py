@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import stat
-import subprocess
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ import pytest
 import yaml
 from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from support import release
-from support.provisioned import BIN
+from support.programs import forked
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
@@ -43,8 +43,8 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project["participants"] = [server, {**clients[0], "name": "maria-hilf"}, *people]
     (folder / "project.yml").write_text(yaml.safe_dump(project), encoding="utf-8")
     release.written(folder / "build" / "release")
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    words = ["nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
+    assert not forked(words, folder, os.environ).returncode
     return folder / "kits" / "fedvlp" / "prod_00"
 
 

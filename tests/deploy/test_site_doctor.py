@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import textwrap
 import threading
 import zipfile
@@ -25,6 +24,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
+from support.programs import forked
 
 from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
@@ -36,10 +36,14 @@ from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
 from fedvlp.run.lock import only_writer
 
-BIN = Path(sys.executable).parent
 POLICIES = Path(__file__).parents[2] / "provisioning"
 Kits = tuple[Path, Path]
 FUNCTION = "fedvlp.core.checkpoint.replace_durably"
+
+
+def provision(folder: Path, kits: str) -> subprocess.CompletedProcess[str]:
+    words = ["nvflare", "provision", "-p", "project.yml", "-w", kits, "--force", "-s"]
+    return forked(words, folder, os.environ)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     (folder / "project.yml").write_text(text)
     release.written(folder / "build" / "release")
     for name in ("ours", "theirs"):
-        command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", name, "--force", "-s"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, umask=0o022)
+        assert not provision(folder, name).returncode
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
@@ -385,8 +388,7 @@ def test_the_guides_own_commands_find_what_was_altered(what: str, bare: Path, pr
 def test_without_a_release_nothing_is_provisioned(tmp_path: Path) -> None:
     """FLARE's provisioning says that it failed and leaves no kits."""
     shutil.copy(POLICIES / "project.yml", tmp_path)
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = provision(tmp_path, "kits")
     assert done.returncode != 0
     assert "there is no readable SHA256SUMS; `make release` writes it" in done.stdout + done.stderr
     assert not list(tmp_path.glob("kits/fedvlp/prod_*/*"))
@@ -449,8 +451,7 @@ def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:
     project = yaml.safe_load((POLICIES / "project.yml").read_text())
     project["builders"] = [entry for entry in project["builders"] if not entry["path"].endswith("StaticFileBuilder")]
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = provision(tmp_path, "kits")
     assert done.returncode != 0
     assert "name fedvlp.flare.GuardedKits after StaticFileBuilder" in done.stdout + done.stderr
 
@@ -498,6 +499,6 @@ def test_no_line_holds_what_is_in_the_table(kit: Path) -> None:
 
 
 def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
-    done = subprocess.run([BIN / "fedvlp", "doctor", "--site", tmp_path], capture_output=True, text=True, check=False)
+    done = forked(["fedvlp", "doctor", "--site", str(tmp_path)], tmp_path, os.environ)
     assert done.returncode == 1
     assert "FAIL  kit: no readable startup/fed_client.json" in done.stdout

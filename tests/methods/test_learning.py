@@ -121,6 +121,7 @@ def on_the_hard_case(method: Method, seed: int) -> tuple[float, float, float]:
     return min(found), fmean(found), float(server.memory.get("dro_weights", torch.full((4,), 0.25))[3])
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("rho", "margin"), [(0.1, 3.0), (1.0, 10.0)])
 def test_robust_weights_alone_help_the_worst_site(seed: int, rho: float, margin: float) -> None:

@@ -110,7 +110,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     del history[1]["sites"]["site-10"]
     folder = run_of(tmp_path, history)
     (folder.path / "run_status.json").write_text(json.dumps({"status": "<i>failed", "reason": "<script>2</script>"}))
-    page = page_of(folder)
+    page = page_of(folder, drawn=True)
     known = "html head meta title style body h1 h2 h3 p span dl dt dd div table thead tbody tr th td figure img"
     assert {tag for tag, _ in page.tags} == {*known.split(), "details", "summary"}
     assert page.source.count("<script") == 0
@@ -126,7 +126,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 
     before = dict(matplotlib.rcParams)
     folder = run_of(tmp_path, robust())
-    page = page_of(folder)
+    page = page_of(folder, drawn=True)
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     for tag, attrs in page.tags:
@@ -136,7 +136,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
             assert kind == "data:image/svg+xml;"
             assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
     assert dict(matplotlib.rcParams) == before
-    assert page_of(folder).source == page.source  # the same run, the same page
+    assert page_of(folder, drawn=True).source == page.source  # the same run, the same page
     assert str(tmp_path) not in page.source
 
 
@@ -159,10 +159,10 @@ def test_the_chance_line_is_drawn(tmp_path: Path) -> None:
         drawing = base64.b64decode(sources[0].partition(",")[2]).decode()
         return len(re.findall("stroke-dasharray", drawing))
 
-    page = page_of(run_of(tmp_path / "a", robust()))
+    page = page_of(run_of(tmp_path / "a", robust()), drawn=True)
     assert dashed(page, "R@1 by site") == 1
     small = [record(0, "train", {s: recalls(20 + i, "val", scopes=("all/",)) for i, s in enumerate(SITES)})]
-    page = page_of(run_of(tmp_path / "b", small, "fedavg"))
+    page = page_of(run_of(tmp_path / "b", small, "fedavg"), drawn=True)
     assert dashed(page, "R@1 by site") == 0
     assert page.tables["R@1 by site, val, whole set (%)"][1:] == [["site-1", "20"], ["site-2", "21"], ["site-10", "22"]]
     assert page.tables["Val split: initial"][1] == ["R@1, whole set", "21.00", "20.00", "0.82", ABSENT]
@@ -223,7 +223,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
     history = robust()
     del history[-1]["sites"]["site-2"]
     history[-1]["sites"]["site-1"]["val/all/mean/r5"] = 1e200  # its square is beyond a float
-    page = page_of(run_of(tmp_path, history))
+    page = page_of(run_of(tmp_path, history), drawn=True)
     assert "Not the same sites were measured at both ends (site-2)" in page.text
     assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in page.text
     assert page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"][2] == [
@@ -232,7 +232,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
         ABSENT,
     ]
     many = [record(0, "train", {"site-1": {f"loss/{i:03}": 1e300 for i in range(MOST + 5)}})]
-    page = page_of(run_of(tmp_path, many))
+    page = page_of(run_of(tmp_path, many), drawn=True)
     assert "train: 5 more terms are in metrics.csv." in page.text
 
 
