@@ -168,13 +168,10 @@ class Server:
             tensors_of[kind][rest] = tensor
         server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
         server.samples, server.missed = header["samples"], header["missed"]
-        server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
+        server.enrolled = header["enrolled"]
         server.apart, server.folder = header.get(APART, {}), (newest or path).parent
         for file in set(server.apart.values()):
             TensorFile(server.folder / APART / file)  # which says so if it is missing or damaged
-        if isinstance(header["history"], list):  # written before the history had a file of its own
-            server.history = header["history"]
-        else:
-            server.written = Written(**header["history"])
-            server.history = history.read((newest or path).with_name(history.FILE), server.written)
+        server.written = Written(**header["history"])
+        server.history = history.read((newest or path).with_name(history.FILE), server.written)
         return server, header["next_phase"]
