@@ -22,10 +22,10 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from nvflare.widgets.widget import WidgetID
 
-from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State
+from fedvlp.core.spool import PARK_BYTES
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, total_size
 from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
@@ -181,7 +181,7 @@ class FederatedController(Controller):
         server, next_phase = assembly.open(folder, tuple(names))
         self._note_attendance(server.sites, names, status, fl_ctx)
         del assembly  # and the untrained model with it, unless the server trains
-        if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
+        if self._spool and total_size(server.state) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
         if server.trainer:
             server.trainer.stop_when(lambda: self._abort.triggered)
