@@ -17,12 +17,12 @@ fetch = $(BIN)/uv pip $(LOCKED) --quiet --python $(BIN)/python $(1) || $(PIP) $(
 
 # What a site or a demo runs with: wheels alone; with them setuptools, by which fedvlp itself is made, of which nothing
 # is fetched.
-$(VENV)/ready: pyproject.toml provisioning/requirements.txt
+$(VENV)/ready: pyproject.toml studies/pyproject.toml provisioning/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sed -n '/^uv==/,/[^\\]$$/p' constraints.txt >$(VENV)/uv.txt
 	$(PIP) $(LOCKED) --only-binary :all: -r $(VENV)/uv.txt || echo "no uv here: pip installs, which takes minutes longer"
 	$(call fetch,--only-binary :all: -r provisioning/requirements.txt)
-	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install --no-deps --no-build-isolation -e . -e studies # the latter: commands of a clone alone
 	$(PIP) uninstall --yes rfc3987-syntax lark # jsonschema would compile their grammar in every process with MONAI
 	touch $@
 

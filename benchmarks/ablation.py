@@ -24,12 +24,11 @@ from typing import Any
 from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
-from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
-from fedvlp.claims.page import origin
-from fedvlp.claims.scenario import Table
 from fedvlp.evaluation.intervals import Interval, over_seeds
+from fedvlp.run.cell_table import Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import terms
+from studies.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment
 
 PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "feddra": {"one-stage": {"align_steps": 0}, "no-constraint": {"mu": 0.0}, "no-dro": {"rho": 0.0}},

@@ -32,10 +32,6 @@ from bytes import on_socket
 from common import machine, say, table
 from torch import Tensor, nn
 
-from fedvlp.claims.cells import cells_of, measured
-from fedvlp.claims.ledger import AVERAGE, WORST, seeded, trained, trained_client
-from fedvlp.claims.results import spent
-from fedvlp.claims.scenario import Figures, Scenario
 from fedvlp.core.client import named_state
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import SPLITS
@@ -46,8 +42,13 @@ from fedvlp.federation.codec import Wire
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
+from fedvlp.run.cell_results import spent
+from fedvlp.run.cell_table import Figures
+from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.ledger import AVERAGE, WORST, seeded, trained, trained_client
+from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[1]
 FULL = "all-weights"

@@ -23,7 +23,6 @@ from typing import Any
 from common import machine, say, table
 from real_towers import experiments
 
-from fedvlp.claims.ledger import seeded
 from fedvlp.evaluation.audit.canaries import MEMORISED, PLANTED, UNSEEN
 from fedvlp.evaluation.audit.gradients import GRADIENT
 from fedvlp.evaluation.audit.membership import Membership
@@ -35,6 +34,7 @@ from fedvlp.run.audit_representations import SENT
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from studies.claims.ledger import seeded
 
 ROOT = Path(__file__).parents[1]
 PRESETS = "fedavg,feddra,car-mfl,creamfl,pms-fm"

@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of, row_name
 
-from fedvlp.claims import cells
-from fedvlp.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, POOLED, missing, without
-from fedvlp.claims.scenario import Table
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
+from fedvlp.run import cells
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_table import Table
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.ledger import ALL_PAIRED, CAR_MFL, MACRO, POOLED, missing, without
 
 BASELINE = "mfedavg-p"
 METHODS, BOUNDS, LINEAR = ("mfedavg", BASELINE, "car-mfl"), ("lower", ALL_PAIRED, POOLED), "car-mfl-linear"

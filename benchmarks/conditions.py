@@ -24,12 +24,11 @@ import ablation
 from common import machine, say, table
 from ledger_cells import by_round, finished, less, mean, parser_of
 
-from fedvlp.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment, all_steps
-from fedvlp.claims.page import origin
-from fedvlp.claims.scenario import Table
 from fedvlp.evaluation import metric_names
+from fedvlp.run.cell_table import Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.terms import like, terms
+from studies.claims.ledger import AVERAGE, SCENARIOS, WORST, alignment, all_steps
 
 LEDGERS = "as it stands"
 METHODS = ("feddra", "feddra-no-dro", "feddra-no-constraint", "feddra-no-constraint-no-dro", "fedrgb")

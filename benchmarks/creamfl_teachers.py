@@ -31,11 +31,6 @@ from ledger_cells import finished, mean, parser_of
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedvlp.claims import ensembles
-from fedvlp.claims.ensembles import RSUM
-from fedvlp.claims.ledger import CREAMFL, UNTRAINED, drawn_ladder, ladder
-from fedvlp.claims.page import origin
-from fedvlp.claims.scenario import Figures, Table
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.intervals import over_seeds
@@ -44,8 +39,12 @@ from fedvlp.methods.ensemble import as_represented, squared_distance
 from fedvlp.methods.math.contrast import contrast_scores
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_table import Figures, Table, origin
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims import ensembles
+from studies.claims.ensembles import RSUM
+from studies.claims.ledger import CREAMFL, UNTRAINED, drawn_ladder, ladder
 
 MANY, DRAWN = "-many", "-drawn"
 ROWS = (

@@ -13,10 +13,10 @@ from __future__ import annotations
 from common import machine, say, table
 from ledger_cells import finished, less, mean, parser_of
 
-from fedvlp.claims.distortion import BEFORE, OWN, PLAIN, change, change_at, change_elsewhere
-from fedvlp.claims.ledger import SCENARIOS
-from fedvlp.claims.scenario import Table
 from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.run.cell_table import Table
+from studies.claims.distortion import BEFORE, OWN, PLAIN, change, change_at, change_elsewhere
+from studies.claims.ledger import SCENARIOS
 
 METHODS = ("fedavg", "fedrgb")
 

@@ -15,12 +15,13 @@ from typing import Any
 
 from common import say
 
-from fedvlp.claims import results
-from fedvlp.claims.cells import cells_of, measured
-from fedvlp.claims.scenario import Figures, NotRunError, Scenario, Table
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
+from fedvlp.run import cell_results as results
+from fedvlp.run.cell_table import Figures, NotRunError, Table
+from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
+from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[1]
 

@@ -30,7 +30,6 @@ from typing import Any
 
 from common import machine, rounded, say, table
 
-from fedvlp.claims.ledger import STEPS, alignment
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
@@ -43,6 +42,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from studies.claims.ledger import STEPS, alignment
 
 COLUMNS = ("R@1 mean", "R@1 worst", "R@5 mean", "R@5 worst")
 

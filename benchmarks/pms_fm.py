@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from common import machine, rounded, say, table
 
-from fedvlp.claims.ledger import unlike_sites
-from fedvlp.claims.selection import IMAGES, STEPS, largest, weighted
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.data.synthetic.cases import FINDINGS
@@ -34,6 +32,8 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
+from studies.claims.ledger import unlike_sites
+from studies.claims.selection import IMAGES, STEPS, largest, weighted
 
 ABLATION = {
     "image": (("image",), "mlp"),

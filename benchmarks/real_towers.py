@@ -28,9 +28,6 @@ import torch
 from common import machine, say, table
 from torch import Tensor
 
-from fedvlp.claims.cells import cells_of, measured
-from fedvlp.claims.ledger import seeded
-from fedvlp.claims.scenario import Figures, Scenario, Table
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.sources.table import TableSource
 from fedvlp.evaluation.downstream import images, records
@@ -40,9 +37,13 @@ from fedvlp.evaluation.site_metrics import embed
 from fedvlp.evaluation.source_retrieval import EVERYTHING, WITHIN, recall_rows
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_table import Figures, Table
+from fedvlp.run.cells import measured
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.claims.ledger import seeded
+from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real")

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from common import machine, say, table
 
-from fedvlp.claims.ledger import AVERAGE, WORST, seeded
 from fedvlp.core.privacy import clip_and_noise, share_of
 from fedvlp.core.types import Broadcast, Update
 from fedvlp.federation.exchange import SequentialExchange
@@ -41,6 +40,7 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import summary
 from fedvlp.training import dp_sgd
+from studies.claims.ledger import AVERAGE, WORST, seeded
 
 DELTA, CLIP = 1e-5, 2.5
 RECORD, SITE, SHARED, NONE = "record", "site", "site, shared", "none"

@@ -67,6 +67,8 @@ def test_nothing_imports_upward() -> None:
     def upward(module: str, name: str, lazy: bool) -> bool:
         if module == "fedvlp":  # the front door: it finds everything else when it is asked
             return name not in ("typing", "fedvlp.core", "fedvlp.core.names")
+        if name.partition(".")[0] == "studies":
+            return True
         return name.partition(".")[0] == "fedvlp" and part(name) not in BELOW[part(module)] | {""}
 
     assert offenders(upward) == []

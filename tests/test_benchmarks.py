@@ -21,9 +21,6 @@ from support import programs
 from support.pretend_streams import Entry
 from torch import nn
 
-from fedvlp.claims import ensembles
-from fedvlp.claims.ledger import alignment, ladder, missing
-from fedvlp.claims.scenario import Table
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.evaluation.audit.membership import Membership
 from fedvlp.evaluation.intervals import Interval, over_seeds
@@ -32,9 +29,12 @@ from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods.car_mfl import PARTNERS
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_table import Table
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate
 from fedvlp.run.terms import terms
+from studies.claims import ensembles
+from studies.claims.ledger import alignment, ladder, missing
 
 pytestmark = pytest.mark.slow(seconds=1)
 """They are run by hand, so what breaks one may wait for the slow rest."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -366,7 +365,6 @@ def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
         until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "the forged site is turned away")
     finally:
         here.kits = home
-    time.sleep(2)
     assert joined(here) == set(SITES)
 
 

@@ -18,7 +18,6 @@ PICTURE = Path(__file__).parents[2] / "docs" / "pictures" / "rooms.svg"
 ROOMS = {  # room: where its middle is, from the left; what it is about
     "cli": (430, "commands"),
     "flare": (650, "NVIDIA FLARE"),
-    "claims": (210, "what papers claim"),
     "report": (210, "a run's page"),
     "deploy": (650, "a hospital's machine"),
     "run": (430, "experiments"),

@@ -22,7 +22,7 @@ LAYERS = [
     {"evaluation"},
     {"run"},
     {"report", "deploy"},
-    {"flare", "claims"},
+    {"flare"},
     {"cli"},
 ]
 """From the bottom up; a room may import itself and what is below it."""

@@ -13,15 +13,14 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli import claims, jobs, new, presets, pretrain, reproduce, runs, sites, stopping, sweep, towers, use
+from fedvlp.cli import jobs, laboratory, new, presets, pretrain, runs, sites, stopping, sweep, towers, use
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(presets.app)
 app.add_typer(runs.app)
 app.add_typer(use.app)
 app.add_typer(sweep.app)
-app.add_typer(claims.app)
-app.add_typer(reproduce.app)
+laboratory.add_to(app)
 app.add_typer(pretrain.app)
 app.add_typer(sites.app)
 app.add_typer(towers.app, name="towers")

@@ -217,4 +217,4 @@ def _status_in(folder: Path) -> tuple[dict[str, Any], bool]:
     told = read_status(folder)
     if not told:
         raise ValueError(f"{folder} holds no {FILE}: no run of fedvlp, or one that never began")
-    return told, told.get("status") != RUNNING or in_use(folder)
+    return told, told.get("status") != RUNNING or bool(in_use(folder))

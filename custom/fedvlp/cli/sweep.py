@@ -55,9 +55,9 @@ def sweep(
     """
     from rich.console import Console
 
-    from fedvlp.claims import sweep as of
-    from fedvlp.claims.page import origin
     from fedvlp.cli.tables import plain_table
+    from fedvlp.run import sweep as of
+    from fedvlp.run.cell_table import origin
     from fedvlp.run.paths import absolute
 
     use_plugins(plugins)

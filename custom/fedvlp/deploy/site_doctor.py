@@ -27,6 +27,7 @@ from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
+from fedvlp.run.lock import FolderInUseError, in_use
 
 FLARE = "2.9."  # server and sites run one minor version
 PERIMETER = "fedvlp.flare.Perimeter"
@@ -66,6 +67,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
     yield from _software(kit, client["client"]["ssl_root_cert"])
     yield from _certificate(kit / "startup", client["client"], name)
     yield from _server(kit / "startup", client)
+    yield _one_process(kit)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -97,6 +99,32 @@ def _server_kit(kit: Path) -> Iterator[Check]:
     yield _perimeter(resources, "server")
     yield _job_check(resources, "server")
     yield _private_keys(kit, SERVER_KEY)
+    yield _one_process(kit)
+    yield _own_port(kit)
+
+
+def _one_process(kit: Path) -> Check:
+    """Whether FLARE runs on this kit: a second process of it is refused."""
+    try:
+        holder = in_use(kit)
+    except FolderInUseError as error:
+        return Check("processes of this kit", False, str(error))
+    return Check("processes of this kit", True, f"one runs: {holder}; do not start another" if holder else "none runs")
+
+
+def _own_port(kit: Path) -> Check:
+    """Whether the server's port is taken by somebody else: FLARE would try to open it for ever."""
+    what = "port of the server"
+    try:
+        server = json.loads((kit / "startup" / SERVER_FILE).read_text(encoding="utf-8"))["servers"][0]
+        port = int(server["service"]["target"].rpartition(":")[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return Check(what, False, f"startup/{SERVER_FILE} does not say which ({_kind(error)}): provision the kit again")
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    if taken and not in_use(kit):
+        return Check(what, False, f"{port} is taken by another program: end it, or another server that runs here")
+    return Check(what, True, f"{port}, {'this server listens' if taken else 'free'}")
 
 
 def _job_check(resources: dict[str, Any], side: str) -> Check:

@@ -4,6 +4,9 @@ FLARE compares the classes of a job with ``class_allow_list`` when the job's pro
 line when it refuses. ``JobCheck`` reads the same list when the job arrives, takes every entry for one exact class, and
 writes who sent the job, which job it was and what it named. It runs in FLARE's own process of the site, which starts
 those of the jobs and never trains: nothing heavy is imported here.
+
+FLARE unpacks and parses a job before it asks ``JobCheck``. ``unfit_archive`` therefore looks at the archive first: the
+server's at submission, a site's before it is unpacked (flare/perimeter.py).
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.sec.audit import AuditService
@@ -81,6 +86,43 @@ def _by_name(value: Any) -> bool:
         return False
     named = "name" in value and "args" in value and "path" not in value and "class_path" not in value
     return named or any(map(_by_name, value.values()))
+
+
+LARGEST_ARCHIVE, BLOCK = 64 << 20, 4096
+"""Bytes of all files of a job, and those that a file takes however small it is."""
+
+
+def unfit_archive(archive: bytes | str) -> str:
+    """Why a job's archive (or the file with it) is not to be unpacked and parsed; "" for a job as FLARE packs it.
+
+    FLARE compresses none of them, so what they hold is no larger than they are.
+    """
+    try:
+        with ZipFile(BytesIO(archive) if isinstance(archive, bytes) else archive) as job:
+            entries = job.infolist()
+    except (OSError, ValueError, TypeError, BadZipFile, NotImplementedError):
+        return "the job is no archive that can be read"
+    if any(entry.compress_type != ZIP_STORED for entry in entries):
+        return "the job is compressed; FLARE's own commands submit it as it is"
+    largest = max((entry.file_size for entry in entries), default=0)
+    if largest > LARGEST_JOB:
+        return f"a file of the job has {largest:,} bytes; at most {LARGEST_JOB:,} are read"
+    if sum(max(entry.file_size, BLOCK) for entry in entries) > LARGEST_ARCHIVE:
+        return f"the job has {len(entries):,} files; all of them may take {LARGEST_ARCHIVE:,} bytes"
+    return ""
+
+
+def bound_submissions() -> None:
+    """Makes the server refuse a job that is too large when it is submitted. FLARE has no hook before it parses one."""
+    from nvflare.private.fed.server import job_cmds  # the server's alone
+    from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+
+    class Bounded(JobMetaValidator):
+        def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
+            why = unfit_archive(job_data)
+            return (False, why, {}) if why else super().validate(job_name, job_data)
+
+    job_cmds.JobMetaValidator = Bounded
 
 
 class JobRefusedError(ValueError):

@@ -1,0 +1,121 @@
+"""The page of the claims: what each paper says, what paired seeds say here, and every figure behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from fedvlp.evaluation.intervals import Interval, over_seeds
+from fedvlp.report import html
+from fedvlp.run.cell_table import NotRunError, Table, origin
+from studies.claims.scenario import Claim, Precondition, Scenario, verdict
+
+INVALID, MISSING = "not ranked", "not run"
+"""The verdict where a precondition of the scenario does not hold, and where no seed has both methods."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One claim after the runs."""
+
+    claim: Claim
+    measured: Interval | None  # None: no seed has both methods
+    seeds: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """A scenario after the runs."""
+
+    scenario: Scenario
+    table: Table
+    preconditions: tuple[tuple[Precondition, bool | None], ...]  # None: its methods have not run
+    outcomes: tuple[Outcome, ...]
+
+
+def judge(scenario: Scenario, table: Table, papers: Sequence[str]) -> Results:
+    """Preconditions first; where one does not hold, no claim is ranked."""
+    checked = tuple((one, _checked(one, table)) for one in scenario.preconditions)
+    valid = all(held for _, held in checked)
+    outcomes = (_outcome(claim, table, valid) for claim in scenario.claims if claim.paper in papers)
+    return Results(scenario, table, checked, tuple(outcomes))
+
+
+def _checked(condition: Precondition, table: Table) -> bool | None:
+    try:
+        return condition.check(table)
+    except NotRunError:
+        return None
+
+
+def _outcome(claim: Claim, table: Table, valid: bool) -> Outcome:
+    try:
+        differences = table.difference(claim.method, claim.other, claim.figure, claim.other_figure)
+    except NotRunError:
+        return Outcome(claim, None, 0, MISSING)
+    measured = over_seeds(differences)
+    return Outcome(claim, measured, len(differences), verdict(measured) if valid else INVALID)
+
+
+HELD = {True: "holds", False: "DOES NOT HOLD", None: "NOT RUN"}
+"""What is said of a precondition."""
+
+CLAIMS = ("paper", "claim", "the paper's difference", "ours [95 %]", "seeds", "verdict")
+
+
+def claim_rows(results: Results) -> list[tuple[str, ...]]:
+    """One row a claim, as ``CLAIMS`` names its columns."""
+    return claim_rows_of(results.outcomes)
+
+
+def claim_rows_of(outcomes: Iterable[Outcome]) -> list[tuple[str, ...]]:
+    """The same of these outcomes."""
+    return [
+        (
+            one.claim.paper,
+            one.claim.text,
+            one.claim.papers_value,
+            html.ABSENT if one.measured is None else str(one.measured),
+            str(one.seeds),
+            one.verdict,
+        )
+        for one in outcomes
+    ]
+
+
+def figure_rows(results: Results) -> Iterable[tuple[str, ...]]:
+    """One row a method: mean and deviation over seeds of every figure that the scenario shows and the method has."""
+    methods = list(dict.fromkeys(method for method, _ in results.table.cells))
+    for method in methods:
+        row = [method]
+        for figure in results.scenario.shown:
+            if not results.table.has(method, figure):
+                row.append("")
+                continue
+            values = results.table.values(method, figure)
+            spread = f" ({stdev(values):.2f})" if len(values) > 1 else ""
+            row.append(f"{fmean(values):.2f}{spread}")
+        yield tuple(row)
+
+
+EXPLANATION = (
+    "Differences are paired by seed: both methods see the same records, splits and start. A claim holds or fails where "
+    "the 95 % interval (Student's t over seeds) leaves 0 out; a scenario whose preconditions do not hold ranks nothing."
+)
+
+
+def as_page(every: Sequence[Results]) -> str:
+    """The page as HTML; it loads nothing."""
+    body = f"<p>{EXPLANATION}</p>"
+    for results in every:
+        scenario, seeds = results.scenario, results.table.seeds
+        body += f"<h2>{html.text(scenario.name)}</h2><p>{html.text(scenario.text)} Seeds {html.text(seeds)}.</p>"
+        body += f"<p>{html.text(origin(results.table))}</p>"
+        body += html.table(CLAIMS, claim_rows(results), "text")
+        stated = [(one.text, HELD[held]) for one, held in results.preconditions]
+        body += "<h3>Before anything is ranked</h3>" + html.table(("precondition", ""), stated, "text")
+        body += "<h3>Mean (deviation) over seeds</h3>"
+        body += html.table(("method", *scenario.shown), figure_rows(results))
+    return html.page("The papers' claims", body)

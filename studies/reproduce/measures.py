@@ -1,0 +1,434 @@
+"""What is measured of a finished cell: its history, heads on the frozen tower, models at other sites, zero-shot."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.loader import SiteData
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.linear_probe import ADAMW, LinearProbe, linear_probe
+from fedvlp.evaluation.segmentation import Segmentation, segmentation
+from fedvlp.evaluation.site_metrics import Retrieval
+from fedvlp.evaluation.vqa import VQA, vqa
+from fedvlp.models.load import load_encoders
+from fedvlp.models.selector import SelectorConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_results import spent
+from fedvlp.run.cell_table import Figures
+from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
+from fedvlp.run.experiment import Source
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import by_site, of_server, overall
+from studies.claims import ledger, selection
+from studies.claims.ensembles import KS, RSUM
+
+AVERAGE, WORST = ledger.AVERAGE, ledger.WORST
+AVERAGE5, WORST5 = (names.over_sites(names.recall("test", 5), kind) for kind in (names.AVERAGE, names.WORST))
+DISPARITY = names.over_sites(names.recall("test", 1), names.DISPARITY)
+MEGABYTES = "megabytes a round, to and from all sites"
+
+
+def at_site(site: str, k: int = 1) -> str:
+    """Name of the in-batch Recall@k of the run's model on a site's test records."""
+    return f"R@{k} at {site}"
+
+
+def own(site: str) -> str:
+    """Begins the names of the figures of the model that a site trained alone."""
+    return f"{site}'s own model: "
+
+
+def by_round(figure: str, round: int) -> str:
+    """Name of a figure of the model that round ``round`` starts from, on validation records."""
+    return f"{figure} after {round} rounds"
+
+
+VAL_AVERAGE, VAL_COSINE = "R@1 on validation records", "cosine of the pairs"
+
+
+def head(data: str, share: str) -> str:
+    """Name of the accuracy (or Dice) of a head that was trained on a ``share`` such as "1 %"."""
+    return f"{data}, {share}"
+
+
+def cost(folder: RunFolder) -> Figures:
+    """Megabytes on the wire in a mean round."""
+    used, rounds = spent(folder.history()), folder.experiment().rounds.rounds
+    return {MEGABYTES: (used[BYTES_DOWN] + used[BYTES_UP]) / 1e6 / max(1, rounds)}
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """One downstream data set: a probe's accuracy or, with a ``structure``, a decoder's Dice."""
+
+    name: str
+    data: Source
+    fractions: tuple[float, ...]
+    classes: tuple[str, ...] = ()
+    structure: str = ""
+    seeds: tuple[int, ...] = (42,)
+    steps: int | None = None
+    solver: str = ADAMW  # of a probe; the papers' AdamW hardly moves a head whose epoch is one step
+
+    def __call__(self, model: Any) -> Figures:
+        """The figures of the image tower of ``model``."""
+        cohort = self.data.build()
+        if self.structure:
+            decoder = Segmentation(self.structure, self.fractions, self.seeds, resamples=0)
+            drawn = segmentation(decoder, model, cohort, self.steps)
+            return {head(self.name, one.subset): one.dice.value for one in drawn.results}
+        probe = LinearProbe(self.classes, self.fractions, seeds=self.seeds, solver=self.solver, resamples=0)
+        probed = linear_probe(probe, model, cohort, self.steps)
+        return {head(self.name, one.subset): one.accuracy.value for one in probed.results}
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Recall over sites, at each site and by round, cost, and downstream heads."""
+
+    downstream: tuple[Callable[[Any], Figures], ...] = field(default=())
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """All figures of a finished run; of sites that trained alone, means over their models."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        figures = ledger.trained(folder) | self._history(folder) | cost(folder)
+        alone, heads = 0, list[Figures]()
+        for site, model, recalls in models(folder):
+            alone += bool(site)
+            figures |= {own(site) + name: value for name, value in recalls.items()}
+            heads.append(dict(pair for one in self.downstream for pair in one(model).items()))
+        if alone:
+            figures |= _of_local_models(figures, folder)
+        return figures | {name: fmean(one[name] for one in heads) for name in heads[0]}
+
+    @staticmethod
+    def _history(folder: RunFolder) -> Figures:
+        figures: Figures = {}
+        recall, cosine = names.recall("val", 1), names.similarity("val")
+        for record in folder.history():
+            measured, sites = overall(record), by_site(record)
+            average = names.over_sites(recall, names.AVERAGE)
+            if average in measured:
+                figures[by_round(VAL_AVERAGE, record["round"])] = measured[average]
+            cosines = [of_site[cosine] for of_site in sites.values() if cosine in of_site]
+            if cosines:
+                figures[by_round(VAL_COSINE, record["round"])] = fmean(cosines)
+            for site, of_site in sites.items():
+                figures |= {
+                    at_site(site, k): of_site[name] for k in (1, 5) if (name := names.recall("test", k)) in of_site
+                }
+        return figures
+
+
+def models(folder: RunFolder) -> Iterator[tuple[str, Any, Figures]]:
+    """The models of a run: ("", model, {}), or of each site that trained alone, with its recalls at every site."""
+    assembly = Assembly(folder.experiment(), folder.path)
+    method = folder.experiment().method
+    state = method.finish(last_server(folder))
+    starts = models_at_sites(assembly, state)
+    if not starts:
+        yield "", load_encoders(folder.path), {}  # as it was exported: a target that stays at the sites is not in it
+        return
+    data = paired_sites(assembly)
+    for site, of_site in starts.items():
+        client = assembly.client("figures", None)
+        client.load(of_site)
+        client.model.eval()
+        figures: Figures = {}
+        for other, records in data.items():
+            measured = Retrieval().measure(client.model, records, "test")
+            figures |= {at_site(other, k): measured[names.recall("test", k)] for k in (1, 5)}
+        yield site, client.model, figures
+
+
+def _of_local_models(figures: Figures, folder: RunFolder) -> Figures:
+    """ "Decentralized" as both papers report it: at each site the mean over all models; then mean and worst over sites.
+
+    docs/methods.md, section 9: this gives the 15.51 and 13.62 that FedDRA's paper prints.
+    """
+    sites = list(paired_sites(Assembly(folder.experiment(), folder.path)))
+    over: Figures = {}
+    for k, average, worst in ((1, AVERAGE, WORST), (5, AVERAGE5, WORST5)):
+        means = {one: fmean(figures[own(other) + at_site(one, k)] for other in sites) for one in sites}
+        over |= {at_site(site, k): value for site, value in means.items()}
+        over |= {average: fmean(means.values()), worst: min(means.values())}
+        for one in sites:
+            over[own(one) + names.over_sites(names.recall("test", k), names.AVERAGE)] = fmean(
+                figures[own(one) + at_site(other, k)] for other in sites
+            )
+    return over
+
+
+def outside(k: int) -> str:
+    """Name of the in-batch Recall@k on records of no site of the run."""
+    return f"R@{k} outside the sites"
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Retrieval outside the training sites: recall of the run's model on other records, beside that at the sites."""
+
+    data: Source
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """All figures of ``Alignment``, and Recall@1 and @5 in batches of 32 of the test pairs of ``data``.
+
+        Pairs of people whom the run was trained on are left out. Raises ValueError where no batch is left.
+        """
+        figures, cohort, size = Alignment()(folder), self.data.build(), Retrieval().batch_size
+        rows = unseen(cohort, Assembly(folder.experiment(), folder.path).cohort)
+        if len(rows) < size:
+            raise ValueError(
+                f"reproduce: {len(rows)} test pairs of people whom the run was not trained on, expected at least "
+                f"{size}; choose records of other people"
+            )
+        by_model = []
+        for _, model, _ in models(folder):
+            records = SiteData(cohort, {"test": rows}, model.tokenizer, model.config.image_size)
+            by_model.append(Retrieval().measure(model, records, "test"))
+        return figures | {outside(k): fmean(one[names.recall("test", k)] for one in by_model) for k in (1, 5)}
+
+
+def unseen(cohort: Cohort, trained: Cohort) -> np.ndarray:
+    """The rows [n] of the test pairs of a cohort whose patients have no training record in the cohort ``trained``."""
+    people = {trained.patients[row] for row in trained.rows("train")}
+    paired = cohort.has_image() & cohort.has_report()
+    rows = [row for row in cohort.rows("test").tolist() if paired[row] and cohort.patients[row] not in people]
+    return np.array(rows, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Retrained:
+    """What re-training does to a model at other sites: the tables of ``fedvlp evaluate --what distortion|shallow``."""
+
+    what: str
+    steps: int | None = None
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """Distortion by column, and recall before and after, by the site that was trained on."""
+        table = EVALUATIONS[self.what](folder, Choices(steps=self.steps))[0]
+        with table.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        figures: Figures = {}
+        after: dict[str, list[float]] = {}
+        before: list[float] = []
+        for row in rows:
+            if row["trained_on"] == "mean":
+                figures[distorted(row["measured_on"])] = float(row["distortion"])
+            elif row["recall1_after"]:
+                after.setdefault(row["trained_on"], []).append(float(row["recall1_after"]))
+                before.append(float(row["recall1_before"]))
+        figures |= {retrained(site.partition("'")[0]): fmean(values) for site, values in after.items()}
+        return figures | ({BEFORE: fmean(before)} if before else {})
+
+
+BEFORE = "R@1 before re-training, average over sites"
+
+
+def distorted(site: str) -> str:
+    """Name of the mean distortion of a site's records."""
+    return f"distortion at {site}"
+
+
+def retrained(site: str) -> str:
+    """Name of the recall, average over sites, of a model that was re-trained on a site, or that a site had trained."""
+    return f"R@1 after re-training, {site}"
+
+
+# CreamFL
+
+R1_SUM = "R@1 sum"
+
+
+def ranked(direction: str, k: int) -> str:
+    """Name of the server's Recall@k of one direction, on the whole of the public test records."""
+    return f"public test records, {direction.replace('i2t', 'image to text').replace('t2i', 'text to image')}, R@{k}"
+
+
+def among_all(direction: str, k: int) -> str:
+    """The same of COCO, among all of its 5,000 test images (5K); ``ranked`` is then the mean over five folds (1K)."""
+    return f"{ranked(direction, k)}, all images"
+
+
+RANKS = tuple((direction, k) for direction in (names.I2T, names.T2I) for k in (1, 5, 10))
+
+
+def at_the_server(folder: RunFolder) -> Figures:
+    """The summary, and the sum of the server's recalls on the public set's test split."""
+    figures = ledger.trained(folder)
+    recalls = [figures[of_server(names.recall("test", k, names.WHOLE_SET))] for k in KS]
+    return {**figures, RSUM: sum(recalls)}
+
+
+def server(folder: RunFolder) -> Figures:
+    """The server's recalls on the public set's test split, both directions, their sums, and the cost."""
+    summary = at_the_server(folder)
+    figures = {ranked(*rank): _of_public(summary, *rank, names.WHOLE_SET) for rank in RANKS}
+    return {RSUM: summary[RSUM], R1_SUM: _sum(figures, ranked)} | figures | cost(folder)
+
+
+def coco(folder: RunFolder) -> Figures:
+    """The same as CreamFL's paper has it of COCO: of 1K and 5K images, and the sum of four Recall@1.
+
+    Raises ValueError where the test images are not five folds.
+    """
+    summary = at_the_server(folder)
+    if of_server(names.recall("test", 1, names.FOLDS, names.I2T)) not in summary:
+        raise ValueError(
+            "reproduce: the public test images cannot be cut into five folds, expected COCO's 5,000; see in the log "
+            "whether all of them were read"
+        )
+    figures = {ranked(*rank): _of_public(summary, *rank, names.FOLDS) for rank in RANKS}
+    figures |= {among_all(*rank): _of_public(summary, *rank, names.WHOLE_SET) for rank in RANKS}
+    total = _sum(figures, ranked) + _sum(figures, among_all)
+    return {RSUM: summary[RSUM], R1_SUM: total} | figures | cost(folder)
+
+
+def _of_public(summary: Figures, direction: str, k: int, scope: str) -> float:
+    return summary[of_server(names.recall("test", k, scope, direction))]
+
+
+def _sum(figures: Figures, name: Callable[[str, int], str]) -> float:
+    return figures[name(names.I2T, 1)] + figures[name(names.T2I, 1)]
+
+
+VQA_OFFICIAL, VQA_CLASS = "VQA accuracy, %", "share of questions with the most common answer, %"
+VQA_MAJORITY, VQA_BLIND = "VQA accuracy of the majority answer, %", "VQA accuracy of the majority answer by question, %"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers of a head on the towers of the server's model to questions about images of other people."""
+
+    data: Source
+    steps: int | None = None
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """Both metrics, and the official one of answers that no image is needed for."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        answered = vqa(VQA(resamples=0), load_encoders(folder.path), self.data.build(), self.steps)
+        every = answered.results[0]
+        return {
+            VQA_OFFICIAL: every.official.value,
+            VQA_CLASS: every.accuracy.value,
+            VQA_MAJORITY: every.majority_official,
+            VQA_BLIND: every.by_question_official,
+        }
+
+
+# PMS-FM
+
+
+def deployed(site: str) -> str:
+    """Name of the zero-shot accuracy, 0..1, at a site ("mean": over sites) of the selected model, or the global one."""
+    return f"accuracy of the deployed model, {site}"
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
+
+    selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+    classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """The figures of a finished run."""
+        experiment = folder.experiment()
+        torch.set_num_threads(experiment.training.threads)
+        table = EVALUATIONS["zero-shot"](folder, Choices(classes=self.classes))[0]
+        figures = selection.of_table(table) | _accuracies(table)
+        extra = experiment.extra
+        # a selector without templates (FedSM's) was trained with what no held-out image has
+        if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
+            figures |= selection.of_selector(folder, experiment, extra)
+        return figures
+
+
+@dataclass(frozen=True)
+class ElsewhereTold:
+    """Zero-shot of a run's models on records of no site: accuracy 0..1 of the model that serves there."""
+
+    sets: tuple[tuple[str, Source, tuple[str, ...]], ...]  # (name, records, classes that are told apart)
+
+    def __call__(self, folder: RunFolder) -> Figures:
+        """The selected model's accuracy where there is a selector, else the global one's, on each and their mean."""
+        torch.set_num_threads(folder.experiment().training.threads)
+        figures: Figures = {}
+        for name, data, classes in self.sets:
+            table = EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
+            figures[deployed(name)] = _accuracies(table)[deployed("mean")]
+        return figures | {deployed("mean"): fmean(figures.values())}
+
+
+def _accuracies(table: Path) -> Figures:
+    """Accuracies of the deployed model and of the global one by client, and of each client's own model."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    figures: Figures = {}
+    held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
+    one = "selected" if any(model == "selected" for model, _ in held) else "global"
+    sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
+    personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
+    for (model, site), value in held.items():
+        name = deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))
+        if model == one:
+            figures[name] = value
+        if model == "global":
+            figures[GLOBAL_MODEL + name] = value
+        if model in personal:
+            figures[client(1 + personal.index(model)) + deployed(site)] = value
+    return figures
+
+
+GLOBAL_MODEL = "global model: "
+"""Begins the names of the figures of the model that all sites share, also where there is a selector."""
+
+
+def deployed_at(number: int) -> str:
+    """The same at a site, numbered from 1."""
+    return deployed(f"client {number}")
+
+
+def client(number: int) -> str:
+    """Begins the names of the figures of a site's own model, numbered from 1 in the order of the sites."""
+    return f"client {number}: "
+
+
+# CAR-MFL
+
+VAL_MACRO, RARE, BIAS = "validation macro AUC, %", "macro AUC of rare findings, %", "share of weight on the image"
+
+
+def area(finding: str) -> str:
+    """Name of the AUC of one finding on the public set's test records."""
+    return f"AUC of {finding}, %"
+
+
+def classified(folder: RunFolder) -> Figures:
+    """Macro AUC of all test pairs, with either modality kept from the model; of rare findings; the modality bias.
+
+    Beside it the AUC of each finding on the public set's test records, where both of its classes are there.
+    """
+    torch.set_num_threads(folder.experiment().training.threads)
+    figures = ledger.classified(folder)
+    last: dict[str, float] = {}
+    for record in folder.history():
+        last |= record.get("server", {})
+    model: Any = folder.experiment().model
+    one = ((area(finding), names.auc("test", finding)) for finding in model.labels)
+    for name, figure in ((VAL_MACRO, names.auc("val", names.MACRO)), (RARE, names.auc("test", names.RARE)), *one):
+        if figure in last:
+            figures[name] = 100 * last[figure]
+    if names.IMAGE_WEIGHT in last:
+        figures[BIAS] = last[names.IMAGE_WEIGHT]
+    return figures

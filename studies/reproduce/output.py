@@ -1,0 +1,170 @@
+"""A reproduced table as Markdown, CSV and a page with figures: the paper's value beside ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedvlp.core.checkpoint import save_text
+from fedvlp.evaluation.intervals import Interval
+from fedvlp.report import figures, html
+from fedvlp.run.cell_table import origin
+from studies.claims.page import CLAIMS, claim_rows_of
+from studies.reproduce.run import Reproduced
+from studies.reproduce.table import UNPRINTED, Entry
+
+READING = "ours: mean over seeds [95 % interval, Student's t]; in brackets the paper's printed value"
+NO_SCENARIO = (
+    "A verdict here is of these runs: the preconditions under which a claim can show are those of `fedvlp claims`, at "
+    "its sizes."
+)
+OTHER_DATA = (
+    "These are not the paper's data: methods compare within the column of ours, and not with the paper's value."
+)
+
+
+NO_SIZE = "Tiny towers and a step or two a cell: that these data are read and every cell runs, and nothing more."
+
+
+def number(measured: Interval | None, digits: int) -> str:
+    """Mean and interval; a dash where nothing was measured."""
+    if measured is None:
+        return html.ABSENT
+    return measured.unsigned(digits)
+
+
+def head(entry: Entry) -> tuple[str, ...]:
+    """Names of the columns."""
+    return ("", *(column.title for column in entry.columns))
+
+
+def rows(done: Reproduced) -> list[tuple[str, ...]]:
+    """One row a row of the paper: its title, and ours with the paper's."""
+    entry = done.entry
+    return [
+        (
+            one.title,
+            *(
+                f"{number(done.value(row, column), entry.digits)} ({_printed(entry.printed(one, column))})"
+                for column in range(len(entry.columns))
+            ),
+        )
+        for row, one in enumerate(entry.rows)
+    ]
+
+
+def _printed(value: str) -> str:
+    return html.ABSENT if value == UNPRINTED else value
+
+
+def title(entry: Entry) -> str:
+    """Paper, table and what it shows."""
+    return f"{entry.key}: {entry.title}"
+
+
+def remarks(done: Reproduced) -> list[str]:
+    """What to know of the table, a sentence or two each."""
+    entry, study = done.entry, done.entry.study
+    said = [f"Seeds {', '.join(map(str, done.table.seeds))}. {READING}; {html.ABSENT}: {UNPRINTED}."]
+    if done.size.demo:
+        said += [OTHER_DATA, f"Size: {done.size.name}."]
+        said += [study.stands_in] if study and study.stands_in else []
+    else:
+        said += [NO_SIZE] if done.size.quick else []
+        said += [study.differs] if study and study.differs else []
+    said += [entry.note] if entry.note else []
+    return [*said, origin(done.table)]
+
+
+def markdown(done: Reproduced) -> str:
+    """The table, its claims, and what to know of them."""
+    entry = done.entry
+    text = [f"## {title(entry)}", "", *_piped([head(entry), *rows(done)]), ""]
+    if done.outcomes:
+        text += [*_piped([CLAIMS, *claim_rows_of(done.outcomes)]), "", NO_SCENARIO, ""]
+    return "\n".join([*text, *(f"- {sentence}" for sentence in remarks(done))]) + "\n"
+
+
+def _piped(lines: Sequence[Sequence[str]]) -> list[str]:
+    first, *rest = lines
+    return [f"| {' | '.join(cells)} |" for cells in (first, ["---"] * len(first), *rest)]
+
+
+CSV = ("paper", "table", "row", "column", "cell", "ours", "low", "high", "papers_value", "seeds", "by_seed")
+"""Columns of the CSV file: one line for each value of the table."""
+
+
+def as_csv(done: Reproduced) -> str:
+    """One line a value; a value that the paper does not print, or that was not measured, is empty."""
+    entry, text = done.entry, io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV)
+    for row, one in enumerate(entry.rows):
+        for index, column in enumerate(entry.columns):
+            ours, printed, by_seed = done.value(row, index), entry.printed(one, index), done.by_seed(row, index)
+            writer.writerow(
+                [
+                    entry.paper,
+                    entry.ids[0],
+                    one.title,
+                    column.title,
+                    one.cell + column.cell,
+                    *_bounds(ours),
+                    "" if printed == UNPRINTED else printed,
+                    " ".join(map(str, by_seed)),
+                    " ".join(f"{value:.4f}" for value in by_seed.values()),
+                ]
+            )
+    return text.getvalue()
+
+
+def _bounds(measured: Interval | None) -> list[str]:
+    values = (measured.value, measured.low, measured.high) if measured else (math.nan,) * 3
+    return ["" if math.isnan(value) else f"{value:.4f}" for value in values]
+
+
+def as_page(every: Sequence[Reproduced], heading: str) -> str:
+    """The page as HTML, with a figure for each column; it loads nothing."""
+    body = ""
+    for done in every:
+        entry = done.entry
+        body += f"<h2>{html.text(title(entry))}</h2>" + html.table(head(entry), rows(done))
+        if done.outcomes:
+            body += html.table(CLAIMS, claim_rows_of(done.outcomes), "text") + f"<p>{html.text(NO_SCENARIO)}</p>"
+        body += "".join(f"<p>{html.text(sentence)}</p>" for sentence in remarks(done)) + html.grid(drawings(done))
+    return html.page(heading, body)
+
+
+def drawings(done: Reproduced) -> str:
+    """Bars of each column, ours beside the paper's, as HTML."""
+    entry, drawn = done.entry, ""
+    for index, column in enumerate(entry.columns):
+        ours: dict[str, float] = {}
+        printed: dict[str, float] = {}
+        for row, one in enumerate(entry.rows):
+            measured, value = done.value(row, index), entry.printed(one, index)
+            ours |= {one.title: measured.value} if measured else {}
+            printed |= {one.title: float(value)} if value != UNPRINTED else {}
+        groups = ({"the paper": printed} if printed else {}) | {"ours": ours}
+        colours = {one.title: figures.COLOURS[row % 6] for row, one in enumerate(entry.rows)}
+        drawn += figures.bars(column.title, groups, colours) if ours else ""
+    return drawn
+
+
+def write(folder: Path, name: str, every: Sequence[Reproduced], heading: str) -> list[Path]:
+    """Writes ``<name>.md``, ``.csv`` and ``.html`` into ``folder``, and returns their paths."""
+    tables = [as_csv(done) for done in every]
+    lines = [tables[0], *(table.partition("\n")[2] for table in tables[1:])]
+    content = {
+        "md": "\n".join(markdown(done) for done in every),
+        "csv": "".join(lines),
+        "html": as_page(every, heading),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {folder / f"{name}.{suffix}": text for suffix, text in content.items()}
+    for file, text in files.items():
+        save_text(file, text)
+    return list(files)

@@ -1,0 +1,468 @@
+"""The papers' tables: every measured row is listed, no printed value is invented, small tables run and go on."""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import published
+from support.larger import LARGER, creamfl
+from typer.testing import CliRunner
+
+from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.creamfl import FOLDERS
+from fedvlp.evaluation import metric_names as names
+from fedvlp.report import html
+from fedvlp.run.cell_results import spent
+from fedvlp.run.cell_table import Table
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.metrics import of_server
+from studies.claims import ledger
+from studies.claims.ensembles import RSUM
+from studies.claims.scenario import HOLDS
+from studies.reproduce import inventory, measures, output, run
+from studies.reproduce.command import app
+from studies.reproduce.experiments import alignment, missing_modalities, records, representations, unlike_sites
+from studies.reproduce.inventory import ENTRIES, get, shown
+from studies.reproduce.run import Reproduced, chosen_rows, claims_of, estimate, scenario, traffic
+from studies.reproduce.table import DEMO, PAPER, SMALLEST, UNPRINTED, Column, Entry, Row, Size
+
+ROOT = Path(__file__).parents[2]
+METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+INVENTORY = METHODS.partition("\n# 17.")[2].partition("\n# 18.")[0]
+DEALT = METHODS.partition("\n## 12.2")[2].partition("\n## 12.3")[0]
+COUNTS = {float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", DEALT)}
+"""Of CAR-MFL's records by site and in the public set."""
+
+PAPERS = {"FedDRA": "feddra", "FedRGB": "fedrgb", "CreamFL": "creamfl", "PMS-FM": "pms-fm", "CAR-MFL": "car-mfl"}
+
+
+def measured_rows() -> set[str]:
+    """ "feddra:2", "feddra:f3a-c", "fedrgb:7" and "fedrgb:8", ...: the ids of section 17 that are neither S nor Q."""
+    rows = set()
+    for chapter in re.split(r"\n## ", INVENTORY)[1:]:
+        paper = PAPERS[re.split(r"[\s.]", chapter)[0]]
+        for line in chapter.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if re.match(r"\| [TF]\d", line) and cells[-1].split()[0] not in ("S", "Q"):
+                names = [name.strip().lower().removeprefix("t") for name in cells[0].split(",")]
+                rows |= {f"{paper}:{name}" for name in names}
+    return rows
+
+
+def test_every_measured_row_of_the_inventory_is_listed_once() -> None:
+    """Each id leads to one entry, and each entry is some row; a lost table, or one made up, would be seen."""
+    rows = measured_rows()
+    assert len(rows) > 54
+    assert {name for name in rows if name not in inventory.BY_KEY} == set()
+    assert {entry.key for entry in ENTRIES} == {inventory.get(name).key for name in rows}
+    assert len(inventory.BY_KEY) == sum(len(entry.keys) for entry in ENTRIES), "two entries have the same name"
+    assert len(ENTRIES) == 54
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
+def test_an_entry_is_whole(entry: Entry) -> None:
+    """Its cells exist, every row has a value a column or none, and every value stands in docs/methods.md."""
+    assert entry.why_not or entry.shows or (entry.study and entry.rows and entry.columns)
+    known = set(numbers(INVENTORY)) | COUNTS
+    for row in entry.rows:
+        printed = [entry.printed(row, index) for index in range(len(entry.columns))]
+        assert {value for value in printed if value != UNPRINTED and float(value) not in known} in (set(), {"54.3"})
+    assert set(numbers(re.sub(r"docs/methods\.md, [\d.]+", "", entry.note))) - known == set()
+    for name in entry.shows:
+        assert get(f"{entry.paper}:{name}").rows
+    if entry.study and not entry.study.drawn and not entry.no_demo:
+        for size in (Size(DEMO), Size(SMALLEST)):
+            assert set(entry.cells()) <= entry.study.experiments(size, 0).keys()
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.key)
+def test_no_two_rows_of_an_entry_show_one_figure(entry: Entry) -> None:
+    """PMS-FM's table 3 once had the selected model twice: in its own row, and in that of the global model."""
+    shown = [(row.cell + column.cell, row.about + column.figure) for row in entry.rows for column in entry.columns]
+    assert len(set(shown)) == len(shown)
+
+
+def test_the_global_models_accuracy_is_its_own_where_there_is_a_selector(tmp_path: Path) -> None:
+    """By hand: the global model has 50 and 30 %, so 40 % on average, the selected one 60 and 50 %, so 55 %."""
+    table = tmp_path / "zero_shot.csv"
+    values = {"global": (50, 30, 40), "site-1": (70, 20, 45), "site-2": (10, 80, 45), "selected": (60, 50, 55)}
+    lines = [
+        f"{model},{site},{value}"
+        for model, of_model in values.items()
+        for site, value in zip(("site-1", "site-2", "mean"), of_model, strict=True)
+    ]
+    table.write_text("\n".join(["model,site,accuracy", *lines]) + "\n")
+    figures = measures._accuracies(table)
+    (column,) = (entry := get("pms-fm:3")).columns
+    ours = {row.title: figures[row.about + column.figure] for row in entry.rows if row.about + column.figure in figures}
+    assert ours == {"Global": 0.40, "model of client 1": 0.45, "model of client 2": 0.45, "PMS-FM": 0.55}
+    assert figures[measures.GLOBAL_MODEL + measures.deployed_at(2)] == 0.30
+    assert figures[measures.deployed_at(2)] == 0.50
+
+
+def test_a_row_with_a_value_too_few_is_refused() -> None:
+    entry = Entry("feddra", ("2",), "", None, (Row("a", "a", printed="1.0"),), (Column("x", "x"), Column("y", "y")))
+    with pytest.raises(ValueError, match="1 values, 2 columns"):
+        entry.printed(entry.rows[0], 0)
+
+
+def test_seeds_and_cells_differ_where_they_should() -> None:
+    """A cell that ignored its setting would be run twice and compared with itself."""
+    for study in (
+        alignment.RECALL,
+        alignment.RETINA,
+        representations.RECALL,
+        unlike_sites.ZERO_SHOT,
+        missing_modalities.MACRO_AUC,
+    ):
+        cells = study.experiments(Size(DEMO), 0)
+        made = [repr(cell).replace(cell.name, "") for cell in cells.values()]
+        assert len(set(made)) == len(made), study.name
+        other = study.experiments(Size(DEMO), 1)
+        assert [name for name in cells if cells[name].data == other[name].data] == []
+        assert {cell.rounds.seed for cell in other.values()} == {1}
+
+
+def test_the_ledgers_claims_are_judged_where_both_methods_are() -> None:
+    assert {one.text for one in claims_of(get("feddra:2"))} == {
+        "average, equal encoder steps", "worst site, equal encoder steps",
+    }  # fmt: skip
+    assert len(claims_of(get("feddra:3"))) == 3
+    assert claims_of(get("feddra:9")) == ()
+    assert {one.paper for one in claims_of(get("fedrgb:2"))} == {"fedrgb"}
+    assert {one.figure for one in claims_of(get("creamfl:3"))} == {RSUM}
+
+
+def by_hand() -> Reproduced:
+    """Two rows, two columns; three seeds, of which the second column has none in the second row."""
+    entry = Entry(
+        "feddra", ("2",), "<b>by hand</b>", alignment.RECALL,
+        (Row("FedAvg", "fedavg", printed="28.8 66.7"), Row("FedDRA", "feddra", printed="30.2 -")),
+        (Column("R@1", ledger.AVERAGE), Column("Wst@5", "other")), note="A note.",
+    )  # fmt: skip
+    cells: dict[tuple[str, int], dict[str, float]] = {
+        ("fedavg", seed): {ledger.AVERAGE: 10.0 + seed, "other": 5.0} for seed in range(3)
+    }
+    cells |= {("feddra", seed): {ledger.AVERAGE: 20.0 + seed + seed % 2 / 10} for seed in range(3)}
+    table = Table(cells)
+    judged = run.judge(scenario(entry, Size(SMALLEST)), table, ["feddra"])
+    return Reproduced(entry, Size(SMALLEST), table, judged.outcomes)
+
+
+def test_a_table_shows_ours_with_interval_and_the_papers(tmp_path: Path) -> None:
+    """11 is the mean of 10, 11, 12; t(0.975, 2) = 4.30 times 1 / sqrt(3) is 2.48. What is absent is a dash."""
+    done = by_hand()
+    text = output.markdown(done)
+    assert "| FedAvg | 11.00 [8.52, 13.48] (28.8) | 5.00 [5.00, 5.00] (66.7) |" in text
+    assert re.search(rf"\| FedDRA \| 21\.03 \[.*\] \(30\.2\) \| {html.ABSENT} \({html.ABSENT}\) \|", text)
+    assert "not the paper's data" in text
+    assert "A note." in text
+    assert [(one.claim.method, one.verdict) for one in done.outcomes] == [("feddra", HOLDS)]
+    assert "holds" in text
+    files = output.write(tmp_path, "feddra-2", [done, done], "two tables")
+    with files[1].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 8
+    first = {"row": "FedAvg", "ours": "11.0000", "papers_value": "28.8", "by_seed": "10.0000 11.0000 12.0000"}
+    assert {name: rows[0][name] for name in first} == first
+    assert (rows[3]["ours"], rows[3]["papers_value"]) == ("", "")
+    page = files[2].read_text()
+    assert "&lt;b&gt;by hand" in page
+    assert page.count("<figure>") == 4
+
+
+def ask(*words: str) -> Any:
+    return CliRunner().invoke(app, words, env={"COLUMNS": "200"}, catch_exceptions=False)
+
+
+def test_the_list_has_every_row_and_says_why_not() -> None:
+    text = ask("--list").output
+    for entry in ENTRIES:
+        assert re.search(rf"{re.escape(entry.key)} ", text), entry.key
+    assert "its five findings are all common" in text
+    assert f"54 measured tables and figures, of which {sum(entry.runs for entry in ENTRIES)} run" in text
+    assert sum(entry.runs for entry in ENTRIES) >= 50
+    assert "structural" in text
+
+
+COCO_ELSEWHERE = [word for name in FOLDERS for word in ("--data", f"{name}:.")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "no table; give PAPER:TABLE"),
+        (("feddra:22", "--demo"), "unknown table 'feddra:22'"),
+        (("car-mfl:4", "--demo"), "car-mfl:4 has no demo: the counts are of MIMIC's patients; give --root"),
+        (("feddra:2",), "give --demo"),
+        (("feddra:2", "--demo", "--root", "."), "not both"),
+        (("feddra:2", "--root", "no-such"), "--root is no folder"),
+        (("feddra:2", "--demo", "--only", "FedX"), "has no row FedX"),
+        (("feddra:2", "--demo", "--seeds", "2-1"), "--seeds is '2-1'"),
+        (
+            ("pms-fm:2", "--root", "."),
+            "has no folder chexpert, mimic_cxr, nih_cxr14, candid_ptx, rsna, covid_radiography",
+        ),
+        (("creamfl:3", "--root", "."), "has no folder coco_captions, flickr30k, cifar100, ag_news"),
+        (("feddra:2", "--demo", "--data", "mimic_cxr:."), "--data goes with --root"),
+        (("feddra:2", "--root", ".", "--data", "mimic_cxr"), "--data 'mimic_cxr' is not SOURCE:FOLDER"),
+        (("feddra:2", "--root", ".", "--data", "mimc_cxr:."), "--data names mimc_cxr, which alignment"),
+        (("creamfl:3", "--root", ".", *COCO_ELSEWHERE), "ag_news: read below --root alone"),
+    ],
+)
+def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ask(*words)
+
+
+def test_absent_data_are_named_without_their_path(tmp_path: Path) -> None:
+    (tmp_path / "mimic_cxr").mkdir()
+    with pytest.raises(ValueError, match="has no folder rsna, covidx") as raised:
+        ask("feddra:2", "--root", str(tmp_path), "--dry-run")
+    assert str(tmp_path) not in str(raised.value)
+
+
+def test_data_may_lie_elsewhere_with_settings_and_a_risk_that_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MIMIC in its two downloads beside the root: read as told, and what was accepted reaches the runs."""
+    published.mimic(tmp_path / "films")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the films
+    (tmp_path / "films" / "files").symlink_to(tmp_path / "files")
+    given: list[Any] = []
+
+    def noted(scenario: Any, cells: Any, *rest: Any) -> Table:
+        given[:] = [cells, rest[-1]]
+        return Table({})
+
+    monkeypatch.setattr(run, "measured", noted)
+    spec = f"mimic_cxr:{tmp_path}/films,reports={tmp_path},min_report_words=1"
+    words = ["--root", str(tmp_path / "root"), "--data", spec, "--runs", str(tmp_path / "runs")]
+    ask("feddra:3", *words, "--smallest", "--seeds", "0", "--accept-phi-kind", "date")
+    cells, accepted = given
+    assert accepted == ("date",)
+    assert {(cell.data.reports, cell.data.min_report_words) for cell in cells.values()} == {(str(tmp_path), 1)}
+    assert len(next(iter(cells.values())).data.build()) == 4
+
+
+def test_the_guide_names_the_folders_of_every_table() -> None:
+    guide = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    table = guide.partition("| tables | folders |")[2].partition("\n\n")[0]
+    named = {tuple(re.findall(r"`([^`]+)`", line.split("|")[2])) for line in table.splitlines()[2:]}
+    assert named == {entry.sources for entry in ENTRIES if entry.sources}
+    assert set().union(*named) <= SOURCES.keys()
+
+
+def test_the_papers_size_is_the_papers(tmp_path: Path) -> None:
+    """Its towers, rounds, steps and batch, and the data of the root; not the demo under another name."""
+    folder = tmp_path / "mimic_cxr"
+    (folder / "files").mkdir(parents=True)
+    for table in ("metadata", "split", "chexpert"):
+        (folder / f"mimic-cxr-2.0.0-{table}.csv").touch()
+    cells = alignment.RECALL.experiments(Size(PAPER, tmp_path), 3)
+    one: Any = cells["feddra"]
+    assert (one.rounds.rounds, one.rounds.seed, one.training.batch_size) == (25, 3, 388)
+    assert (one.method.align_steps, one.method.local_steps, one.method.mu) == (20, 50, 5.0)
+    assert one.model.pretrained
+    assert {Path(cell.data.path).parent for cell in cells.values()} == {tmp_path}  # type: ignore[attr-defined]
+    assert (cells["feddra-2-sites"].partition.sites, cells["fedavg-beta-5"].partition.beta) == (2, 5.0)
+
+
+def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path) -> None:
+    """EHRXQA's test question is about a patient of MIMIC's test split; had the run trained on them, none would be left.
+
+    The folders of the root are those that are read. A question without text is no pair.
+    """
+    published.mimic(tmp_path / "mimic_cxr")
+    published.ehrxqa(tmp_path / "ehrxqa")
+    size = Size(PAPER, tmp_path)
+    alignment.ELSEWHERE.refuse_absent(size)
+    outside = alignment.elsewhere(size)
+    asked, sites = outside.data.build(), records.source(size, "mimic_cxr").build()
+    assert asked.reports[asked.rows("test")[0]].startswith("is this an ap view")
+    assert measures.unseen(asked, sites).tolist() == asked.rows("test").tolist() == [3]
+    everybody = replace(sites, splits=np.array(["train"] * len(sites)))
+    assert measures.unseen(asked, everybody).tolist() == []
+    no_text = replace(asked, reports=("",) * len(asked))
+    assert measures.unseen(no_text, sites).tolist() == []
+
+
+def test_cocos_sum_is_of_four_recalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1K candidates, image to text 1 and text to image 2; 5K candidates 30 and 40: 73. Without folds it is refused."""
+    scopes = {names.FOLDS: (1.0, 2.0), names.WHOLE_SET: (30.0, 40.0)}
+    summary = {
+        of_server(names.recall("test", k, scope, direction)): value * k
+        for scope, values in scopes.items()
+        for direction, value in zip((names.I2T, names.T2I), values, strict=True)
+        for k in (1, 5, 10)
+    }
+    monkeypatch.setattr(measures, "at_the_server", lambda folder: {**summary, RSUM: 0.0})
+    monkeypatch.setattr(measures, "cost", lambda folder: {})
+    figures = measures.coco(RunFolder(Path()))
+    assert figures[measures.R1_SUM] == 73.0
+    assert figures[measures.ranked(names.T2I, 5)] == 10.0
+    assert figures[measures.among_all(names.I2T, 10)] == 300.0
+    assert measures.server(RunFolder(Path()))[measures.R1_SUM] == 70.0
+    summary = {name: value for name, value in summary.items() if names.FOLDS not in name}
+    with pytest.raises(ValueError, match="cannot be cut into five folds"):
+        measures.coco(RunFolder(Path()))
+
+
+def figures_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+TWO_CELLS = ["feddra:3", "--demo", "--smallest", "--only", "FedDRA", "--only", "without DRO"]
+"""Of FedDRA's ablation."""
+
+
+def test_a_dry_run_counts_cells_and_writes_nothing(tmp_path: Path) -> None:
+    before = ask(*TWO_CELLS, "--runs", str(tmp_path), "--dry-run", "--seeds", "0-1").output
+    assert "cells: 4, of which 0 have finished" in before
+    assert not list(tmp_path.iterdir())
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A folder in which a table ran, what that printed, and its figures."""
+
+    folder: Path
+    output: str
+    figures: str
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """``TWO_CELLS`` with one seed, undisturbed."""
+    folder = tmp_path_factory.mktemp("ran")
+    output = ask(*TWO_CELLS, "--runs", str(folder), "--seeds", "0", "--jobs", "1").output
+    return Ran(folder, output, (folder / "feddra-3-smallest.csv").read_text())
+
+
+def test_a_table_runs_goes_on_and_is_estimated(ran: Ran) -> None:
+    """The same CSV when the cells are read again, or measured again of their runs.
+
+    An estimate counts them as done, and its bytes are those that a run has sent.
+    """
+    words = [*TWO_CELLS, "--runs", str(ran.folder)]
+    table = ran.folder / "feddra-3-smallest.csv"
+    assert "feddra, seed 0: done" in ran.output
+    assert all(row["ours"] for row in figures_of(table)), ran.figures
+    assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("in the results") == 2
+    assert table.read_text() == ran.figures
+    for file in (ran.folder / "results").rglob("*.json"):
+        file.unlink()
+    assert ask(*words, "--seeds", "0", "--jobs", "1").output.count("there already") == 2
+    assert table.read_text() == ran.figures
+    entry = chosen_rows(get("feddra:3"), ["FedDRA", "without DRO"])
+    left = estimate(entry, Size(SMALLEST), range(2), ran.folder / "results")
+    assert (left.cells, left.done, left.bytes_of) == (4, 2, 2)
+    assert "2 finished cells" in left.from_what
+    finished = RunFolder(ran.folder / "alignment-smallest" / "0" / "feddra" / "001")
+    used = spent(finished.history())
+    sent = traffic(finished.experiment())
+    assert sent is not None
+    assert sent == pytest.approx(used[BYTES_DOWN] + used[BYTES_UP], rel=0.05)
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        ("fedrgb:4", ("contrastive guidance",)),
+        ("fedrgb:5", ("FedAvg",)),
+        ("feddra:2", ("ConVIRT, FedEMA", "ConVIRT, FedMOON")),
+        ("creamfl:2", ("FedAvg", "CreamFL")),
+        ("creamfl:3", ("reamFL+Mean", "CreamFL")),
+        ("pms-fm:2", ("FedAvg", "PMS-FM")),
+        ("pms-fm:3", ()),
+        ("car-mfl:2", ("lower", "CAR-MFL")),
+    ],
+)
+def test_a_table_of_each_other_paper_runs(key: str, rows: tuple[str, ...], tmp_path: Path) -> None:
+    """Every value of it is measured: a figure with another name than its measure's would be an empty cell."""
+    only = [word for row in rows for word in ("--only", row)]
+    ask(key, "--demo", "--smallest", "--seeds", "0", "--jobs", "1", "--runs", str(tmp_path), *only)
+    values = figures_of(tmp_path / f"{key.replace(':', '-')}-smallest.csv")
+    assert len(values) >= max(1, len(rows))
+    assert [row for row in values if not row["ours"]] == []
+
+
+@pytest.fixture(scope="module")
+def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with small collections in their published layout."""
+    root = tmp_path_factory.mktemp("papers")
+    for name, write in LARGER.items():
+        (root / name).mkdir()
+        write(root / name)
+    creamfl(root)
+    published.vqa_v2(root / "vqa_v2")
+    return root
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.parametrize(
+    ("key", "rows"),
+    [
+        ("feddra:2", ("ConVIRT, FedAvg", "MGCA, FedLDAWA")),
+        ("feddra:4", ("FedAvg",)),
+        ("fedrgb:7-8", ()),
+        ("pms-fm:2", ("PMS-FM",)),
+        ("car-mfl:2", ("CAR-MFL",)),
+        ("car-mfl:3", ()),
+        ("car-mfl:f5", ()),
+        ("creamfl:1", ("CreamFL",)),
+        ("creamfl:2", ("FedIoT", "CreamFL")),
+        ("creamfl:f4", ("CreamFL, many public",)),
+    ],
+)
+def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers_data: Path, tmp_path: Path) -> None:
+    """In its published layout, two steps a cell: every value is measured, and no drawn film stands in."""
+    only = [word for row in rows for word in ("--only", row)]
+    words = [key, "--root", str(papers_data), "--smallest", "--seeds", "0", "--jobs", "1", "--runs", str(tmp_path)]
+    said = ask(*words, *only).output
+    assert "not the paper's data" not in said
+    assert any((tmp_path / "images").rglob("*.npy")) == bool(rows), "decoded images; counts need none"
+    values = figures_of(tmp_path / f"{key.replace(':', '-')}-paper-smallest.csv")
+    assert len(values) >= max(1, len(rows))
+    assert [row for row in values if not row["ours"]] == []
+
+
+@pytest.mark.slow(seconds=60)
+def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) -> None:
+    """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
+    from support.provisioned import processes, until
+
+    words = [*TWO_CELLS, "--seeds", "0", "--runs", str(tmp_path)]
+    program = [sys.executable, "-c", "from studies.reproduce.command import app; app()", *words, "--jobs", "2"]
+    killed = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    for line in killed.stdout:
+        if "done" in line:
+            break
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(30)
+    until(lambda: not processes(str(tmp_path)), "the workers end with their parent", 60)
+    ask(*words, "--jobs", "1")
+    assert (tmp_path / "feddra-3-smallest.csv").read_text() == ran.figures
+
+
+def test_a_figure_runs_the_tables_that_it_draws() -> None:
+    assert [entry.key for entry in shown(get("feddra:f3b"))] == ["feddra:10", "feddra:11", "feddra:13"]
+    assert shown(get("feddra:3")) == [get("feddra:3")]

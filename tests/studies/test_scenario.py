@@ -1,0 +1,57 @@
+"""Paired differences, intervals, verdicts and preconditions, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedvlp.evaluation.intervals import over_seeds
+from fedvlp.run.cell_table import NotRunError, Table
+from studies.claims.scenario import FAILS, HOLDS, UNDECIDED, ahead, apart, apart_methods, at_least, at_most, verdict
+
+CELLS = {
+    ("a", 0): {"r": 10.0, "w": 4.0}, ("a", 1): {"r": 12.0, "w": 5.0}, ("a", 2): {"r": 20.0, "w": 6.0},
+    ("b", 0): {"r": 9.0, "w": 5.0}, ("b", 1): {"r": 11.5, "w": 9.0}, ("b", 2): {"r": 18.0, "w": 1.0},
+}  # fmt: skip
+TABLE = Table(CELLS)
+
+
+def test_differences_are_paired_by_seed() -> None:
+    assert TABLE.values("a", "r") == [10.0, 12.0, 20.0]
+    assert TABLE.difference("a", "b", "r") == [1.0, 0.5, 2.0]
+    with pytest.raises(ValueError, match="no figure x of a with seed 0"):
+        TABLE.values("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [([1.0, 1.1, 0.9], HOLDS), ([-1.0, -1.1, -0.9], FAILS), ([1.0, -1.0, 0.5], UNDECIDED), ([5.0], UNDECIDED),
+     ([1.0, 1.0], HOLDS), ([0.0, 0.0], UNDECIDED)],
+)  # fmt: skip
+def test_verdicts(differences: list[float], expected: str) -> None:
+    """Two seeds that agree to the last digit have no deviation; one seed decides nothing."""
+    assert verdict(over_seeds(differences)) == expected
+
+
+def test_seeds_that_one_of_both_has_not_finished_are_left_out() -> None:
+    """A ledger that was stopped is judged by the seeds that both methods have; without one it says so."""
+    table = Table({cell: figures for cell, figures in CELLS.items() if cell != ("b", 1)})
+    assert table.difference("a", "b", "r") == [1.0, 2.0]
+    assert table.values("a", "r") == [10.0, 12.0, 20.0]
+    with pytest.raises(NotRunError, match="no seed with which a and c have finished"):
+        table.difference("a", "c", "r")
+
+
+def test_preconditions_by_hand() -> None:
+    assert ahead("a", "b", "r").check(TABLE)  # 1.17 against a standard error of 0.44
+    assert not ahead("b", "a", "r").check(TABLE)
+    assert not ahead("b", "a", "w").check(TABLE)  # 0 of 2.9
+    assert apart("a", "r", "w", 9.0).check(TABLE)
+    assert not apart("a", "r", "w", 9.1).check(TABLE)
+    assert apart_methods("a", "b", "r", 1.1).check(TABLE)
+    assert not apart_methods("a", "b", "r", 1.2).check(TABLE)
+    assert at_least("a", "r", 14.0).check(TABLE)
+    assert not at_least("a", "r", 14.1).check(TABLE)
+    assert at_most("a", "r", 14.0).check(TABLE)
+    assert not at_most("a", "r", 13.9).check(TABLE)
+    assert ahead("a", "b", "r", "w").check(TABLE)  # 5, 3 and 19: 9 against 5
+    assert not ahead("b", "a", "w", "r").check(TABLE)
