@@ -25,7 +25,10 @@ from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
 
 HEADER, SUMS = "fedvlp", "crc32"
-"""Entries of a safetensors file's metadata: the JSON header, and checksums by tensor, the header's under ""."""
+"""The entry of a safetensors file's metadata, and in it the checksums by tensor, the header's under "".
+
+It is one entry: safetensors writes several in an order that differs from file to file, and a run has its bytes.
+"""
 
 
 class CheckpointError(SiteError, RuntimeError):
@@ -89,7 +92,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
-        save_file(contiguous, temporary, metadata={HEADER: text, SUMS: json.dumps(sums)})
+        save_file(contiguous, temporary, metadata={HEADER: json.dumps({HEADER: text, SUMS: sums})})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)
@@ -110,10 +113,12 @@ def _load(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, 
     try:
         refuse_special(path)
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            text = metadata.get(HEADER, "{}")
-            # A file of another writer has neither header nor checksums: a model's has those of its folder.
-            sums = json.loads(metadata[SUMS] if HEADER in metadata else metadata.get(SUMS, "null"))
+            metadata, text, sums = file.metadata() or {}, "{}", None
+            # A file of another writer has neither header nor checksums: a model's has those of its folder. Any other
+            # entry is the header's, its name damaged.
+            if not metadata.keys() <= {"format"}:
+                written = json.loads(metadata[HEADER])
+                text, sums = written[HEADER], written[SUMS]
             if sums is not None and sums[""] != zlib.crc32(text.encode()):
                 raise ValueError("the header is not as it was written")
             tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118
