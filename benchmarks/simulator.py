@@ -26,14 +26,16 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from common import machine, say, table
 from revisions import ROOT, Tree, checked_out
 
+from fedvlp.core.names import PUBLIC
 from fedvlp.flare.jobs import write_job
 from fedvlp.run.config import from_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import RunFolder, completed
+from fedvlp.run.folder import RunFolder
 
 NVFLARE = Path(sys.executable).parent / "nvflare"
 VARIANTS = ("bare", "t5", "engine")
@@ -43,10 +45,18 @@ THIS = "this tree"
 def experiment_of(job: Path) -> Experiment:
     """What an older job trains, as this tree reads it."""
     server = json.loads((job / "app" / "config" / "config_fed_server.json").read_text(encoding="utf-8"))
-    experiment: Experiment = from_config(
-        completed({"path": "fedvlp.Experiment", "args": server["workflows"][0]["args"]})
-    )
+    experiment: Experiment = from_config(renamed({"path": "fedvlp.Experiment", "args": server["workflows"][0]["args"]}))
     return experiment
+
+
+def renamed(value: Any) -> Any:
+    """A configuration with the public name of each class in the place of the path that it once had."""
+    if isinstance(value, list):
+        return [renamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    public = {name.rpartition(".")[2]: name for name in PUBLIC}
+    return {key: public[item.rpartition(".")[2]] if key == "path" else renamed(item) for key, item in value.items()}
 
 
 def command(variant: str, job: Path, tree: Tree, begun: Path | None) -> list[str]:

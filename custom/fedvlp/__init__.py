@@ -25,4 +25,3 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers and editors
 
 __version__ = "0.1.0"
 __getattr__, __dir__ = names.lazy(__name__)
-names.read_former_paths()

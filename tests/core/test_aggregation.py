@@ -19,6 +19,7 @@ from support.toy import same_bytes
 from torch import Tensor
 
 import fedvlp.core.aggregation as aggregation
+from fedvlp.core import spool as spool_module
 from fedvlp.core.aggregation import StreamingMean, bounded, capped_counts, in_site_order
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.types import Failure, FailureKind, Reply, State, Update
@@ -214,11 +215,11 @@ def waiting(spool: Path | None) -> list[tuple[str, Reply]]:
 
 
 def test_large_updates_wait_on_disk_and_come_back_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, write, written, spool = waiting(None), aggregation.save_file, [], tmp_path / "runs" / "spool"
+    expected, write, written, spool = waiting(None), spool_module.save_file, [], tmp_path / "runs" / "spool"
     open_files = len(os.listdir("/dev/fd"))
-    monkeypatch.setattr(aggregation, "save_file", lambda *a: (written.append(1), write(*a)))
+    monkeypatch.setattr(spool_module, "save_file", lambda *a: (written.append(1), write(*a)))
     for limit in (10**9, 0):
-        monkeypatch.setattr(aggregation, "PARK_BYTES", limit)
+        monkeypatch.setattr(spool_module, "PARK_BYTES", limit)
         seen = waiting(spool)
         for (site, update), (name, other) in zip(seen, expected, strict=True):
             assert site == name
@@ -236,7 +237,7 @@ def test_a_run_that_is_stopped_leaves_no_update_behind_and_removes_those_of_a_ki
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """b waits for a, and the run is stopped; a writer before it was killed in the middle of a file."""
-    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
+    monkeypatch.setattr(spool_module, "PARK_BYTES", 0)
     (tmp_path / "tmpx.safetensors").write_bytes(b"half")
 
     def stopped() -> Iterator[tuple[str, Reply]]:
@@ -259,8 +260,8 @@ def test_a_disk_that_has_no_room_for_an_update_is_said(
     def full(*given: Any) -> None:
         raise error
 
-    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
-    monkeypatch.setattr(aggregation, "save_file", full)
+    monkeypatch.setattr(spool_module, "PARK_BYTES", 0)
+    monkeypatch.setattr(spool_module, "save_file", full)
     with pytest.raises(CheckpointError, match=r"the disk is full; it needs 24 bytes there\. The checkpoint is intact"):
         list(in_site_order([("b", replace(GOOD, site="b"))], ["a", "b"], tmp_path))
     assert list(tmp_path.iterdir()) == []
@@ -271,7 +272,7 @@ def test_what_no_file_holds_waits_in_memory_for_the_gate(
     value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One hostile value in a large early reply costs its site the phase, and not the run."""
-    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
+    monkeypatch.setattr(spool_module, "PARK_BYTES", 0)
     early = replace(GOOD, site="b", state={**GOOD.state, "x": value})
     assert list(in_site_order([("b", early), ("a", GOOD)], list("ab"), tmp_path)) == [("a", GOOD), ("b", early)]
 

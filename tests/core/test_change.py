@@ -22,16 +22,13 @@ class Counting(LazyState):
     """A view that counts how often each tensor is read."""
 
     def __init__(self, state: State) -> None:
-        super().__init__(state)
+        super().__init__(state, size=lambda name: size_of(state[name]))
         self._state = state
         self.reads = dict.fromkeys(state, 0)
 
     def __getitem__(self, name: str) -> Tensor:
         self.reads[name] += 1
         return self._state[name]
-
-    def size(self, name: str) -> int:
-        return size_of(self._state[name])
 
 
 @pytest.fixture(params=["float64", "float32"])
@@ -160,7 +157,7 @@ def test_what_a_site_in_this_process_sent_waits_as_a_copy(tmp_path_factory: pyte
     live, spool = torch.zeros(1), tmp_path_factory.mktemp("spool")
     for park in (10**9, 0):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedvlp.core.aggregation.PARK_BYTES", park)
+            patch.setattr("fedvlp.core.spool.PARK_BYTES", park)
 
             def updates() -> Iterator[Update]:
                 for number, site in enumerate("ab", 1):

@@ -202,3 +202,12 @@ def test_an_error_in_writing_speaks_of_a_previous_file_where_there_is_one(tmp_pa
     assert str(checkpoint.unwritten(tmp_path / "map.png", error, 7)).endswith("or, where there is none, start again.")
     (tmp_path / "map.png").touch()
     assert "The previous file is intact" in str(checkpoint.unwritten(tmp_path / "map.png", error, 7))
+
+
+def test_the_same_content_has_the_same_bytes(tmp_path: Path) -> None:
+    """safetensors writes several entries of metadata in an order of chance."""
+    seen = set()
+    for number in range(20):
+        save_tensors(tmp_path / f"{number}.safetensors", {"w": torch.zeros(2)}, {"round": 1})
+        seen.add((tmp_path / f"{number}.safetensors").read_bytes())
+    assert len(seen) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import signal
@@ -15,7 +14,7 @@ import torch
 from support.toy import Fuse, World, forked, same_bytes
 
 from fedvlp.core import history
-from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.history import Written
 from fedvlp.core.method import Method
 from fedvlp.core.server_state import Server
@@ -187,22 +186,3 @@ def test_killed_between_history_and_checkpoint_it_goes_on_to_the_same_bytes(tmp_
         same_bytes(seen.state, expected.state)
         assert without_clock(seen.history) == without_clock(expected.history)
         assert len((one.folder / history.FILE).read_bytes().splitlines()) == 4
-
-
-def test_a_checkpoint_of_before_holds_its_history_itself(tmp_path: Path) -> None:
-    """As written before the history had a file; the first save gives the history its own file."""
-    path = tmp_path / "server.safetensors"
-    header = {
-        "sites": ["a"], "round": 2, "next_phase": 0, "samples": {"a": 5}, "missed": {"a": 0},
-        "history": RECORDS[:2],
-    }  # fmt: skip
-    save_tensors(path, {"state/w": torch.ones(2)}, header)
-    (tmp_path / history.FILE).write_text("left by something else\n")
-    server, _ = Server.load(path)
-    assert server.history == RECORDS[:2]
-    server.history.append(RECORDS[2])
-    server.save(path, 0)
-    assert Server.load(path)[0].history == RECORDS[:3]
-    assert load_tensors(path)[1]["history"]["records"] == 3
-    lines = (tmp_path / history.FILE).read_text().splitlines()
-    assert [json.loads(line) for line in lines] == RECORDS[:3]

@@ -16,6 +16,7 @@ from support.toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
 import fedvlp.core.robust_mean as robust_mean
+from fedvlp.core import spool as spool_module
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.robust_mean import Averaging, Mean, left_out
@@ -140,8 +141,8 @@ def test_what_waits_on_disk_gives_the_same_bytes_and_leaves_nothing(
     rows = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed)).T, seed + 1.0) for seed in range(5)]
     like = {"w": torch.zeros(6, 4)}
     found, before = [], len(os.listdir("/dev/fd"))
-    for size, spool in ((aggregation.PARK_BYTES, None), (96, tmp_path / "run" / "spool"), (97, tmp_path / "memory")):
-        monkeypatch.setattr(robust_mean, "PARK_BYTES", size)
+    for size, spool in ((spool_module.PARK_BYTES, None), (96, tmp_path / "run" / "spool"), (97, tmp_path / "memory")):
+        monkeypatch.setattr(spool_module, "PARK_BYTES", size)
         mean = Averaging("trimmed", 0.2, spool).begin(like)
         for tensor, weight in rows:
             sent = {"w": tensor.clone()}
@@ -168,8 +169,8 @@ def test_a_disk_that_has_no_room_for_what_waits_is_said(
     def full(*given: Any) -> None:
         raise error
 
-    monkeypatch.setattr(robust_mean, "PARK_BYTES", 0)
-    monkeypatch.setattr(aggregation, "save_file", full)
+    monkeypatch.setattr(spool_module, "PARK_BYTES", 0)
+    monkeypatch.setattr(spool_module, "save_file", full)
     mean = Averaging("median", spool=tmp_path).begin(MODEL)
     with pytest.raises(CheckpointError, match=r"the disk is full; it needs 8 bytes there\. The checkpoint is intact"):
         mean.add(MODEL, 1.0)

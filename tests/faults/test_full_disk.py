@@ -20,7 +20,6 @@ from support.flare_memory import MemoryFlare, in_engine, toy_experiment
 from support.full_disk import SmallDisk, forked, on_small_disk
 from support.toy import Toy, World, same_bytes, small, three_sites
 
-from fedvlp.core import aggregation
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply
@@ -155,8 +154,7 @@ def test_updates_that_wait_on_disk_have_no_room(
     tmp_path: Path, averaging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large models' updates wait in the run's spool. Nothing half-written stays there, and the run resumes."""
-    monkeypatch.setattr(aggregation, "PARK_BYTES", 0)
-    monkeypatch.setattr("fedvlp.core.robust_mean.PARK_BYTES", 0)
+    monkeypatch.setattr("fedvlp.core.spool.PARK_BYTES", 0)
     whole = world(averaging=averaging).run()
 
     def body(disk: SmallDisk) -> None:

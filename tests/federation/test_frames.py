@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.toy import same_bytes
 
-from fedvlp.core.types import State
+from fedvlp.core.types import LazyState, State
 from fedvlp.federation import frames
-from fedvlp.federation.frames import Shared, Views, frame, receive, send
+from fedvlp.federation.frames import Shared, frame, receive, send
 
 TENSORS = {
     "w": torch.rand(3, 5), "turned": torch.rand(3, 2).T, "half": torch.rand(7).bfloat16(), "n": torch.tensor(7),
@@ -30,7 +30,7 @@ def through(state: State, spool: Path | None = None) -> State:
         return receive(there)
 
 
-@pytest.mark.parametrize(("least", "most", "kind"), [(1, 10**9, dict), (1, 0, Views), (10**9, 10**9, dict)])
+@pytest.mark.parametrize(("least", "most", "kind"), [(1, 10**9, dict), (1, 0, LazyState), (10**9, 10**9, dict)])
 def test_every_dtype_and_shape_comes_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, most: int, kind: type
 ) -> None:

@@ -130,7 +130,7 @@ def test_without_a_trainer_the_child_trains(
 def test_why_there_is_no_update_is_passed_on(
     data: dict[str, Pairs], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering(monkeypatch, Answer(failure=("not held", "NotHeldError: no copy")))
+    answering(monkeypatch, Answer(failure=("not held", "NotHeldError: no copy", "an error")))
     failed = received(child_front.reply(handed(data, tmp_path, PLACE)))
     assert failed == Failure(FailureKind.NOT_HELD, "NotHeldError: no copy")
 

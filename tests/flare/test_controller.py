@@ -49,10 +49,9 @@ from fedvlp.federation.loop import Federation
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.federation.wire import SiteEnd
 from fedvlp.flare import controller as controller_module
-from fedvlp.flare import messages, task_handler, trainer_link
+from fedvlp.flare import messages, task_handler
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.tracking import RUN_FOLDER
-from fedvlp.flare.trainer_link import TrainerLostError
 from fedvlp.methods import METHODS
 from fedvlp.models import initial
 from fedvlp.run.experiment import Experiment
@@ -111,48 +110,6 @@ def test_a_run_ends_with_the_engines_bytes_and_says_so(make: Make, tmp_path: Pat
         (0, "train", ["a", "b", "c"]), (1, "train", ["a", "b", "c"]), (2, "evaluate", ["a", "b", "c"]),
     ]  # fmt: skip
     assert flare.clock.now == pytest.approx(1.2 + 1.7 + 1.7), "a site that asked in vain asks again after 0.5 s"
-
-
-class Told:
-    """In the place of the way to a trainer."""
-
-    def __init__(self, lost: bool) -> None:
-        self.lost = lost
-        self.heard: list[dict[str, tuple[str, int]]] = []
-
-    def tell(self, tasks: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
-        self.heard.append({site: (header["phase"], len(tensors)) for site, (header, tensors) in tasks.items()})
-        if self.lost:
-            raise TrainerLostError("it was killed")
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_in_the_simulator_its_trainer_is_told_of_each_phase(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
-) -> None:
-    link = Told(lost)
-    monkeypatch.setattr(trainer_link, "of_simulator", lambda process: link)
-    monkeypatch.setattr(controller_module, "SIMULATED", "job-1")  # as the first job is called here
-    flare = make()
-    flare.submit()
-    tensors = len(Server.load(flare.run.checkpoint)[0].state)
-    assert link.heard == [dict.fromkeys("abc", (phase, tensors)) for phase in ("train", "train", "evaluate")]
-    assert_engines_bytes(flare, tmp_path)
-
-
-@pytest.mark.parametrize("why", ["a job of another system", "large messages"])
-def test_no_trainer_is_told_elsewhere_nor_of_large_messages(
-    make: Make, monkeypatch: pytest.MonkeyPatch, why: str
-) -> None:
-    link = Told(False)
-    monkeypatch.setattr(trainer_link, "of_simulator", lambda process: link)
-    if why == "large messages":
-        monkeypatch.setattr(controller_module, "SIMULATED", "job-1")
-        monkeypatch.setattr(controller_module, "PARK_BYTES", 10)
-    flare = make()
-    flare.submit()
-    assert link.heard == []
-    assert status(flare)["status"] == "finished"
 
 
 def test_flares_serialiser_changes_no_byte(make: Make, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedvlp.core.aggregation import StreamingMean, in_site_order, payload
 from fedvlp.core.change import WEIGHTS, Change
 from fedvlp.core.gate import check, check_tensors
-from fedvlp.core.types import Expected, Failure, FailureKind, Update
+from fedvlp.core.types import Expected, Failure, FailureKind, LazyState, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
 from fedvlp.flare import messages, pieces, tensor_stream
 from fedvlp.flare.controller import FederatedController
@@ -29,10 +29,10 @@ from fedvlp.flare.tensor_stream import (
     OnDisk,
     PieceDecomposer,
     PiecesOnDisk,
-    Spooled,
     UndeliveredError,
     in_pieces,
     joined,
+    spooled,
 )
 
 
@@ -139,7 +139,7 @@ def test_an_update_on_disk_is_read_once_by_the_check_and_its_norm_and_once_by_th
     state = {"w": torch.randn(4, 3), "b": torch.randn(4)}
     halves = {name: tensor.bfloat16() if name == "w" else tensor for name, tensor in state.items()}
     for sent, wired in ((state, PLAIN), (halves, Wire(up="bfloat16"))):
-        view = decode(Spooled({name: Counted(name, tensor) for name, tensor in sent.items()}), state, wired)
+        view = decode(spooled({name: Counted(name, tensor) for name, tensor in sent.items()}), state, wired)
         read.clear()
         assert "w" in view
         assert "v" not in view
@@ -166,7 +166,7 @@ def test_updates_on_disk_give_the_same_mean_and_wait_there(tmp_path: Path, monke
         return messages.receive_update(messages.send_update(Update("x", 0, "train", 5, values)), site)
 
     updates = {"a": arrived("a", 1.0), "b": arrived("b", 3.0)}
-    assert all(isinstance(update.state, Spooled) for update in updates.values())
+    assert all(isinstance(update.state, LazyState) for update in updates.values())
     with monkeypatch.context() as patch:  # bytes are counted without reading them
         patch.setattr(PiecesOnDisk, "materialize", lambda self: pytest.fail("it was read"))
         assert payload(updates["a"]) == 4 * (40 * 30 + 7) + 8

@@ -29,6 +29,7 @@ from support.flare_memory import Engine, on_toys, site_executor, toy_experiment,
 from support.simulator import assert_same_metrics, simulator
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
+from fedvlp.core.site_error import UNTOLD
 from fedvlp.core.types import Broadcast, FailureKind
 from fedvlp.flare import messages, trainer_link
 from fedvlp.flare import site_executor as site_executor_module
@@ -186,7 +187,7 @@ def test_a_real_trainer_answers_two_visits_and_ends_with_its_simulator(folder: P
         asks = TrainerLink(place, parent.pid, started_at(parent.pid) or "")
         for _ in range(2):
             said = asks.ask({"message": {}, "settings": {}, "paths": {}}, {}, never)
-            assert said.failure == (FailureKind.FAILED.value, "KeyError")
+            assert said.failure == (FailureKind.FAILED.value, "KeyError", UNTOLD)
             (process,) = trainers(folder)
         os.kill(process, signal.SIGKILL)
         assert gone(process)
@@ -379,11 +380,11 @@ def test_what_the_trainer_says_is_the_sites_reply(data: dict[str, Pairs], fl_ctx
 
 
 def test_a_failure_and_an_abort_of_the_trainer_are_the_sites(data: dict[str, Pairs], fl_ctx: FLContext) -> None:
-    executor, _ = visiting(Answer(failure=("not held", "ValueError: Jane Doe")))
+    executor, _ = visiting(Answer(failure=("not held", "ValueError: Jane Doe", "PrivacyError: no")))
     failed = messages.failure(executor.execute("train", task(data, True), fl_ctx, Signal()))
     assert failed is not None
     assert failed.kind is FailureKind.NOT_HELD
-    assert "Jane" not in failed.text
+    assert failed.text == "PrivacyError: no"
     executor, _ = visiting(Answer(aborted=True))
     reply = executor.execute("train", task(data, True), fl_ctx, Signal())
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED

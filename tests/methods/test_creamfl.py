@@ -550,31 +550,3 @@ def test_one_optimiser_serves_all_that_the_server_trains() -> None:
     steps = {name: int(t) for name, t in server.memory.items() if name.endswith("/step")}
     assert steps["optimizer/image_encoder.0.weight/step"] == 20
     assert set(steps.values()) <= {20, 16}, "the class weights are no part of the distillation"
-
-
-def test_a_server_goes_on_with_the_optimiser_of_a_former_checkpoint() -> None:
-    """There its tensors are numbered, in the order of the parameters; afterwards each is there once, by name."""
-
-    def after(change: Callable[[Any], None]) -> Server:
-        made = world(replace(SMALL, server_steps=3), training=replace(ADAMW, lr=1e-3))
-        federation, _ = made.federation()
-        server = federation.server
-        server.phase = "train"
-        made.method.start(server)
-        made.method.prepare(server)
-        change(server)
-        made.method.prepare(server)
-        return server
-
-    def number(server: Any) -> None:
-        order = [name for name, _ in server.trainer.client.parameters()]
-        moments = {n: t for n, t in server.memory.items() if n.startswith("optimizer/")}
-        for name, tensor in moments.items():
-            del server.memory[name]
-            parameter, _, kind = name.removeprefix("optimizer/").rpartition("/")
-            server.memory[f"optimizer/{order.index(parameter)}/{kind}"] = tensor
-        assert moments
-
-    named, numbered = after(lambda server: None), after(number)
-    same_bytes(numbered.state, named.state)
-    same_bytes(numbered.memory, named.memory)

@@ -677,19 +677,6 @@ def in_child(work: Callable[[], int], note: Path) -> int:
     return int(note.read_text(encoding="ascii"))
 
 
-def test_a_run_that_kept_large_models_in_its_checkpoint_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As older versions did, whatever their size."""
-    expected = world(folder=tmp_path / "whole").run()
-    world(folder=tmp_path / "old", rounds=Rounds(rounds=2, evaluate_every=0)).run()
-    monkeypatch.setattr(server_state, "PARK_BYTES", 0)
-    seen = world(folder=tmp_path / "old").run()
-    for site, own in own_models(seen).items():
-        same_bytes(own, METHOD.personal(expected, site))
-    assert not any(name.startswith("personal/") for name in seen.memory)
-
-
 @pytest.mark.usefixtures("apart")
 def test_a_run_is_put_back_with_its_files(tmp_path: Path) -> None:
     """Round 2 again from the beginning of round 2; and a file that is missing, or has lost a bit, is named."""

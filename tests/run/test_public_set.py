@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -28,9 +27,8 @@ from fedvlp.methods import CreamFL, FedIoT
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives.creamfl import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly, public_id
-from fedvlp.run.config import described, from_config, to_config
+from fedvlp.run.config import from_config, to_config
 from fedvlp.run.experiment import Experiment, Partition
-from fedvlp.run.folder import RunFolder
 from fedvlp.training.config import Training
 
 MODEL = ModelConfig(embedding_dim=16, image_size=32, max_tokens=16, vocabulary=256, head_hidden=16, head_norm="layer",
@@ -225,18 +223,6 @@ def test_models_for_sites_that_do_not_exist_are_refused() -> None:
     job_files(mixed, sites=["site-2", "clinic", "site-7"])
     at_one_site = replace(mixed, site_models=(("site-1", MODEL), ("elsewhere", MODEL)))
     assert Assembly(at_one_site).site("site-1").client.name == "site-1"
-
-
-def test_a_run_from_before_there_were_label_spaces_has_one(tmp_path: Path) -> None:
-    """Its checkpoints hold one matrix of class weights. A new experiment has two, unless it says otherwise."""
-    written = described(replace(SMALL, objective=CreamFLTaskConfig(classes=6, dim=16)))
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    assert RunFolder(tmp_path).experiment().objective == CreamFLTaskConfig(classes=6, dim=16)
-    del written["args"]["objective"]["args"]["label_spaces"]
-    (tmp_path / "config.json").write_text(json.dumps(written))
-    former = RunFolder(tmp_path).experiment()
-    assert former.objective == CreamFLTaskConfig(classes=6, dim=16, label_spaces="shared")
-    assert "objective.weight" in Assembly(former).server(("site-1",)).state
 
 
 def test_site_models_come_back_from_json_and_from_flares_builder() -> None:

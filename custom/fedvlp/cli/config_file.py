@@ -84,10 +84,10 @@ def _settings(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def _of_run(text: str) -> ConfigFile:
-    from fedvlp.run.config import completed, from_config
+    from fedvlp.run.config import from_config
     from fedvlp.run.experiment import Experiment
 
-    experiment = from_config(completed(json.loads(text)))
+    experiment = from_config(json.loads(text))
     if not isinstance(experiment, Experiment):
         raise ValueError("no experiment; expected the config.json in the folder of a run")
     return ConfigFile(experiment=experiment)

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedvlp.core.change import BESIDE, BLOCK, EXACT_NUMEL, KINDS, Norms, change_norms, kind_of
-from fedvlp.core.checkpoint import unwritten
-from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update, size_of
+from fedvlp.core.spool import Spool
+from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update, total_size
 
 if TYPE_CHECKING:
     from fedvlp.core.server_state import Server
 
 logger = logging.getLogger(__name__)
-
-PARK_BYTES = 64_000_000
-"""An update that arrives before its turn waits in memory up to this size, beyond on disk."""
 
 
 def bounded(
@@ -53,19 +46,19 @@ def bounded(
     of ``times`` an honest site's change. ``norms`` says how long a change is, where that was measured before.
     Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
 
-    The medians and the sum are known when all updates have come; until then they wait, in memory up to ``PARK_BYTES``
-    each, beyond in the folder ``spool``; a view that is no dict stays where its tensors are.
+    The medians and the sum are known when all updates have come; until then they wait in the folder ``spool``
+    (core/spool.py). A site in this process trains on in the tensors that it sent, so of those a copy waits.
     """
     waiting = []
     for update in updates:
         lengths = (norms(update) if norms else change_norms(update.state, reference(update.site))) if times else {}
-        waiting.append((lengths, update.num_samples, _set_aside(update, spool)))
+        waiting.append((lengths, update.num_samples, _set_aside(update, spool, copied=True)))
         del update
     limits = {kind: times * _median(lengths.get(kind, 0.0) for lengths, *_ in waiting) for kind in KINDS}
     counts = capped_counts([samples for _, samples, _ in waiting], share)
     while waiting:
         lengths, samples, back = waiting.pop(0)
-        update, count = back(), counts.pop(0)
+        update, count = cast("Update", back()), counts.pop(0)
         if count < samples:
             logger.warning("%s: its %d samples count as %d: max_share is %g", update.site, samples, count, share)
             update = replace(update, num_samples=count)
@@ -81,42 +74,18 @@ def bounded(
         del update
 
 
-def _set_aside(update: Update, spool: Path | None) -> Callable[[], Update]:
-    """Puts an update aside; calling the result brings it back as it was.
-
-    A site in this process trains on in the tensors that it sent, so of those a copy waits. Nobody changes what a view
-    reads, such as the file of another process or of a download.
-    """
-    if not isinstance(update.state, dict):
-        return lambda: update
-    if spool is None or payload(update) < PARK_BYTES:
-        state, aux = ({name: t.clone() for name, t in tensors.items()} for tensors in (update.state, update.aux))
-        update = replace(update, state=state, aux=aux)
-        return lambda: update
-    return cast("Callable[[], Update]", _parked(update, spool))
-
-
-class Shortened(LazyState):
-    """An update's tensors, their change ``factors[kind]`` times as long, each made when it is asked for."""
-
-    def __init__(
-        self, state: Mapping[str, Tensor], reference: Mapping[str, Tensor], factors: Mapping[str, float]
-    ) -> None:
-        super().__init__(state)
-        self._state, self._reference, self._factors = state, reference, factors
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor, kind = self._state[name], kind_of(name, self._reference)
-        if kind is None or kind not in self._factors:
-            return tensor
-        factor = self._factors[kind]
-        return tensor * factor if kind == BESIDE else torch.lerp(self._reference[name], tensor, factor)
-
-
 @torch.no_grad()
 def _shortened(update: Update, reference: Mapping[str, Tensor], factors: Mapping[str, float]) -> Update:
     """The update with its changes ``factors[kind]`` times as long, by kind; a view stays one."""
-    lazy = Shortened(update.state, reference, factors)
+
+    def made(name: str) -> Tensor:
+        tensor, kind = update.state[name], kind_of(name, reference)
+        if kind is None or kind not in factors:
+            return tensor
+        factor = factors[kind]
+        return tensor * factor if kind == BESIDE else torch.lerp(reference[name], tensor, factor)
+
+    lazy = LazyState(update.state, made)
     state = dict(lazy) if isinstance(update.state, dict) else cast("State", lazy)
     share_left = {KEPT: factors[BESIDE]} if BESIDE in factors else {}
     return replace(update, state=state, scalars=update.scalars | share_left)
@@ -262,14 +231,14 @@ def in_site_order(
 ) -> Iterator[tuple[str, Reply]]:
     """Yields (site, reply) in the order of ``sites``, each as soon as all before it have come; early ones wait.
 
-    Only a site's first reply counts, and none of a stranger; the log names the others. An update beyond ``PARK_BYTES``
+    Only a site's first reply counts, and none of a stranger; the log names the others. A large update
     waits on disk in the folder ``spool``, so that one update is resident at a time whoever is slow.
     """
     waiting: dict[str, Callable[[], Reply]] = {}
     pending = list(sites)
     for site, reply in replies:
         if site in pending and site not in waiting:
-            waiting[site] = _parked(reply, spool if site != pending[0] else None)
+            waiting[site] = _set_aside(reply, spool if site != pending[0] else None, copied=False)
         else:
             what = "a second reply in one phase" if site in sites else "a reply of a site that was not asked"
             logger.warning("%s: %s is dropped", site, what)
@@ -282,14 +251,19 @@ def in_site_order(
             yield site, waiting.pop(site)()
 
 
-def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
-    """Puts a reply aside; calling the result brings it back, its tensors mapped from disk if they are there."""
-    if spool is None or isinstance(reply, Failure) or not isinstance(reply.state, dict):
-        return lambda: reply  # a view of the disk needs no parking
+def _set_aside(reply: Reply, spool: Path | None, *, copied: bool) -> Callable[[], Reply]:
+    """Puts a reply aside; calling the result brings it back as it was.
+
+    Nobody changes what a view reads, such as the file of another process or of a download: it stays where it is. What
+    no file holds stays as well, and the gate will refuse it.
+    """
+    waits = copied or spool is not None
+    if not waits or isinstance(reply, Failure) or not isinstance(reply.state, dict):
+        return lambda: reply
     tensors = {f"{name}/{n}": t for name in TENSORS for n, t in getattr(reply, name).items()}
-    if payload(reply) < PARK_BYTES or not all(map(_is_dense, tensors.values())):
-        return lambda: reply  # what no file holds, the gate will refuse
-    read, names = put_on_disk(tensors, spool), list(tensors)
+    if not all(map(_is_dense, tensors.values())):
+        return lambda: reply
+    read, names = Spool(spool).put(tensors, copied=copied), list(tensors)
     bare = replace(reply, state={}, aux={})
     del tensors
 
@@ -303,38 +277,10 @@ def _parked(reply: Reply, spool: Path | None) -> Callable[[], Reply]:
     return back
 
 
-def put_on_disk(tensors: Mapping[str, Tensor], spool: Path) -> Callable[[str], Tensor]:
-    """Writes tensors into the folder ``spool``; the result maps one of them. Raises CheckpointError.
-
-    The file has no name any more when this returns: what is open stays readable, and a run that ends, however that
-    comes, leaves nothing behind. Files with a name are of writers that were killed, since a run has one writer at a
-    time; they are removed.
-    """
-    spool.mkdir(parents=True, exist_ok=True)
-    for left in spool.glob("*.safetensors"):
-        left.unlink(missing_ok=True)
-    handle, name = tempfile.mkstemp(dir=spool, suffix=".safetensors")
-    os.close(handle)
-    try:
-        save_file({n: t.detach().contiguous() for n, t in tensors.items()}, name)
-        read: Callable[[str], Tensor] = safe_open(name, framework="pt").__enter__().get_tensor
-        return read
-    except (OSError, SafetensorError) as error:
-        raise unwritten(Path(name), error, _size(tensors), "The checkpoint") from error
-    finally:
-        os.unlink(name)
-
-
 def _is_dense(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
 
 
 def payload(message: Broadcast | Update) -> int:
     """Bytes of the tensors in a message; what else a reply may hold is for the gate to refuse."""
-    return sum(_size(tensors) for tensors in (message.state, message.aux))
-
-
-def _size(tensors: Mapping[str, Tensor]) -> int:
-    if isinstance(tensors, LazyState):
-        return sum(tensors.size(name) for name in tensors)
-    return sum(size_of(value) for value in tensors.values())
+    return total_size(message.state) + total_size(message.aux)

@@ -1,18 +1,15 @@
 """Public names: what job files, run configurations and hospital policies may name, and where each is defined.
 
 A public name is part of the file format: it stays when its module moves, and tests/core/test_names.py fails when one
-disappears. Files that were written before there were public names hold the paths of modules; ``BEFORE`` reads those.
+disappears.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 PUBLIC = {
@@ -126,27 +123,6 @@ PUBLIC = {
 }
 """Public name: where it is defined."""
 
-BEFORE = {
-    "fedvlp.core.codec.Wire": "fedvlp.Wire",
-    "fedvlp.core.server.Rounds": "fedvlp.Rounds",
-    "fedvlp.core.training.Training": "fedvlp.Training",
-    "fedvlp.data.record.Cohort": "fedvlp.Cohort",
-    "fedvlp.experiment.Experiment": "fedvlp.Experiment",
-    "fedvlp.experiment.Partition": "fedvlp.Partition",
-    "fedvlp.flare.codec_filters.DecodeTask": "fedvlp.flare.DecodeTask",
-    "fedvlp.flare.codec_filters.EncodeResult": "fedvlp.flare.EncodeResult",
-    "fedvlp.flare.codec_filters.WireEnd": "fedvlp.flare.WireEnd",
-    "fedvlp.flare.filters.AllowMetrics": "fedvlp.flare.AllowMetrics",
-    "fedvlp.flare.filters.ClipAndNoise": "fedvlp.flare.ClipAndNoise",
-    "fedvlp.flare.filters.ExcludeVariables": "fedvlp.flare.ExcludeVariables",
-    "fedvlp.flare.filters.RememberReceived": "fedvlp.flare.RememberReceived",
-    "fedvlp.models.fusion.SelectorConfig": "fedvlp.models.SelectorConfig",
-    "fedvlp.runs.RunFolder": "fedvlp.RunFolder",
-    "fedvlp.site_config.NamedData": "fedvlp.deploy.NamedData",
-    "fedvlp.site_config.OwnData": "fedvlp.deploy.OwnData",
-}
-"""Path that was written before there were public names: its public name."""
-
 
 @cache
 def _public_names() -> dict[str, str]:
@@ -187,35 +163,3 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 def exported(package: str) -> list[str]:
     """The public names of a package, without it."""
     return [name.rpartition(".")[2] for name in PUBLIC if name.rpartition(".")[0] == package]
-
-
-class _FormerModules(MetaPathFinder, Loader):
-    """Finds the modules that ``BEFORE`` names. FLARE imports a component's module, so an old job needs one to import.
-
-    Such a module holds nothing but the public classes that it had. It is asked last, when no file was found.
-    """
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname.startswith("fedvlp.") and fullname in _former() else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        def __getattr__(name: str) -> Any:  # noqa: N807
-            try:
-                return load(BEFORE[f"{module.__name__}.{name}"])
-            except KeyError:
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
-
-        module.__getattr__ = __getattr__  # type: ignore[method-assign]
-
-
-@cache
-def _former() -> frozenset[str]:
-    return frozenset(path.rpartition(".")[0] for path in BEFORE)
-
-
-def read_former_paths() -> None:
-    """Lets ``import`` find the modules of former paths, from now on and in this process."""
-    if not any(type(finder).__name__ == _FormerModules.__name__ for finder in sys.meta_path):
-        sys.meta_path.append(_FormerModules())

@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedvlp.core.aggregation import PARK_BYTES, StreamingMean, put_on_disk
+from fedvlp.core.aggregation import StreamingMean
+from fedvlp.core.spool import Spool
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 
@@ -80,7 +81,7 @@ class SortedMean:
     def __init__(self, reference: State, trim: float, spool: Path | None = None) -> None:
         self._reference = {name: t for name, t in reference.items() if t.is_floating_point()}
         self._trim = trim
-        self._spool = spool
+        self._spool = Spool(spool)
         self._states: list[Callable[[str], Tensor]] = []
         self._weights: list[float] = []
 
@@ -89,7 +90,7 @@ class SortedMean:
         """Keeps a copy of ``state`` until all have come; a weight of 0 adds nothing."""
         if weight == 0:
             return
-        self._states.append(_stored({name: state[name].detach() for name in self._reference}, self._spool))
+        self._states.append(self._spool.put({name: state[name].detach() for name in self._reference}))
         self._weights.append(weight)
 
     @torch.no_grad()
@@ -122,11 +123,3 @@ class SortedMean:
 def left_out(count: int, trim: float) -> int:
     """How many of ``count`` sites are left out at each end."""
     return min(max(1, math.floor(trim * count + ROUNDING)), (count - 1) // 2)
-
-
-def _stored(state: State, spool: Path | None) -> Callable[[str], Tensor]:
-    """A copy of the tensors, by name: in memory, or beyond ``PARK_BYTES`` in a file of the folder ``spool``."""
-    size = sum(t.numel() * t.element_size() for t in state.values())
-    if spool is None or size < PARK_BYTES:
-        return {name: tensor.clone() for name, tensor in state.items()}.__getitem__
-    return put_on_disk(state, spool)

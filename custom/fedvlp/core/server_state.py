@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from fedvlp.core import history
-from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.change import EXACT_NUMEL
 from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors, unread
 from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.snapshots import APART
+from fedvlp.core.spool import PARK_BYTES
 from fedvlp.core.tensor_file import TensorFile, write_tensors
 from fedvlp.core.types import State
 
@@ -170,16 +170,13 @@ class Server:
             tensors_of[kind][rest] = tensor
         server = Server(tuple(header["sites"]), tensors_of["state"], tensors_of["memory"], header["round"])
         server.samples, server.missed = header["samples"], header["missed"]
-        server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
+        server.enrolled = header["enrolled"]
         server.apart, server.folder = header.get(APART, {}), (newest or path).parent
         server.sums = header.get("crc32", {})
         for file in set(server.apart.values()):
             beside = TensorFile(server.folder / APART / file)  # which says so if it is missing or cut
             if beside.checksum() != server.sums.get(file):
                 raise unread(beside.path, ValueError("its tensors are not as they were written"))
-        if isinstance(header["history"], list):  # written before the history had a file of its own
-            server.history = header["history"]
-        else:
-            server.written = Written(**header["history"])
-            server.history = history.read((newest or path).with_name(history.FILE), server.written)
+        server.written = Written(**header["history"])
+        server.history = history.read((newest or path).with_name(history.FILE), server.written)
         return server, header["next_phase"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,28 @@ State = dict[str, "Tensor"]
 
 
 class LazyState(Mapping[str, "Tensor"]):
-    """A state too large to be held: ``__getitem__`` makes a tensor anew whenever it is asked for.
+    """A state too large to be held: ``make`` makes a tensor anew whenever its name is asked for.
 
-    Asking for a name makes none, as Mapping's own ``in`` would.
+    Whether a name is there is answered without making its tensor, which Mapping's own ``in`` would do.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        make: Callable[[str], Tensor] | None = None,
+        size: Callable[[str], int] | None = None,
+    ) -> None:
+        """``size`` says the bytes of a tensor without making it, where that can be told.
+
+        A class that makes tensors itself overrides ``__getitem__``. Its bound method in the place of ``make`` would be
+        a cycle of references: what it holds would stay until Python looks for cycles.
+        """
         self._names = dict.fromkeys(names)
+        self._make, self._size = make, size
+
+    def __getitem__(self, name: str) -> Tensor:
+        assert self._make is not None
+        return self._make(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -37,8 +52,8 @@ class LazyState(Mapping[str, "Tensor"]):
         return len(self._names)
 
     def size(self, name: str) -> int:
-        """Bytes of a tensor. Who can tell without making it does."""
-        return size_of(self[name])
+        """Bytes of a tensor."""
+        return self._size(name) if self._size else size_of(self[name])
 
 
 def size_of(value: object) -> int:
@@ -46,6 +61,13 @@ def size_of(value: object) -> int:
     from torch import Tensor  # here: a visit of the simulator reads this module, and needs no torch
 
     return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
+def total_size(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of all tensors of a state; what is none counts nothing."""
+    if isinstance(tensors, LazyState):
+        return sum(map(tensors.size, tensors))
+    return sum(map(size_of, tensors.values()))
 
 
 Batch = dict[str, "Tensor"]

@@ -51,20 +51,6 @@ Frame = bytes | Shared
 """Tensors as they travel: safetensors bytes (none for no tensors), or a file."""
 
 
-class Views(LazyState):
-    """The tensors of a file; nobody else writes to them, so they need not be copied to be kept."""
-
-    def __init__(self, tensors: State) -> None:
-        super().__init__(tensors)
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
-
-    def size(self, name: str) -> int:
-        return size_of(self._tensors[name])
-
-
 def tensor_bytes(state: Mapping[str, Tensor]) -> bytes:
     """Safetensors bytes; none for no tensors."""
     return save({name: state[name].detach().contiguous() for name in state}) if state else b""
@@ -138,7 +124,10 @@ def receive(connection: Connection) -> State:
     finally:
         os.close(file)
     tensors = {name: _view(mapped, getattr(torch, dtype), shape, start) for name, dtype, shape, start in layout}
-    return tensors if size <= MEMORY_BYTES else cast("State", Views(tensors))
+    if size <= MEMORY_BYTES:
+        return tensors
+    # Nobody else writes to the tensors of a file, so they need not be copied to be kept: a view says so.
+    return cast("State", LazyState(tensors, tensors.__getitem__, lambda name: size_of(tensors[name])))
 
 
 def _view(mapped: mmap.mmap, dtype: Any, shape: list[int], start: int) -> Tensor:

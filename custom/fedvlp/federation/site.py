@@ -108,12 +108,16 @@ class Site:
         """Receives, measures the received model, trains, and returns the update. Nothing is kept if it raises."""
         began, processor = time.perf_counter(), time.process_time()
         client, method = self.client, self.method
+
+        # 1. The task, on this site's device, and the phase's number in its round.
         self._refuse_other_public_set(message)
         message = replace(message, state=client.here(message.state), aux=client.here(message.aux))
         phases = method.phases(message.round)
         index = phases.index(message.phase) if message.phase in phases else len(phases)
         with torch.random.fork_rng(devices=[]):
             set_global(seed(client.seed, client.name, message.round, index))
+
+            # 2. What this site remembers from before this very task: a task that comes twice begins alike.
             remembered = client.here(self.memory.before((message.round, index)))
             private = self._fewest(remembered.pop(FEWEST, None), message)
             client.memory, own = norm_statistics.split(remembered)
@@ -121,9 +125,13 @@ class Site:
             message = replace(message, state=norm_statistics.complete(client, message.state, mine))
             moments = self._moments(message, (message.round, index))
             unfinished = self._unfinished(message, moments or {})
+
+            # 3. The received model is loaded, and measured once a round, before anything is trained.
             method.receive(client, message)
             first = index == 0 or message.phase == EVALUATE
             scalars, metrics, evaluating = self._measure(message) if first else ({}, {}, 0.0)
+
+            # 4. Training. Whatever happens, the method's own models leave the device.
             state: State = {}
             try:
                 if message.phase != EVALUATE:
@@ -134,17 +142,15 @@ class Site:
                     state = to_host(method.upload(client, message))
             finally:
                 client.release()
+
+            # 5. What stays here is told from what travels, and is on disk before the update leaves.
             own |= self._staying(message, state)
             state = {name: tensor for name, tensor in state.items() if name not in client.site_only}
-            remembered = client.memory | own | private
-            if remembered and distributed.rank() == 0:
-                self.memory.after((message.round, index), to_host(remembered))
-            if moments and distributed.rank() == 0:
-                task = (message.round, index)
-                others = {n: t for n, t in self.moments.before(task).items() if not self._is_of(message.phase, n)}
-                self.moments.after(task, others | self._named(message.phase, moments))
+            self._remember((message.round, index), message.phase, client.memory | own | private, moments)
             if unfinished:
                 unfinished.remove()
+
+        # 6. The update.
         metrics[metric_names.SECONDS] = time.perf_counter() - began
         if self.note_processor and message.phase != EVALUATE:
             metrics[metric_names.PROCESSOR_SECONDS] = time.process_time() - processor - evaluating
@@ -159,6 +165,19 @@ class Site:
             modalities=client.modalities,
             public_id=client.public_id,
         )
+
+    def _remember(self, task: tuple[int, int], phase: str, remembered: State, moments: State | None) -> None:
+        """Keeps what the next task begins with: the site's memory, and the optimiser's where the settings ask for it.
+
+        Of several processes that train together one does.
+        """
+        if distributed.rank() != 0:
+            return
+        if remembered:
+            self.memory.after(task, to_host(remembered))
+        if moments:
+            others = {n: t for n, t in self.moments.before(task).items() if not self._is_of(phase, n)}
+            self.moments.after(task, others | self._named(phase, moments))
 
     def _staying(self, message: Broadcast, uploaded: State) -> State:
         """The normalisation that stays here: what would be uploaded; after the last evaluation, what was measured."""

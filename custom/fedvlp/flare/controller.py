@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 
 from nvflare.apis.client import Client as FLClient
 from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
-from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -24,17 +22,17 @@ from nvflare.fuel.utils.memory_utils import cleanup_memory
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from nvflare.widgets.widget import WidgetID
 
-from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.method import Method
-from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, size_of
+from fedvlp.core.spool import PARK_BYTES
+from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, total_size
 from fedvlp.core.validate import require
 from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, with_own_towers
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
-from fedvlp.flare import messages, trainer_link
+from fedvlp.flare import messages
 from fedvlp.flare.curves import only_figures
-from fedvlp.flare.paths import SIMULATED, refuse_split_workspace, runs_root
+from fedvlp.flare.paths import refuse_split_workspace, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
@@ -187,7 +185,7 @@ class FederatedController(Controller):
         server, next_phase = assembly.open(folder, tuple(names))
         self._note_attendance(server.sites, names, status, fl_ctx)
         del assembly  # and the untrained model with it, unless the server trains
-        if self._spool and sum(t.numel() * t.element_size() for t in server.state.values()) > PARK_BYTES:
+        if self._spool and total_size(server.state) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
         if server.trainer:
             server.trainer.stop_when(lambda: self._abort.triggered)
@@ -271,7 +269,6 @@ class FederatedController(Controller):
         """
         arrived: queue.Queue[tuple[str, Reply]] = queue.Queue()
         tasks = {site: self._task(site, message, arrived) for site, message in messages.items()}
-        self._tell_trainer(tasks)
         for site, task in tasks.items():
             self.send(task, self._fl_ctx, targets=[site])
         waiting = set(tasks)
@@ -304,20 +301,6 @@ class FederatedController(Controller):
                 self.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
         for site in sorted(waiting):
             yield site, Failure(FailureKind.LOST, f"no reply within {self.grace:g} s of the quorum")
-
-    def _tell_trainer(self, tasks: Mapping[str, Task]) -> None:
-        """In the simulator, its trainer may begin these tasks before FLARE visits the sites (flare/look_ahead.py)."""
-        assert self._fl_ctx is not None
-        link = trainer_link.of_simulator(os.getpid()) if self._fl_ctx.get_job_id() == SIMULATED else None
-        if link is None:
-            return
-        contents = {site: from_shareable(task.data) for site, task in tasks.items()}
-        if sum(size_of(tensor) for content in contents.values() for tensor in content.data.values()) > PARK_BYTES:
-            return
-        try:
-            link.tell({site: (messages.header_of(content), content.data) for site, content in contents.items()})
-        except trainer_link.TrainerLostError as lost:
-            self.log_info(self._fl_ctx, f"nothing is answered ahead: {lost}")
 
     def _task(self, site: str, message: Broadcast, arrived: queue.Queue[tuple[str, Reply]]) -> Task:
         """One site's task. Its callbacks run under FLARE's lock, so they only pass the reply on."""

@@ -128,8 +128,6 @@ class SiteExecutor(Executor):
             kind, text, public = said.failure
             self.log_error(fl_ctx, f"{task_name} failed: {text}")
             return messages.send_failure(Failure(FailureKind(kind), text, public))
-        if said.ahead:
-            self.log_info(fl_ctx, f"{task_name} was answered ahead")
         fl_ctx.set_prop(BEHIND, _behind(said.behind), private=True, sticky=False)
         return DXO(DataKind.WEIGHTS, data=dict(said.tensors), meta={messages.KEY: said.update}).to_shareable()
 

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
-from fedvlp.core.types import LazyState, State
+from fedvlp.core.types import LazyState, State, size_of
 from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
 from fedvlp.flare.retrying_cell import RetryingCell
 
@@ -195,21 +195,17 @@ class PiecesOnDisk:
         return sum(map(_size, self._pieces))
 
 
-class Spooled(LazyState):
+def spooled(values: Mapping[str, Any]) -> LazyState:
     """Named tensors, each read from disk whenever it is asked for; the files go with the last reference."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self._values = dict(values)
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self._values[name]
-        tensor: Tensor = value.materialize() if hasattr(value, "materialize") else value
+    def made(name: str) -> Tensor:
+        tensor: Tensor = values[name].materialize() if hasattr(values[name], "materialize") else values[name]
         return tensor
 
-    def size(self, name: str) -> int:
-        value = self._values[name]
-        return value.size() if isinstance(value, PiecesOnDisk) else super().size(name)
+    def size(name: str) -> int:
+        return values[name].size() if isinstance(values[name], PiecesOnDisk) else size_of(made(name))
+
+    return LazyState(values, made, size)
 
 
 def return_freed_memory() -> None:
@@ -229,4 +225,4 @@ def loaded(data: State) -> State:
         if isinstance(value, Undelivered):
             value.materialize()
     on_disk = any(hasattr(value, "materialize") for value in data.values())
-    return cast("State", Spooled(data)) if on_disk else data
+    return cast("State", spooled(dict(data))) if on_disk else data

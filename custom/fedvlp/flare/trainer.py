@@ -6,7 +6,7 @@ It knows nothing that is not on disk: what a site remembers is written before it
 
 flare/trainer_link.py starts it. It does one task at a time, from a socket in ``FOLDER``, and ends with the process
 ``PARENT``, which started at ``STARTED``; after so many ``TASKS`` (0: any number); or when it is asked for by somebody
-for whom it is made of something else. While nobody asks, it does what it was told will be asked (flare/look_ahead.py).
+for whom it is made of something else.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -22,16 +21,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvlp.flare.look_ahead import TOLD, LookAhead, Said, Task
 from fedvlp.flare.paths import SitePaths
 from fedvlp.flare.raw_tensors import RawTensor, raw, with_torch
-from fedvlp.flare.trainer_link import CROWDED, PROCESS, READY, SOCKET, receive, send, started_at
+from fedvlp.flare.trainer_link import PROCESS, READY, SOCKET, receive, send, started_at
 
 if TYPE_CHECKING:
     from fedvlp.flare.task_handler import TaskHandler
@@ -43,6 +40,9 @@ LOOKS = 0.5
 
 AUX = "aux/"
 
+Said = tuple[dict[str, Any], Mapping[str, RawTensor]]
+"""An answer: JSON and tensors."""
+
 
 class Trainer:
     """Answers the tasks of a site, or of all sites of one simulator, which share cohort and modules."""
@@ -52,13 +52,13 @@ class Trainer:
         self._handlers: dict[tuple[str, SitePaths], TaskHandler] = {}
         self._assemblies: list[Assembly] = []
 
-    def answer(self, task: Task, should_stop: Callable[[], bool]) -> Said:
+    def answer(self, asked: dict[str, Any], tensors: Mapping[str, RawTensor], should_stop: Callable[[], bool]) -> Said:
         """The message for the visit. An error is a message too."""
         from fedvlp.federation.site import failure
         from fedvlp.training.loop import Aborted
 
         try:
-            return self._update(task.asked, task.tensors, should_stop)
+            return self._update(asked, tensors, should_stop)
         except Aborted:
             return {"aborted": True}, {}
         except Exception as error:
@@ -113,81 +113,23 @@ class Trainer:
         return made
 
 
-@dataclass
-class Visit:
-    """Somebody who has connected and said what it wants."""
+def serve(listener: socket.socket, made_of: str, tasks: int) -> None:
+    """Answers visits, one after the other, until so many ``tasks`` are done (0: any number).
 
-    connection: Connection
-    task: Task
-
-
-class Service:
-    """Answers visits, one after the other; while there is none and the machine ``idles``, what will be asked."""
-
-    def __init__(self, listener: socket.socket, made_of: str, idles: Callable[[], bool]) -> None:
-        self._listener = listener
-        self._made_of = made_of
-        self._idles = idles
-        self._trainer = Trainer()
-        self._ahead = LookAhead()
-        self._early: Visit | None = None  # waits for a task that is being done ahead, or that is to be done instead
-        self._over = False  # somebody asked for a trainer that is made of something else
-        self._done = 0
-
-    def run(self, tasks: int) -> None:
-        """Goes on until so many ``tasks`` are done (0: any number), or another trainer is asked for."""
-        while (not tasks or self._done < tasks) and not self._over:
-            if not self._waits() and self._idles() and (task := self._ahead.next()):
-                self._ahead.store(task, self._trainer.answer(task, partial(self._to_be_left, task)))
-                continue
-            visit, self._early = self._early or self._next_visit(), None
-            if visit is None or self._answered(visit):
-                continue
+    It also ends when a visit asks for a trainer that is made of something else.
+    """
+    trainer, done = Trainer(), 0
+    while not tasks or done < tasks:
+        connection = Connection(listener.accept()[0].detach())
+        with connection, contextlib.suppress(EOFError, OSError):  # a visit that was killed
+            if connection.recv_bytes() != made_of.encode():
+                return
+            connection.send_bytes(READY)
+            asked, tensors = receive(connection)
             # Who asks says nothing after that: what can be read then is that it is gone.
-            self._say(visit, self._trainer.answer(visit.task, visit.connection.poll))
-
-    def _waits(self) -> bool:
-        return self._early is not None or bool(select.select([self._listener], [], [], 0)[0])
-
-    def _next_visit(self) -> Visit | None:
-        """Waited for; None where who connected is gone, or asks for another trainer."""
-        connection = Connection(self._listener.accept()[0].detach())
-        with contextlib.suppress(EOFError, OSError):  # one that was killed
-            self._over = connection.recv_bytes() != self._made_of.encode()
-            if not self._over:
-                connection.send_bytes(READY)
-                return Visit(connection, Task(*receive(connection)))
-        connection.close()
-        return None
-
-    def _answered(self, visit: Visit) -> bool:
-        """Whether the visit takes no work, and so is over: it tells of tasks, or its answer is there."""
-        if TOLD in visit.task.asked:
-            self._ahead.tell(visit.task.asked, visit.task.tensors)
-            self._say(visit, ({}, {}))
-            return True
-        ready = self._ahead.visited(visit.task)
-        if ready is not None:
-            self._say(visit, ready, ahead=True)
-        return ready is not None
-
-    def _to_be_left(self, task: Task) -> bool:
-        """Whether ``task``, which is done ahead, is to be left for another; answers visits that take no work."""
-        while self._early is None and self._waits():
-            visit = self._next_visit()
-            if visit is None:
-                if self._over:
-                    return True
-            elif not self._answered(visit):
-                self._early = visit
-            elif TOLD in visit.task.asked:
-                return True  # the task's phase is over
-        return self._early is not None and (self._early.task.digest != task.digest or self._early.connection.poll())
-
-    def _say(self, visit: Visit, said: Said, ahead: bool = False) -> None:
-        self._done += TOLD not in visit.task.asked
-        with visit.connection, contextlib.suppress(OSError):  # one that was killed
-            send(visit.connection, {**said[0], TOLD: ahead}, said[1])
+            said = trainer.answer(asked, tensors, connection.poll)
+            done += 1
+            send(connection, *said)
 
 
 def main(folder: Path, parent: int, started: str, made_of: str, tasks: int) -> None:
@@ -201,7 +143,7 @@ def main(folder: Path, parent: int, started: str, made_of: str, tasks: int) -> N
         (folder / PROCESS).write_text(f"{os.getpid()} {started_at(os.getpid())}", encoding="utf-8")
         threading.Thread(target=_end_with, args=(folder, parent, started), daemon=True).start()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, with which this process ends
-        Service(listener, made_of, lambda: not (folder / CROWDED).exists()).run(tasks)
+        serve(listener, made_of, tasks)
 
 
 def _end_with(folder: Path, parent: int, started: str) -> None:

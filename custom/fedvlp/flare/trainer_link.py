@@ -25,14 +25,10 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from fedvlp.flare.look_ahead import TOLD, told
-from fedvlp.flare.raw_tensors import RawTensor, packed, raw, unpacked
+from fedvlp.flare.raw_tensors import RawTensor, packed, unpacked
 
 SOCKET, LOCK, PROCESS = "socket", "lock", "process"
 """Files in the folder; the last one holds the trainer's number and start, and is touched as a sign of life."""
-
-CROWDED = "crowded"
-"""File in the folder: two processes wanted the trainer at a time, so while nobody asks it the machine does not idle."""
 
 STARTS = 20.0
 """Seconds in which a trainer opens its socket, which it does before it imports anything heavy."""
@@ -63,7 +59,6 @@ class Answer:
     behind: dict[str, Any] | None = None
     failure: tuple[str, str, str] | None = None
     aborted: bool = False
-    ahead: bool = False  # it was there before it was asked for (flare/look_ahead.py)
 
 
 def started_at(process: int) -> str | None:
@@ -149,22 +144,6 @@ class TrainerLink:
             except (EOFError, OSError, subprocess.SubprocessError) as error:
                 raise TrainerLostError(f"the trainer did not start ({type(error).__name__})") from None
 
-    def tell(self, messages: Mapping[str, tuple[dict[str, Any], Mapping[str, Any]]]) -> None:
-        """Tells a trainer that is there what each site will be asked (flare/look_ahead.py): header and tensors.
-
-        Raises TrainerLostError where it cannot be told.
-        """
-        if not (self.folder / SOCKET).exists():
-            return
-        content, tensors = told(messages)
-        with self._alone():
-            try:
-                with self._ready("", 0, math.inf) as connection:
-                    send(connection, content, {name: raw(tensor) for name, tensor in tensors.items()})
-                    receive(connection)
-            except (EOFError, OSError, subprocess.SubprocessError) as error:
-                raise TrainerLostError(f"the trainer was not told ({type(error).__name__})") from None
-
     def _answer(
         self,
         connection: Connection,
@@ -188,10 +167,8 @@ class TrainerLink:
             text = f"the trainer ended before it had answered ({type(error).__name__})"
             raise TrainerLostError(text, begun=True) from None
         failure = said.get("failure")
-        return Answer(
-            said.get("update", {}), state, said.get("behind"), tuple(failure) if failure else None, said["aborted"],
-            said.get(TOLD, False),
-        )  # fmt: skip
+        told = tuple(failure) if failure else None
+        return Answer(said.get("update", {}), state, said.get("behind"), told, said["aborted"])
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -206,8 +183,6 @@ class TrainerLink:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                with contextlib.suppress(OSError):
-                    (self.folder / CROWDED).touch()
                 raise TrainerLostError("the trainer works for another site") from None
             yield
 

@@ -52,24 +52,22 @@ class LayerwiseMean:
 
     def add(self, update: Update) -> None:
         if self._method.weight(self._server, update):
-            self._mean.add(Scaled(update.state, self._server.state), 1.0)
+            self._mean.add(scaled(update.state, self._server.state), 1.0)
 
     def commit(self) -> None:
         self._server.replace(self._mean.result())
 
 
-class Scaled(LazyState):
+def scaled(own: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> LazyState:
     """delta^l w^l of one site's tensors, each made when it is asked for."""
 
-    def __init__(self, own: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
-        super().__init__(own)
-        self._own, self._reference = own, reference
+    def made(name: str) -> Tensor:
+        tensor = own[name]
+        if is_statistic(name) or tensor.dim() == 0 or not tensor.is_floating_point():
+            return tensor
+        return tensor * divergence(tensor, reference[name])
 
-    def __getitem__(self, name: str) -> Tensor:
-        own = self._own[name]
-        if is_statistic(name) or own.dim() == 0 or not own.is_floating_point():
-            return own
-        return own * divergence(own, self._reference[name])
+    return LazyState(own, made)
 
 
 @torch.no_grad()

@@ -136,7 +136,7 @@ class CreamFLTaskConfig:
     margin: float = 4.0  # subtracted from the logits of the positive classes
     centre: float = 0.5  # weight of the cross entropy of W W^T against the classes
     reduction: str = "sum"  # of the loss of pairs over the batch: "sum" (released code) or "mean" (as the other terms)
-    label_spaces: str = field(default="disjoint", metadata={"before": "shared"})  # of one modality: or "shared", "own"
+    label_spaces: str = "disjoint"  # of one modality: or "shared", "own"
 
     def __post_init__(self) -> None:
         if self.classes < 2 or self.dim < 1:

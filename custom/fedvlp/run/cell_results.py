@@ -30,7 +30,7 @@ from fedvlp.models.initial import parse
 from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_table import Figures, Origin
-from fedvlp.run.config import completed, described, fingerprint, from_config, to_config
+from fedvlp.run.config import described, fingerprint, from_config, to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder, environment
 from fedvlp.run.metrics import Record, by_site, overall
@@ -148,7 +148,7 @@ def load(
     if of_plugins != plugins.digests(experiment):
         return None
     try:
-        filed = on_device(from_config(completed(config)), experiment.training.device)
+        filed = on_device(from_config(config), experiment.training.device)
         same = fingerprint(portable(filed)) == fingerprint(portable(experiment.pinned()))
     except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
         log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)

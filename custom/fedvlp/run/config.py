@@ -63,24 +63,6 @@ def from_config(config: Any) -> Any:
         raise ValueError(f"{path}: {error}") from None
 
 
-def completed(config: Any) -> Any:
-    """The configuration of a run, with the fields that are younger than it and whose default is another behaviour.
-
-    Such a field says what fedvlp did before there was that field (metadata ``before``). A run's configuration names
-    every field that there was, so one that it lacks is younger.
-    """
-    if isinstance(config, list):
-        return [completed(item) for item in config]
-    if not isinstance(config, dict) or not isinstance(config.get("args"), dict):
-        return config
-    args = {key: completed(value) for key, value in config["args"].items()}
-    kind = _class_of(str(config.get("path")))
-    for setting in dataclasses.fields(kind) if kind else ():
-        if "before" in setting.metadata:
-            args.setdefault(setting.name, setting.metadata["before"])
-    return {**config, "args": args}
-
-
 def _class_of(path: str) -> type | None:
     """The dataclass of a path that a file names, or None. Imports modules of fedvlp and of plugins alone."""
     module, _, name = path.rpartition(".")

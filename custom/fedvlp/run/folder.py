@@ -34,7 +34,7 @@ from fedvlp.core.types import State, is_private
 from fedvlp.federation.loop import QuorumLostError
 from fedvlp.models.serialization import CARD
 from fedvlp.run import plugins
-from fedvlp.run.config import completed, described, fingerprint, from_config
+from fedvlp.run.config import described, fingerprint, from_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import Record, scalars, summary
 from fedvlp.run.model_card import card
@@ -209,7 +209,7 @@ class RunFolder:
         recorded = config.get("plugins", {})
         for name, digest in recorded.items():
             self._refuse_other(name, digest, plugins.admitted(name))
-        experiment: Experiment = from_config(completed(config))
+        experiment: Experiment = from_config(config)
         unrecorded = plugins.digests(experiment).keys() - recorded.keys()
         if unrecorded:
             raise plugins.PluginError(

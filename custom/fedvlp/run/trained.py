@@ -11,8 +11,6 @@ from fedvlp.core.types import Batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.models import load
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.run.folder import RunFolder
-from fedvlp.run.model_use import preprocessing
 
 
 def load_model(
@@ -32,27 +30,14 @@ def load_model(
     model = load.load_model(folder, statistics)
     if model.preprocessing:
         model.prepare = Preprocessing.read(model.preprocessing)
-    elif (known := _of_older_run(Path(folder))) is not None:  # written before a model's folder said it
-        model.prepare, model.preprocessing = known, known.described()
     return model.to(device)
 
 
 def decoded_size(folder: Path) -> int:
     """Pixels that films are to be decoded to for the model in a folder: as many as those of its run were.
 
-    Where neither the model nor a run says so, what the model sees and a margin, as presets have it. Raises ValueError
-    where there is no model.
+    Where the model does not say so, what it sees and a margin, as presets have it. Raises ValueError where there is no
+    model.
     """
     described = load.preprocessing(folder)
-    known = Preprocessing.read(described) if described else _of_older_run(folder)
-    return known.longest_side if known else load.input_size(folder) * 9 // 8
-
-
-def _of_older_run(folder: Path) -> Preprocessing | None:
-    """What the configuration of a run says of the preparation of its films; None where it says nothing."""
-    for run in (folder, folder.parent):
-        try:
-            return preprocessing(RunFolder(run).experiment())
-        except ValueError:  # no run, or one of a plugin that is not here
-            continue
-    return None
+    return Preprocessing.read(described).longest_side if described else load.input_size(folder) * 9 // 8

@@ -201,7 +201,7 @@ class Stepper:
         """
         own = {name: tensor.cpu().clone() for name, tensor in self.tensors().items()}
         moved = {key.rpartition("/")[0] for key in own}
-        for key in [key for key in tensors if numbered(key) or key.rpartition("/")[0] in moved]:
+        for key in [key for key in tensors if key.rpartition("/")[0] in moved]:
             del tensors[key]
         idle = [name for name in self.names if name not in moved] if own else []
         tensors |= own | {f"{name}/{IDLE}": torch.zeros(0) for name in idle}
@@ -231,19 +231,14 @@ class Stepper:
         known: set[int] = set()
         for key, tensor in tensors.items():
             parameter, _, name = key.rpartition("/")
-            index = int(parameter) if numbered(key) else numbers.get(parameter)
+            index = numbers.get(parameter)
             if index is None:
                 continue
             known.add(index)
             if name != IDLE:
                 states.setdefault(index, {})[name] = tensor.clone()  # the optimiser works in place
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        return len(known) == len(self.names) or any(numbered(key) for key in tensors)
-
-
-def numbered(key: str) -> bool:
-    """Whether an optimiser's tensor is named ``<number>/<name>``, as those in checkpoints of servers once were."""
-    return key.partition("/")[0].isdigit()
+        return len(known) == len(self.names)
 
 
 def _length(parameters: list[torch.nn.Parameter]) -> Tensor:
