@@ -17,7 +17,7 @@ from common import say
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run import cell_results as results
+from fedvlp.run.cell_results import CellResults
 from fedvlp.run.cell_table import Figures, NotRunError, Table
 from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
@@ -33,7 +33,7 @@ def parser_of(text: str | None, seeds: str) -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time; 0: only shows what has finished")
     parser.add_argument("--device", default="", help="cpu, cuda or auto; default: as the ledger")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "claims", help="where the runs are kept")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "claims", help="finished cells")
+    parser.add_argument("--results", type=Path, default=ROOT / "studies" / "results", help="finished cells")
     parser.add_argument("--quick", action="store_true", help="one seed, one round, few steps: does everything run?")
     return parser
 
@@ -67,9 +67,10 @@ def _filed_in(options: argparse.Namespace) -> Path:
 def by_round(scenario: str, table: Table, options: argparse.Namespace) -> dict[int, Table]:
     """Round -> average and worst R@1 after it, of every cell of ``table``, which :func:`finished` returned."""
     found: dict[int, dict[tuple[str, int], Figures]] = {}
-    for row, seed in table.cells:
-        for number, figures in results.by_round(results.path(_filed_in(options), scenario, row, seed)).items():
-            found.setdefault(number, {})[row, seed] = figures
+    results = CellResults(_filed_in(options), scenario)
+    for cell in table.cells:
+        for number, figures in results.by_round(cell).items():
+            found.setdefault(number, {})[cell] = figures
     return {number: Table(cells) for number, cells in sorted(found.items())}
 
 

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-from fedvlp.cli.overrides import seeds_of
-from fedvlp.cli.stopping import goes_on_as_typed
-
 app = typer.Typer()
 
 
@@ -26,13 +23,15 @@ def claims(
     ),
     results: Annotated[
         Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
-    ] = Path("benchmarks/claims"),
+    ] = Path("studies/results"),
     device: Annotated[str, typer.Option(help="What the runs train on: cpu, cuda, or auto.")] = "cpu",
     listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
 ) -> None:
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
     from rich.console import Console
 
+    from fedvlp.cli.overrides import seeds_of  # not above: `fedvlp.cli` imports this file
+    from fedvlp.cli.stopping import goes_on_as_typed
     from fedvlp.cli.tables import plain_table, upright
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.cell_table import origin

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedvlp.cli.overrides import seeds_of
-from fedvlp.cli.stopping import goes_on_as_typed
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -54,6 +51,8 @@ def reproduce(
     """Runs or resumes a table of a paper, and writes it with the paper's values beside: Markdown, CSV, HTML."""
     from rich.console import Console
 
+    from fedvlp.cli.overrides import seeds_of  # not above: `fedvlp.cli` imports this file
+    from fedvlp.cli.stopping import goes_on_as_typed
     from studies.reproduce import inventory
     from studies.reproduce.output import markdown, title, write
     from studies.reproduce.run import chosen_rows
