@@ -27,9 +27,8 @@ $(VENV)/ready: pyproject.toml studies/pyproject.toml provisioning/requirements.t
 	touch $@
 
 # The tools of development beside it.
-$(VENV)/tools: $(VENV)/ready constraints.txt provisioning/psi.txt
+$(VENV)/tools: $(VENV)/ready constraints.txt
 	$(call fetch,--no-build-isolation -r constraints.txt)
-	$(call fetch,--only-binary :all: -r provisioning/psi.txt)
 	$(PIP) uninstall --yes rfc3987-syntax lark
 	touch $@
 

@@ -156,7 +156,7 @@ def test_the_readme_shows_the_whole_of_fedprox() -> None:
 
 def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) -> None:
     """With FEDVLP_HOME exported, as docs/runs.md has it, they were written there, and the report found no run."""
-    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "provisioning/psi.txt"):
+    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     installed = tmp_path / "environment" / "bin"

@@ -133,17 +133,17 @@ def without_options(words: list[str]) -> list[str]:
 
 def test_make_installs_nothing_without_a_hash() -> None:
     """uv by pip; what a site needs, and the tools, by uv or by pip; fedvlp itself."""
-    (uv,), site, (own,), tools, overlap = installs()
-    for step in (site, tools, overlap):
+    (uv,), site, (own,), tools = installs()
+    for step in (site, tools):
         with_uv, with_pip = map(without_options, step)
         assert [word for word in with_uv if word != "no-such/bin/python"] == with_pip
-    fetched = [uv, *site, *tools, *overlap]
+    fetched = [uv, *site, *tools]
     assert [words[-1] for words in (uv, site[0], tools[0])] == [
         "no-such/uv.txt", "provisioning/requirements.txt", "constraints.txt",
     ]  # fmt: skip
     assert all({"--require-hashes", "--no-deps"} <= set(words) for words in fetched), "nothing is resolved"
     assert {"--no-deps", "--no-build-isolation", "."} <= set(own), "nothing is fetched for it, setuptools neither"
-    assert all("--only-binary" in words for words in (uv, *site, *overlap))
+    assert all("--only-binary" in words for words in (uv, *site))
     assert all("--no-build-isolation" in words for words in tools), (
         "what is no wheel is built with the lock's setuptools"
     )

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fedvlp.cli.overrides import AcceptAll, AcceptKinds, accepted, seeds_of
+from fedvlp.cli.stopping import goes_on_as_typed
+
 app = typer.Typer()
 
 
@@ -25,13 +28,13 @@ def claims(
         Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
     ] = Path("studies/results"),
     device: Annotated[str, typer.Option(help="What the runs train on: cpu, cuda, or auto.")] = "cpu",
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     listed: Annotated[bool, typer.Option("--list", help="Only says which claims and scenarios there are.")] = False,
 ) -> None:
     """Runs the scenarios of the papers' claims and says of each whether it holds, fails, or is undecided."""
     from rich.console import Console
 
-    from fedvlp.cli.overrides import seeds_of  # not above: `fedvlp.cli` imports this file
-    from fedvlp.cli.stopping import goes_on_as_typed
     from fedvlp.cli.tables import plain_table, upright
     from fedvlp.core.checkpoint import save_text
     from fedvlp.run.cell_table import origin
@@ -51,7 +54,7 @@ def claims(
         console.print(plain_table("claims", ("scenario", "paper", "claim"), rows, right=False))
         return
     goes_on_as_typed()
-    wanted = seeds_of(seeds)
+    wanted, accept = seeds_of(seeds), accepted(accept_phi_risk, accept_phi_kind)
 
     def said(method: str, seed: int, what: str) -> None:
         console.print(f"{method}, seed {seed}: {what}", highlight=False)
@@ -59,7 +62,7 @@ def claims(
     every = []
     for one in chosen:
         console.print(f"scenario {one.name}", highlight=False)
-        table = measured(one, cells_of(one, methods_of(one, asked), wanted, device), runs, results, jobs, said)
+        table = measured(one, cells_of(one, methods_of(one, asked), wanted, device), runs, results, jobs, said, accept)
         judged = judge(one, table, asked)
         every.append(judged)
         for condition, held in judged.preconditions:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedvlp.cli.overrides import OPTION, AcceptAll, AcceptKinds, accepted, seeds_of
+from fedvlp.cli.stopping import goes_on_as_typed
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,6 +28,10 @@ def reproduce(
     ] = False,
     root: Annotated[
         Path | None, typer.Option(help="On the paper's data: a folder with a folder mimic_cxr, rsna, ... for each.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="SOURCE:FOLDER[,SETTING=VALUE], a data set elsewhere than in --root; may be repeated."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="FIRST-LAST.")] = "0-2",
     jobs: Annotated[int, typer.Option(help="Cells at a time; 0: shows what has finished, and runs nothing.")] = 2,
@@ -46,13 +53,13 @@ def reproduce(
         bool,
         typer.Option("--smallest", help="A step or two a cell on tiny towers, to see that it runs; no figure counts."),
     ] = False,
+    accept_phi_risk: AcceptAll = False,
+    accept_phi_kind: AcceptKinds = None,
     listed: Annotated[bool, typer.Option("--list", help="Only says which tables there are, and which run.")] = False,
 ) -> None:
     """Runs or resumes a table of a paper, and writes it with the paper's values beside: Markdown, CSV, HTML."""
     from rich.console import Console
 
-    from fedvlp.cli.overrides import seeds_of  # not above: `fedvlp.cli` imports this file
-    from fedvlp.cli.stopping import goes_on_as_typed
     from studies.reproduce import inventory
     from studies.reproduce.output import markdown, title, write
     from studies.reproduce.run import chosen_rows
@@ -67,7 +74,8 @@ def reproduce(
     asked = inventory.get(table)
     if not asked.runs:
         raise ValueError(f"reproduce: {asked.key} ({asked.title}) does not run: {asked.why_not}")
-    size = _size(demo, root, smallest, cache or runs / "images")
+    size = _size(demo, root, data or [], smallest, cache or runs / "images")
+    accept = accepted(accept_phi_risk, accept_phi_kind)
     entries = [chosen_rows(entry, only or []) for entry in inventory.shown(asked)]
     wanted, files = seeds_of(seeds), results or runs / "results"
     if dry_run:
@@ -83,13 +91,13 @@ def reproduce(
     every = []
     for entry in entries:
         console.print(title(entry), highlight=False)
-        every.append(run(entry, size, wanted, runs, files, jobs, said))
+        every.append(run(entry, size, wanted, runs, files, jobs, said, accept))
         print(markdown(every[-1]))
     for file in write(runs, f"{asked.key.replace(':', '-')}-{size.label}", every, title(asked)):
         print(f"wrote {file}")
 
 
-def _size(demo: bool, root: Path | None, smallest: bool, cache: Path) -> Size:
+def _size(demo: bool, root: Path | None, data: list[str], smallest: bool, cache: Path) -> Size:
     """The size that was asked for. Raises ValueError unless it is of one of the demo and the paper's data."""
     from studies.reproduce.table import DEMO, PAPER, SMALLEST, Size
 
@@ -100,9 +108,14 @@ def _size(demo: bool, root: Path | None, smallest: bool, cache: Path) -> Size:
         )
     if root is not None and not root.is_dir():
         raise ValueError("reproduce: --root is no folder; give the one that has a folder for each data set")
-    if smallest:
-        return Size(SMALLEST, root, cache if root else None)
-    return Size(PAPER, root, cache) if root else Size(DEMO)
+    specs = [spec.partition(":") for spec in data]
+    if strange := [name for name, _, where in specs if not where]:
+        raise ValueError(f"reproduce: --data {strange[0]!r} is not SOURCE:FOLDER, e.g. mimic_cxr:FOLDER,reports=FOLDER")
+    if data and root is None:
+        raise ValueError("reproduce: --data goes with --root, the folder of the paper's other data")
+    elsewhere = {name: OPTION.split(where) for name, _, where in specs}
+    name = SMALLEST if smallest else PAPER if root else DEMO
+    return Size(name, root, elsewhere, cache if root else None)
 
 
 def _list(console: Console) -> None:

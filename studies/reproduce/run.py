@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedvlp.data.deid import Accepted
 from fedvlp.evaluation.intervals import Interval, over_seeds
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_results import CellResults
@@ -100,16 +101,23 @@ class Reproduced:
 
 
 def reproduce(
-    entry: Entry, size: Size, seeds: Sequence[int], runs: Path, files: Path, jobs: int, said: Said
+    entry: Entry,
+    size: Size,
+    seeds: Sequence[int],
+    runs: Path,
+    files: Path,
+    jobs: int,
+    said: Said,
+    accept_phi_risk: Accepted = False,
 ) -> Reproduced:
-    """Runs or resumes the cells of an entry that runs; ``runs`` and ``files``: as in :func:`claims.cells.measured`."""
+    """Runs or resumes the cells of an entry that runs; from ``runs`` on: as in :func:`claims.cells.measured`."""
     study = entry.study
     assert study is not None
     entry.refuse(size)
     if study.drawn:
         return Reproduced(entry, size, Table({("cohort", seed): study.drawn(size, seed) for seed in seeds}), ())
     one = scenario(entry, size)
-    table = measured(one, cells_of(one, entry.cells(), seeds), runs, files, jobs, said)
+    table = measured(one, cells_of(one, entry.cells(), seeds), runs, files, jobs, said, accept_phi_risk)
     told = tuple(claim for claim in one.claims if not table.cells or table.has(claim.method, claim.figure))
     return Reproduced(entry, size, table, judge(replace(one, claims=told), table, [entry.paper]).outcomes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,13 @@ class Size:
 
     name: str  # DEMO; PAPER, with a root; or SMALLEST, with or without
     root: Path | None = None  # folder with a folder for each data set of the paper, named as its source
+    elsewhere: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> its folder, then "SETTING=VALUE"
     cache: Path | None = None  # folder for the decoded images of these
+
+    def folder(self, name: str) -> Path:
+        """Where the data set ``name`` lies."""
+        assert self.root is not None
+        return Path(self.elsewhere[name][0]) if name in self.elsewhere else self.root / name
 
     @property
     def demo(self) -> bool:
@@ -85,11 +91,17 @@ class Study:
                 f"reproduce: nothing here runs {self.name} on the paper's own data yet (docs/reproduce.md says what is "
                 "missing); leave --root out and give --demo"
             )
-        absent = [name for name in self.sources if not (size.root / name).is_dir()]
+        if strange := [name for name in size.elsewhere if name not in self.sources]:
+            raise ValueError(
+                f"reproduce: --data names {', '.join(strange)}, which {self.name} does not read; it reads "
+                f"{', '.join(self.sources)}"
+            )
+        absent = [name for name in self.sources if not size.folder(name).is_dir()]
         if absent:
             raise ValueError(
                 f"reproduce: the folder of --root has no folder {', '.join(absent)}; expected {', '.join(self.sources)}"
-                ", each a data set as it was published. Put or link them there, or give --demo"
+                ", each a data set as it was published. Put or link them there, say where one is with --data "
+                f"{absent[0]}:FOLDER, or give --demo"
             )
 
 

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -86,6 +85,8 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
 @pytest.mark.slow(seconds=12)
 def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted after the first phase: exit code 130, no orphan, and --resume ends with the uninterrupted bytes."""
+    from support.provisioned import processes, until
+
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         [FEDVLP, "simulate", "fedavg", *SMALL], cwd=tmp_path, env=environment, stdout=subprocess.PIPE,
@@ -98,9 +99,7 @@ def test_ctrl_c_ends_every_process_and_the_run_goes_on(tmp_path: Path, monkeypat
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "fedvlp: stopped; go on with: fedvlp simulate --resume runs/fedavg/001"
-    time.sleep(0.5)
-    left = subprocess.run(["pgrep", "-s", str(process.pid)], capture_output=True, text=True, check=False).stdout
-    assert left == "", "orphan processes"
+    until(lambda: not processes(str(tmp_path)), "every process of it has ended", 60)
     run = tmp_path / "runs" / "fedavg" / "001"
     assert not (run / "model").exists()
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ def test_a_cut_file_is_refused_by_name(tmp_path: Path, keep: int) -> None:
     save_tensors(path, OLD, {"round": 1})
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"server\.safetensors.*damaged"):
+        load_tensors(path)
+
+
+def test_no_flipped_bit_is_read(tmp_path: Path) -> None:
+    """One bit of every byte of the file, each in its turn: length, names, types, shapes, header, sums and tensors."""
+    path = tmp_path / "server.safetensors"
+    tensors = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(7), "half": torch.ones(2, 1, dtype=torch.bfloat16)}
+    save_tensors(path, tensors, {"round": 1, "sites": ["a"]})
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+        with suppress(CheckpointError):
+            loaded, header = load_tensors(path)
+            same_bytes(loaded, tensors)  # a blank of the JSON was another one: nothing is lost
+            assert header == {"round": 1, "sites": ["a"]}, at
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"server\.safetensors.*the tensor \w+ is not as it was written"):
         load_tensors(path)
 
 

@@ -23,7 +23,7 @@ from fedvlp.deploy.site_config import SiteConfig, SiteConfigError, at_server, at
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, Rounds
 from fedvlp.federation.site import Site
-from fedvlp.flare.jobs import job_files, overlap_files
+from fedvlp.flare.jobs import job_files
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly, public_id
 from fedvlp.run.config import override
@@ -184,11 +184,6 @@ def test_what_sites_keep_is_not_dealt(setting: str) -> None:
     experiment = override(asked("car-mfl"), f"partition.{key}", value)
     with pytest.raises(SiteConfigError, match=f"partition.{key} is for records that are dealt"):
         job_files(experiment, custom=False, sites=(PAIRS, FILMS))
-
-
-def test_shared_patients_are_not_counted_in_a_public_set() -> None:
-    with pytest.raises(SiteConfigError, match="leave public=openi out"):
-        overlap_files("overlap", DATA, (PAIRS, FILMS))
 
 
 @pytest.mark.parametrize("name", ["Chest", "../x", "a b", "x" * 65])

@@ -139,7 +139,6 @@ def test_no_path_leads_out_of_the_sites_root(settings: dict[str, str], tmp_path:
 def test_an_entry_of_another_shape_is_refused_with_what_it_must_be(tmp_path: Path) -> None:
     wrong: dict[str, Any] = {
         '"envelope" is an object with limits': {"envelope": []},
-        '"overlap" is an object with rules': {"overlap": []},
         'a data set is an object with "source"': {"data": {"pretrain": {"path": "x.csv"}}},
         "processes is -1; 0 = as the job says": {"processes": -1},
         "root is 3": table(root=3),  # what is no text is told so before it is taken for a path

@@ -32,9 +32,9 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy import site_doctor, software
 from fedvlp.deploy.machine import Check
-from fedvlp.deploy.overlap import make_key
 from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
+from fedvlp.run.lock import only_writer
 
 BIN = Path(sys.executable).parent
 POLICIES = Path(__file__).parents[2] / "provisioning"
@@ -126,23 +126,6 @@ def test_a_site_that_is_ready_fails_nothing(kit: Path) -> None:
     assert checks["jobs with their own code"].found == "refused"
 
 
-def test_the_doctor_says_which_patients_may_be_counted_and_whether_they_can(kit: Path) -> None:
-    assert found(kit)["shared patients"].ok is None, "not counted as shipped, which is no failure"
-    rules = {"data": ["pretrain"], "sites": ["northgate"], "least_patients": 30}
-    change(kit / "local" / "fedvlp.json", lambda c: c.update(overlap=rules))
-    assert failed(kit) == ["key of shared patients"]
-    make_key(kit / "local")
-    assert failed(kit) == []
-    checks = found(kit)
-    assert "of pretrain, with northgate, in sets of at least 30 patients" in checks["shared patients"].found
-    patients = int(checks["patients of pretrain"].found)
-    assert 30 <= patients <= 40
-    change(kit / "local" / "fedvlp.json", lambda c: c["overlap"].update(least_patients=patients + 1))
-    assert failed(kit) == ["patients of pretrain"]
-    change(kit / "local" / "fedvlp.json", lambda c: c["overlap"].update(column="passport"))
-    assert failed(kit) == ["patients that may be counted"]
-
-
 def test_data_that_this_account_may_not_read_are_a_failing_line_with_the_remedy(
     kit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,17 +134,12 @@ def test_data_that_this_account_may_not_read_are_a_failing_line_with_the_remedy(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/srv/cxr/JANE-DOE/pairs.csv")
 
-    rules = {"data": ["pretrain"], "sites": ["northgate"], "least_patients": 30}
-    change(kit / "local" / "fedvlp.json", lambda c: c.update(overlap=rules))
-    make_key(kit / "local")
     monkeypatch.setattr(TableSource, "prepare", refused)
-    monkeypatch.setattr(TableSource, "patient_names", refused)
     monkeypatch.setattr(os, "getuid", lambda: 10001)
-    assert failed(kit) == ["patients that may be counted", "data set pretrain"]
+    assert failed(kit) == ["data set pretrain"]
     checks = found(kit)
-    for line in ("patients that may be counted", "data set pretrain"):
-        assert checks[line].found.startswith("this account (uid 10001) may not read it; give it read access")
-        assert "JANE" not in checks[line].found
+    assert checks["data set pretrain"].found.startswith("this account (uid 10001) may not read it; give it read access")
+    assert "JANE" not in checks["data set pretrain"].found
 
 
 def test_the_doctor_names_the_data_sets_that_are_listed_as_public(kit: Path) -> None:
@@ -418,7 +396,26 @@ def test_the_servers_kit(edit: Any, wrong: list[str], provisioned: Kits, tmp_pat
     kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
     shutil.copy(POLICIES / "server" / "resources.json", kit / "local")
     change(kit / "local" / "resources.json", edit)
-    assert [check.what for check in site_checks(kit, ()) if check.ok is False] == wrong
+    bad = [check.what for check in site_checks(kit, ()) if check.ok is False]
+    assert [what for what in bad if what != "port of the server"] == wrong, "8002 may be another's on this machine"
+
+
+def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp_path: Path) -> None:
+    """A second server would try to open the port for ever."""
+    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "localhost"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        target = f"localhost:{other.getsockname()[1]}"
+        change(kit / "startup" / "fed_server.json", lambda c: c["servers"][0]["service"].update(target=target))
+        looked = found(kit)
+        assert (looked["processes of this kit"].found, looked["port of the server"].ok) == ("none runs", False)
+        with only_writer(kit):
+            looked = found(kit)
+            assert f"one runs: process {os.getpid()} on" in looked["processes of this kit"].found
+            assert looked["port of the server"].ok
+    assert found(kit)["port of the server"].found.endswith("free")
+    (kit / "writer.lock").unlink()
+    (kit / "writer.lock").symlink_to("elsewhere")
+    assert found(kit)["processes of this kit"].ok is False
 
 
 def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:

@@ -193,14 +193,14 @@ _send_failure = messages.send_failure
 
 def _in_full(error: Exception | Failure) -> Any:
     """An error reply with whatever the error says."""
-    return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, f"{error}"))
+    return _send_failure(error if isinstance(error, Failure) else Failure(FailureKind.FAILED, "", f"{error}"))
 
 
 def _any_reason(monkeypatch: Patch) -> None:
     """The closed list, at the executor, at the site's filters and where the reply is read, and the rule before it."""
     monkeypatch.setattr(messages, "send_failure", _in_full)
     for module in (messages, privacy_filters):
-        monkeypatch.setattr(module, "for_the_server", str)
+        monkeypatch.setattr(module, "one_line", str)
 
 
 def _no_paths(monkeypatch: Patch) -> None:
@@ -263,7 +263,7 @@ IN_UPDATES: dict[str, tuple[str, Callable[[Patch], None]]] = {
     "the gate: values": ("plain", off(gate, "_check_values")),
     "the gate: which names are repeated": ("plain", off(gate, "plain", str)),
     "the gate: which values are repeated": ("plain", off(gate, "_shown", repr)),
-    "the gate: which reasons are repeated": ("plain", off(messages, "for_the_server", str)),
+    "the gate: which reasons are repeated": ("plain", off(messages, "one_line", str)),
     "reading is guarded": ("plain", off(FederatedController, "_reply", staticmethod(_unguarded_reading))),
     "checking is guarded": ("plain", off(loop.Federation, "_problem", _unguarded_check)),
     "decoding is guarded": ("8-bit differences", off(ServerEnd, "_incoming", _unguarded_decoding)),

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.client import Client, StateMismatchError
 from fedvlp.core.method import Method
+from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import EVALUATE, Batch, Broadcast, State
 from fedvlp.federation.site import Site, reason
 from fedvlp.federation.site_memory import SiteMemory
@@ -51,7 +52,7 @@ def test_only_errors_of_ours_are_told_in_words() -> None:
     assert reason(FileNotFoundError("/data/patient-17/report.txt")) == "FileNotFoundError"
     assert reason(RuntimeError("report: small effusion")) == "RuntimeError"
     assert reason(OwnError("lower the rate")) == "OwnError: lower the rate"
-    assert reason(FloatingPointError("a: loss is nan")) == "FloatingPointError: a: loss is nan"
+    assert reason(NotFiniteError("a: loss is nan")) == "NotFiniteError: a: loss is nan"
 
 
 @pytest.fixture(params=["disk", "process"])

@@ -332,7 +332,7 @@ def test_an_error_does_not_count_for_the_quorum(make: Make, tmp_path: Path) -> N
     failed = Fate(change=lambda reply: messages.send_failure(Failure(FailureKind.FAILED, "ValueError")))
     flare = make({("a", 0): failed, ("c", 0): Fate(train=30.0)})
     flare.submit(grace=5.0)
-    assert dropped(flare) == [{"a": "ValueError: the log of the site says why"}, {}, {}]
+    assert dropped(flare) == [{"a": "an error: the log of the site says why"}, {}, {}]
     assert_engines_bytes(flare, tmp_path, ("a", 0))
 
 
@@ -723,14 +723,14 @@ def test_below_the_quorum_nothing_is_kept_and_the_same_job_resumes(make: Make, t
     """Two of three fail in round 1: the checkpoint is, byte for byte, the one after round 0."""
     fails = Fate(
         change=lambda reply: messages.send_failure(
-            CheckpointError("cannot write x in /data/y: the disk is full; it needs 1,234 bytes there. Free space")
+            CheckpointError("cannot write x in /data/y", public="the disk is full; it needs {size:,} bytes", size=1234)
         )
     )
     flare = make({("a", 1): fails, ("b", 1): fails})
     checkpoints: list[bytes] = []
     flare.clock.plan(2.0, lambda: checkpoints.append(flare.run.checkpoint.read_bytes()))
     job = flare.submit()
-    said = "CheckpointError: cannot write a file of the run: the disk is full; it needs 1,234 bytes"
+    said = "CheckpointError: the disk is full; it needs 1,234 bytes"
     assert job.panic.startswith(f"round 1 phase train: 1 valid updates, 2 needed. a: {said}; b: {said}")
     assert job.panic.endswith(f"Submit the same job again to resume {flare.run.path.name}.")
     assert (status(flare)["status"], status(flare)["round"]) == ("stopped", 0)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvlp.core.reasons import for_the_server
 from fedvlp.core.types import Broadcast, State
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.flare.paths import SitePaths
@@ -44,7 +43,7 @@ def test_it_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="is 0 in 99% of its values") as refused:
         answer(SMALL, crafted(honest), tmp_path / "crafted")
     assert not list((tmp_path / "crafted" / "runs").rglob("*.safetensors"))
-    said = for_the_server(f"RefusedError: {refused.value}")
+    said = refused.value.public
     assert "looks made to single out records" in said
     assert "image_encoder" not in said
 

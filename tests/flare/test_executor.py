@@ -30,6 +30,7 @@ from support.flare_memory import Engine, on_toys, site_executor, toy_experiment,
 from support.toy import Pairs, clone, same_bytes, small, three_sites
 
 from fedvlp import __version__
+from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import WIRE_VERSION, Broadcast, Failure, FailureKind, Reply, Update
 from fedvlp.deploy.envelope import EnvelopeError
 from fedvlp.federation import site as site_module
@@ -107,13 +108,13 @@ def broken(error: Exception) -> Callable[[], None]:
         (
             FileNotFoundError(2, "No such file", "/data/DOE^JANE"),
             "FileNotFoundError",
-            "FileNotFoundError: the log of the",
+            "an error: the log of the",
         ),
-        (ValueError("Jane Doe"), "ValueError", "ValueError: the log of the site says why"),
+        (ValueError("Jane Doe"), "ValueError", "an error: the log of the site says why"),
         (
-            FloatingPointError("st-anna: loss is nan"),
-            "FloatingPointError: st-anna: loss is",
-            "FloatingPointError: the log",
+            NotFiniteError("st-anna: loss is nan"),
+            "NotFiniteError: st-anna: loss is",
+            "NotFiniteError: the log",
         ),
         (
             MemoryError(),
@@ -436,11 +437,11 @@ def test_an_abort_of_the_childs_task_stays_one(
 def test_what_the_child_says_of_its_failure_is_the_reply(
     data: dict[str, Pairs], fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    failed = child_protocol.answer(EnvelopeError("training.threads is 9; this site lets a job have at most 4"))
+    failed = child_protocol.answer(EnvelopeError(public="training.threads is {threads}; this site has 4", threads=9))
     in_child(monkeypatch, lambda shareable: FLModelUtils.to_shareable(failed))
     with caplog.at_level(logging.ERROR):
         reply = child_executor().execute("train", task(data), fl_ctx, Signal())
-    said = "EnvelopeError: training.threads is 9; this site lets a job have at most 4"
+    said = "EnvelopeError: training.threads is 9; this site has 4"
     assert messages.failure(reply) == Failure(FailureKind.FAILED, said)
     assert f"train failed: {said}" in caplog.text
 

@@ -185,14 +185,6 @@ def test_what_is_no_class_path_is_refused_and_not_repeated(path: Any, tmp_path: 
     assert why.startswith("class of a path that is no class name is not on this site's list")
 
 
-def test_a_job_that_counts_shared_patients_leaves_a_line(tmp_path: Path, lines: list[dict[str, str]]) -> None:
-    counts = {"components": [{"path": job_check.COUNTS}]}
-    assert JobCheck("client").validate(str(app_of(tmp_path, counts, allowed=(job_check.COUNTS,)))) == ("", {})
-    assert lines == [
-        {"user": "unknown", "action": "overlap_asked", "ref": JOB, "msg": f"job {JOB} counts shared patients"}
-    ]
-
-
 def test_who_sent_a_job_is_checked_with_the_root_of_the_kit(
     tmp_path: Path, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,12 +135,15 @@ class Slow:
 
     begun: list[tuple[str, int]]
     held: set[str]
+    looks: int  # how often a held task asked whether to stop
+    service: Service
 
     def answer(self, task: Task, should_stop: Callable[[], bool]) -> tuple[dict[str, Any], Mapping[str, RawTensor]]:
         self.begun.append((task.site, task.asked["message"]["round"]))
         while task.site in self.held:
             if should_stop():
                 return {"aborted": True}, {}
+            Slow.looks += 1
             time.sleep(0.01)
         return {"update": {"site": task.site}, "aborted": False}, {"w": task.tensors["w"]}
 
@@ -149,13 +152,13 @@ class Slow:
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainerLink]:
     """The way to a trainer that is :class:`Slow`."""
     monkeypatch.setattr(trainer_module, "Trainer", Slow)
-    Slow.begun, Slow.held = [], set()
+    Slow.begun, Slow.held, Slow.looks = [], set(), 0
     with tempfile.TemporaryDirectory(prefix="t") as made, socket.socket(socket.AF_UNIX) as listener:
         folder = Path(made)
         listener.bind(str(folder / SOCKET))
         listener.listen()
-        service = Service(listener, "", lambda: not (folder / CROWDED).exists())
-        serving = threading.Thread(target=service.run, args=(0,))
+        Slow.service = Service(listener, "", lambda: not (folder / CROWDED).exists())
+        serving = threading.Thread(target=Slow.service.run, args=(0,))
         serving.start()
         yield TrainerLink(folder, os.getpid(), started_at(os.getpid()) or "")
         Slow.held.clear()
@@ -200,11 +203,11 @@ def test_a_visit_waits_for_its_own_task_and_stops_any_other(link: TrainerLink) -
     answers: list[bool] = []
     own = threading.Thread(target=lambda: answers.append(ask(link, "a", 1)))
     own.start()
-    time.sleep(0.3)
-    assert Slow.begun[-1] == ("a", 1), "it is not begun anew"
+    until(lambda: Slow.service._early is not None)  # its visit is there
     Slow.held.clear()
     own.join(30)
     assert answers == [True]
+    assert Slow.begun.count(("a", 1)) == 1, "it is not begun anew"
     until(lambda: len(Slow.begun) == 6)
     Slow.held.add("b")
     link.tell(of_all(2))  # in the order b, c, a
@@ -221,7 +224,8 @@ def test_a_visit_whose_answer_is_there_does_not_stop_the_next_sites_task(link: T
     link.tell(of_all(1))
     until(lambda: Slow.begun[-1] == ("b", 1))
     assert ask(link, "a", 1)
-    time.sleep(0.1)
+    looked = Slow.looks
+    until(lambda: Slow.looks > looked)
     assert Slow.begun[-1] == ("b", 1)
     link.tell(of_all(2))  # in the order b, c, a: the phase of b's task is over
     until(lambda: Slow.begun[-1] == ("b", 2))

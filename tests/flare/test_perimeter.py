@@ -6,12 +6,15 @@ The slow tests send such messages to two provisioned hospitals, from the account
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import pytest
 from nvflare.fuel.f3.cellnet.defs import (
@@ -36,13 +39,19 @@ from nvflare.private.defs import (
     TrainingTopic,
     new_cell_message,
 )
+from nvflare.private.fed.server import job_cmds
 from support.hospitals import LEAD, MEMBER, Hospitals, joined, opened, submitted
 from support.provisioned import until
 from support.short_jobs import committed
 
+from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.site_config import NamedData
+from fedvlp.flare import kit_lock
+from fedvlp.flare.job_check import bound_submissions
 from fedvlp.flare.jobs import write_job
+from fedvlp.flare.kit_lock import PARENTS
 from fedvlp.flare.perimeter import ADMIN_TOPICS, REFUSED, SERVER, Perimeter
+from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
 TOPICS = [
@@ -76,11 +85,62 @@ def guard(**args: bool) -> Perimeter:
 
 def asked(topic: str, sender: tuple[str, str, str], job: str = JOB) -> Message:
     """A request that says it comes from the server."""
-    body = admin_defs.Message(topic, "")
+    body = admin_defs.Message(topic, archive("{}") if topic == TrainingTopic.DEPLOY else "")
     body.set_header("job_id", job)
     keys = (CellMessageHeaderKeys.CLIENT_NAME, CellMessageHeaderKeys.TOKEN, CellMessageHeaderKeys.TOKEN_SIGNATURE)
     headers = {MessageHeaderKey.MSG_TYPE: MessageType.REQ, MessageHeaderKey.CHANNEL: CellChannel.CLIENT_MAIN}
     return Message({**headers, MessageHeaderKey.ORIGIN: SERVER, **dict(zip(keys, sender, strict=True))}, body)
+
+
+def archive(*files: str, compression: int = ZIP_STORED, name: str = "config/config_fed_client.json") -> bytes:
+    """A job as FLARE packs it."""
+    content = BytesIO()
+    with ZipFile(content, "w", compression) as job:
+        for number, text in enumerate(files):
+            job.writestr(f"job-{number}/{name}", text)
+    return content.getvalue()
+
+
+UNFIT = {
+    "large": (archive("{}", " " * (LARGEST_JOB + 1)), "at most 4,194,304 are read"),
+    "compressed": (archive(" " * LARGEST_JOB, compression=ZIP_DEFLATED), "the job is compressed"),
+    "many": (archive(*[""] * 16385), "the job has 16,385 files"),
+    "in all": (archive(*[" " * LARGEST_JOB] * 17), "the job has 17 files"),
+    "cut": (archive("{}")[:-1], "no archive"),
+    "none": (b"", "no archive"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_job_that_is_too_large_is_refused_before_it_is_unpacked_and_parsed(
+    kind: str, lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """At a site whatever the server sends, and at the server when it is submitted, from a file."""
+    content, why = UNFIT[kind]
+    sent = asked(TrainingTopic.DEPLOY, (SERVER, SERVER, "signed"))
+    assert not guard().check_request(sent)
+    sent.payload.body = content
+    assert guard().check_request(sent)
+    assert why in lines[0]["msg"]
+    (tmp_path / "job.zip").write_bytes(content)
+    monkeypatch.setattr(job_cmds, "JobMetaValidator", job_cmds.JobMetaValidator)
+    bound_submissions()
+    valid, said, _ = job_cmds.JobMetaValidator().validate("job-0", str(tmp_path / "job.zip"))
+    assert (valid, why in said) == (False, True)
+
+
+def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of jobs, which build the same component in another folder, do not look."""
+    monkeypatch.chdir(tmp_path)
+    with only_writer(tmp_path):
+        Perimeter()
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
+        with pytest.raises(SystemExit, match=f"^not started: the kit of {tmp_path.name} is in use: process "):
+            Perimeter()
+    monkeypatch.setattr(kit_lock, "_until_the_end", ExitStack())
+    with kit_lock._until_the_end:
+        Perimeter()
+        assert in_use(tmp_path)
 
 
 @pytest.mark.parametrize("sender", STRANGERS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
-from support.counting import KEY, people, traces
 from support.hospitals import ADMIN, LEAD, MEMBER, SITES, Hospitals, joined, opened, run, submitted
 from support.provisioned import processes, until
 from support.short_jobs import committed
@@ -29,7 +27,7 @@ from fedvlp.cli import app as cli
 from fedvlp.core.checkpoint import load_tensors
 from fedvlp.core.server_state import Server
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare.jobs import write_job, write_overlap_job
+from fedvlp.flare.jobs import write_job
 from fedvlp.flare.privacy_budget import epsilon
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import override
@@ -227,50 +225,6 @@ def test_the_server_refuses_a_class_that_is_not_on_its_list(
     assert not (here.folder / "canary").exists()
 
 
-def test_shared_patients_are_counted_where_both_sites_let_them_be(here: Hospitals) -> None:
-    """First one site has not opted in: it is named, and nothing is counted. Then both have, and 12 are shared."""
-    began = time.time() - 1
-    patients = {SITES[0]: people(range(70)), SITES[1]: people(range(58, 133))}
-    for site, own in patients.items():
-        (here.kits / site / "data" / "registry.csv").write_text("\n".join(["patient_id", *own]))
-        (here.kits / site / "local" / "overlap.key").write_text(KEY)
-        (here.kits / site / "local" / "overlap.key").chmod(0o600)
-    job = write_overlap_job("patient-overlap", NamedData("registry"), PAIR, here.folder / "overlap", custom=False)
-    lets_be_counted(here, SITES[0])
-    _, meta = submitted(here, {"counts": job})["counts"]
-    assert meta["status"] != COMPLETED
-    lets_be_counted(here, SITES[1])
-    job_id, meta = submitted(here, {"counts": job})["counts"]
-    assert meta["status"] == COMPLETED, meta
-    session = opened(here, LEAD)
-    try:
-        counted = session.download_job_result(job_id, str(here.folder / "counted"))
-    finally:
-        session.close()
-    shown = CliRunner().invoke(cli, ["jobs", "overlap", counted])
-    assert shown.output.splitlines() == ["site-1 and site-2 share 12 of 70 / 75 patients"]
-    for site in PAIR:
-        lines = [line for line in (here.kits / site / "audit.log").read_text().splitlines() if job_id in line]
-        assert any("overlap_asked" in line and f"[U:{LEAD}]" in line for line in lines)
-    refused = (here.kits / "localhost" / "log.txt").read_text(errors="replace")
-    refused += "".join(path.read_text() for path in (here.kits / SITES[1]).glob("*/audit.log"))
-    assert "refused: OverlapError: this site lets no patients be counted" in refused
-    servers = [here.kits / "localhost", here.folder / "store", here.folder / "counted", here.folder / "localhost.log"]
-    files = [file for root in servers for file in (root, *root.rglob("*")) if file.is_file()]
-    content = b"".join(file.read_bytes() for file in files if file.stat().st_mtime > began)
-    assert b"patient-overlap" in content, "the search saw the job"
-    assert [trace for trace in traces({*patients[SITES[0]], *patients[SITES[1]]}) if trace in content] == []
-
-
-def lets_be_counted(here: Hospitals, site: str) -> None:
-    """The engineer's entries in the site's own file."""
-    file = here.kits / site / "local" / "fedvlp.json"
-    content = json.loads(file.read_text())
-    content["data"]["registry"] = {"source": "table", "path": "registry.csv"}
-    content["overlap"] = {"data": ["registry"], "sites": [other for other in PAIR if other != site]}
-    file.write_text(json.dumps(content))
-
-
 # The presets of the committed jobs, under each policy
 
 
@@ -411,7 +365,6 @@ def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:
         until(lambda: "CERTIFICATE_VERIFY_FAILED" in log.read_text(), "the forged site is turned away")
     finally:
         here.kits = home
-    time.sleep(2)
     assert joined(here) == set(SITES)
 
 

@@ -692,7 +692,7 @@ def test_a_run_that_kept_large_models_in_its_checkpoint_goes_on(
 
 @pytest.mark.usefixtures("apart")
 def test_a_run_is_put_back_with_its_files(tmp_path: Path) -> None:
-    """Round 2 again from the beginning of round 2; and a file that is missing is named."""
+    """Round 2 again from the beginning of round 2; and a file that is missing, or has lost a bit, is named."""
     expected = world(folder=tmp_path).run()
     before = own_models(expected)
     snapshots = Snapshots(tmp_path / "server.safetensors")
@@ -705,6 +705,10 @@ def test_a_run_is_put_back_with_its_files(tmp_path: Path) -> None:
     for site, own in own_models(again).items():
         same_bytes(own, before[site])
     lost = next(name for name in again.apart.values())
+    content = (tmp_path / "apart" / lost).read_bytes()
+    (tmp_path / "apart" / lost).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=f"cannot read {lost}.*not as they were written"):
+        Server.load(tmp_path / "server.safetensors")
     (tmp_path / "apart" / lost).unlink()
     with pytest.raises(CheckpointError, match=f"cannot read {lost}"):
         Server.load(tmp_path / "server.safetensors")

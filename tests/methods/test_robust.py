@@ -14,9 +14,8 @@ from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, sam
 from torch import Tensor, nn
 
 from fedvlp.core.client import NoLossError
-from fedvlp.core.reasons import for_the_server
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Batch, Broadcast, Reply, Update, VLOutput
+from fedvlp.core.types import Batch, Broadcast, Failure, Reply, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.flare.privacy_filters import AllowMetrics
@@ -441,9 +440,16 @@ def test_uniform_weights_need_no_loss() -> None:
 def test_a_site_of_one_modality_is_left_out_in_words_that_may_leave_it(method: FedAvg, why: str) -> None:
     data = {name: pairs(index, 8) for index, name in enumerate("abc")}
     data["c"].modalities = ("image",)
-    history = World(method, data, rounds=Rounds(rounds=1, evaluate_every=0)).run().history
-    assert history[0]["dropped"].keys() == {"c"}
-    assert for_the_server(history[0]["dropped"]["c"]).startswith(f"NoLossError: {why}")
+    world, told = World(method, data, rounds=Rounds(rounds=1, evaluate_every=0)), []
+    exchange = SequentialExchange(world.site)
+
+    def noted(messages: Mapping[str, Broadcast]) -> Iterator[tuple[str, Reply]]:
+        for site, reply in exchange(messages):
+            told.extend([reply.public] if isinstance(reply, Failure) else [])
+            yield site, reply
+
+    assert world.run(noted).history[0]["dropped"].keys() == {"c"}
+    assert told[0].startswith(f"NoLossError: {why}")
 
 
 def test_what_the_objective_has_instead_of_a_contrast_is_named() -> None:

@@ -57,7 +57,7 @@ def test_the_second_is_told_who_and_since_when_and_a_killed_one_bars_nobody(fold
         assert said["process"] == process.pid
         assert str(error.value) == (
             f"run fedavg/007 is in use: process {process.pid} on {socket.gethostname()} has been writing it since "
-            f"{said['since']}; wait for it to end or end it, then resume"
+            f"{said['since']}; wait for it to end or end it, then try again"
         )
         process.kill()
         process.wait()

@@ -14,7 +14,6 @@ from support.presets import SMALL
 from support.published import COLLECTIONS
 
 from fedvlp.data.cohort import PUBLIC
-from fedvlp.data.patients import patient_names
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -126,15 +125,6 @@ def test_one_table_at_two_sites_is_refused(tmp_path: Path) -> None:
     one, two = (replace(table, path=str(tmp_path / "a" / f"{name}.csv"), split_column="") for name in ("one", "two"))
     with pytest.raises(ValueError, match="patients are in more than one split"):
         SiteSources((("north", one), ("south", replace(two, seed=1)))).build()
-
-
-def test_patients_are_counted_by_the_names_that_hospitals_gave_them(tmp_path: Path) -> None:
-    north, south = hospital(tmp_path / "a", 1), hospital(tmp_path / "b", 2)
-    both = SiteSources((("north", north), ("south", south)))
-    assert patient_names(both, "south") == south.patient_names()
-    assert patient_names(both) == [*north.patient_names(), *south.patient_names()]
-    with pytest.raises(ValueError, match="'west' has no data set; expected one of north, south"):
-        patient_names(both, "west")
 
 
 def test_a_configuration_comes_back_from_json(tmp_path: Path) -> None:

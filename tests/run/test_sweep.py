@@ -105,6 +105,8 @@ def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
 
     Nothing stays behind that would train on.
     """
+    from support.provisioned import processes, until
+
     settings = [
         text for key, value in (TINY | {"rounds.rounds": "1000"}).items() for text in ("--set", f"{key}={value}")
     ]
@@ -120,11 +122,7 @@ def test_ctrl_c_ends_it_in_one_sentence(tmp_path: Path) -> None:
     assert process.returncode == 130
     (line,) = errors.splitlines()
     assert line.startswith("fedvlp: stopped; go on with: fedvlp sweep fedavg local")
-    time.sleep(1)
-    states = subprocess.run(
-        ["ps", "-o", "stat=", "-s", str(process.pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
-    assert all(state.startswith("Z") for state in states), "processes that nobody ended"
+    until(lambda: not processes(str(tmp_path)), "every process of it has ended", 60)
 
 
 def test_no_two_variants_share_a_folder() -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
+from fedvlp.data.sources.creamfl import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
 from fedvlp.run.cell_results import spent
@@ -200,6 +200,9 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
     assert "structural" in text
 
 
+COCO_ELSEWHERE = [word for name in FOLDERS for word in ("--data", f"{name}:.")]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -216,6 +219,10 @@ def test_the_list_has_every_row_and_says_why_not() -> None:
             "has no folder chexpert, mimic_cxr, nih_cxr14, candid_ptx, rsna, covid_radiography",
         ),
         (("creamfl:3", "--root", "."), "has no folder coco_captions, flickr30k, cifar100, ag_news"),
+        (("feddra:2", "--demo", "--data", "mimic_cxr:."), "--data goes with --root"),
+        (("feddra:2", "--root", ".", "--data", "mimic_cxr"), "--data 'mimic_cxr' is not SOURCE:FOLDER"),
+        (("feddra:2", "--root", ".", "--data", "mimc_cxr:."), "--data names mimc_cxr, which alignment"),
+        (("creamfl:3", "--root", ".", *COCO_ELSEWHERE), "ag_news: read below --root alone"),
     ],
 )
 def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str) -> None:
@@ -228,6 +235,30 @@ def test_absent_data_are_named_without_their_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no folder rsna, covidx") as raised:
         ask("feddra:2", "--root", str(tmp_path), "--dry-run")
     assert str(tmp_path) not in str(raised.value)
+
+
+def test_data_may_lie_elsewhere_with_settings_and_a_risk_that_is_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MIMIC in its two downloads beside the root: read as told, and what was accepted reaches the runs."""
+    published.mimic(tmp_path / "films")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "films" / "files").rename(tmp_path / "files")  # that of the reports, and by a link that of the films
+    (tmp_path / "films" / "files").symlink_to(tmp_path / "files")
+    given: list[Any] = []
+
+    def noted(scenario: Any, cells: Any, *rest: Any) -> Table:
+        given[:] = [cells, rest[-1]]
+        return Table({})
+
+    monkeypatch.setattr(run, "measured", noted)
+    spec = f"mimic_cxr:{tmp_path}/films,reports={tmp_path},min_report_words=1"
+    words = ["--root", str(tmp_path / "root"), "--data", spec, "--runs", str(tmp_path / "runs")]
+    ask("feddra:3", *words, "--smallest", "--seeds", "0", "--accept-phi-kind", "date")
+    cells, accepted = given
+    assert accepted == ("date",)
+    assert {(cell.data.reports, cell.data.min_report_words) for cell in cells.values()} == {(str(tmp_path), 1)}
+    assert len(next(iter(cells.values())).data.build()) == 4
 
 
 def test_the_guide_names_the_folders_of_every_table() -> None:
@@ -416,6 +447,8 @@ def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers
 @pytest.mark.slow(seconds=60)
 def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) -> None:
     """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
+    from support.provisioned import processes, until
+
     words = [*TWO_CELLS, "--seeds", "0", "--runs", str(tmp_path)]
     program = [sys.executable, "-c", "from studies.reproduce.command import app; app()", *words, "--jobs", "2"]
     killed = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
@@ -425,7 +458,7 @@ def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) 
             break
     killed.send_signal(signal.SIGKILL)
     killed.wait(30)
-    time.sleep(2)  # the workers end with their parent
+    until(lambda: not processes(str(tmp_path)), "the workers end with their parent", 60)
     ask(*words, "--jobs", "1")
     assert (tmp_path / "feddra-3-smallest.csv").read_text() == ran.figures
 

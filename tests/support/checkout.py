@@ -15,12 +15,6 @@ def copied(folder: Path) -> Path:
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "build", ".*_cache"))
     (folder / "environment").symlink_to(sys.prefix)
     # older than the environment: make must not reinstall
-    for name in (
-        "pyproject.toml",
-        "studies/pyproject.toml",
-        "constraints.txt",
-        "provisioning/requirements.txt",
-        "provisioning/psi.txt",
-    ):
+    for name in ("pyproject.toml", "studies/pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):
         os.utime(folder / name, (0, 0))
     return folder

@@ -289,6 +289,70 @@ def vqa_v2(root: Path) -> None:
             file.write_text(json.dumps({"info": {}, "data_subtype": folder, entries: rows}))
 
 
+def padchest(root: Path) -> None:
+    """Ten films of five studies, lateral ones among them, in the folders of two archives; one that nobody labelled."""
+    columns = (
+        ",ImageID,ImageDir,StudyDate_DICOM,StudyID,PatientID,PatientBirth,PatientSex_DICOM,Projection,Report,Labels"
+    )
+    said = ("cambi pulmonar cronic sever .", "derram pleural izquierd . cardiomegali .")
+    terms = ("['chronic changes', ' pneumothorax']", "['pleural effusion', 'cardiomegaly']", "['normal']", "", "[]")
+    rows = [
+        (i, f"{i}_1.png", i % 2, 20140915, f"s{i // 2}", f"p{i // 2}", "1950.0", "F", "PA" if i % 2 else "L",
+         said[i // 2 % 2], terms[i // 2])
+        for i in range(10)
+    ]  # fmt: skip
+    for row in rows:
+        film(root / str(row[2]) / str(row[1]), 20 * int(row[0]))
+    table(root / "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv", columns, rows)
+
+
+def chexpert_plus(root: Path) -> None:
+    """Six films with reports, named .jpg in the table and published as PNG; one lateral, one of the valid split."""
+    columns = (
+        "path_to_image,path_to_dcm,frontal_lateral,ap_pa,deid_patient_id,patient_report_date_order,report,"
+        "section_findings,section_impression,age,sex,split"
+    )
+    rows, labels = [], []
+    for i in range(6):
+        split = "valid" if i == 5 else "train"
+        path = f"{split}/patient0000{i}/study1/view1_{'lateral' if i == 4 else 'frontal'}"
+        film(root / "PNG" / f"{path}.png", 30 * i)
+        view = ("Lateral", "") if i == 4 else ("Frontal", "AP")
+        texts = ("NARRATIVE: all of it", "The lungs are clear." if i else "", "1. No acute disease.")
+        rows.append((f"{path}.jpg", f"{path}.dcm", *view, f"patient0000{i}", 1, *texts, 60, "Female", split))
+        labels.append({"path_to_image": f"{path}.jpg", **dict.fromkeys(CHEXPERT), "Edema": 1.0 if i % 2 else None})
+    table(root / "df_chexpert_plus_240401.csv", columns, rows)
+    (root / "chexbert_labels").mkdir()
+    (root / "chexbert_labels" / "impression_fixed.json").write_text("\n".join(map(json.dumps, labels)) + "\n")
+
+
+def vindr_cxr(root: Path) -> None:
+    """Four films of which three radiologists label each, and two test films; a film's table has no suffix."""
+    columns = "image_id,rad_id,Aortic enlargement,Cardiomegaly,Pneumonia,Other diseases,No finding"
+    rows = [(f"f{i}", f"R{r}", int(r == i), int(i == 1), 0, 0, int(i == 3)) for i in range(4) for r in range(3)]
+    table(root / "annotations" / "image_labels_train.csv", columns, rows)
+    test = [(f"t{i}", 0, i, 1, 0, 0) for i in range(2)]
+    table(root / "annotations" / "image_labels_test.csv", columns.replace(",rad_id", "").replace("s,No", ",No"), test)
+    for split, key in [*(("train", f"f{i}") for i in range(4)), ("test", "t0"), ("test", "t1")]:
+        film(root / split / f"{key}.png", 30 * int(key[1]))
+        (root / split / f"{key}.png").rename(root / split / f"{key}.dicom")
+
+
+def openi_of_kaggle(root: Path) -> None:
+    """Kaggle's copy of Open-I: two reports with a film of each view, one of them not indexed."""
+    reports = [
+        (1, "Pneumonia/lobe;Pleural Effusion/left", "pneumonia", "Xray", "", "", "Opacity left.", "Left pneumonia."),
+        (2, "no indexing", "", "Xray", "", "", "", "No acute disease seen."),
+    ]  # fmt: skip
+    films = [
+        (uid, f"{uid}_IM-000{uid}-{n}001.dcm.png", "Lateral" if n == 3 else "Frontal") for uid in (1, 2) for n in (3, 4)
+    ]
+    table(root / "indiana_reports.csv", "uid,MeSH,Problems,image,indication,comparison,findings,impression", reports)
+    table(root / "indiana_projections.csv", "uid,filename,projection", films)
+    for uid, name, _ in films:
+        film(root / "images" / "images_normalized" / str(name), 70 * uid)
+
+
 def photograph(file: Path, seed: int) -> None:
     """Writes 40 x 48 pixels of noise in colour below three white rows."""
     from PIL import Image
@@ -365,7 +429,8 @@ def flickr30k(root: Path) -> None:
 COLLECTIONS: dict[str, Callable[[Path], Any]] = {
     "mimic_cxr": mimic, "chexpert": chexpert, "nih_cxr14": nih, "candid_ptx": candid, "openi": openi, "rsna": rsna,
     "covidx": covidx, "covid_radiography": covid_radiography, "messidor": messidor, "brset": brset, "mbrset": mbrset,
-    "siim": siim, "chest_imagenome": chest_imagenome, "ehrxqa": ehrxqa,
+    "siim": siim, "chest_imagenome": chest_imagenome, "ehrxqa": ehrxqa, "padchest": padchest,
+    "chexpert_plus": chexpert_plus, "vindr_cxr": vindr_cxr,
     "vqa_v2": vqa_v2, "coco_captions": coco_captions, "flickr30k": flickr30k, "cifar100": cifar100, "ag_news": ag_news,
 }  # fmt: skip
 """Name of a source: what writes its fixture into a folder."""

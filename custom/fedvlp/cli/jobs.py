@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, source_of, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, use_plugins
 from fedvlp.cli.use import printable
 
 if TYPE_CHECKING:
@@ -120,38 +120,6 @@ def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None
         )
 
 
-@app.command("export-overlap")
-def jobs_export_overlap(
-    out: Annotated[Path, typer.Argument(help="Folder to write the job to.")],
-    data: Annotated[str, typer.Option(help="named:NAME (the sites' own); to simulate also SOURCE:PATH.")],
-    at: Annotated[list[str], typer.Option("--at", help="A site that takes part; twice or more.")],
-    name: Annotated[str, typer.Option(help="Name of the job.")] = "patient-overlap",
-    installed: Annotated[
-        bool, typer.Option("--installed", help="No custom folder: sites have fedvlp and allow its classes.")
-    ] = False,
-) -> None:
-    """Writes a FLARE job that counts the patients whom every two sites share; each site must have opted in."""
-    from fedvlp.flare.jobs import write_overlap_job
-
-    source = source_of(data, image_size=72)  # no image is read
-    if source is None:
-        raise ValueError("the built-in cohort has no patient at two sites; give named:NAME or SOURCE:PATH")
-    print(write_overlap_job(name, source, at, out, custom=not installed))
-
-
-@app.command("overlap")
-def jobs_overlap(
-    folder: Annotated[Path, typer.Argument(help="A downloaded job, or a simulated one's folder.")],
-) -> None:
-    """Says how many patients every two sites share; exit code 1 unless all of them were counted."""
-    from fedvlp.flare.overlap_server import read_table
-
-    table = read_table(folder)
-    print("\n".join(table.in_words()))
-    if not table.complete:
-        raise typer.Exit(1)
-
-
 @app.command("resubmit")
 def jobs_resubmit(
     job_id: Annotated[str, typer.Argument(help="Id of a job that ended, or whose server died.")],
@@ -249,4 +217,4 @@ def _status_in(folder: Path) -> tuple[dict[str, Any], bool]:
     told = read_status(folder)
     if not told:
         raise ValueError(f"{folder} holds no {FILE}: no run of fedvlp, or one that never began")
-    return told, told.get("status") != RUNNING or in_use(folder)
+    return told, told.get("status") != RUNNING or bool(in_use(folder))

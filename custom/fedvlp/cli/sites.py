@@ -171,12 +171,3 @@ def site_accept(
         raise typer.Exit(1)
     accept(kit / "local", mark)
     print(f"added {mark} to envelope.accepted in local/fedvlp.json; others run only if they are named there as well")
-
-
-@policy.command("overlap-key")
-def site_overlap_key(kit: Annotated[Path, typer.Option(help="Startup kit of the site.")]) -> None:
-    """Makes the key that sites need to count shared patients; one site makes it, and gives it to the others alone."""
-    from fedvlp.deploy.overlap import make_key
-
-    file = make_key(kit / "local")
-    print(f"{file}: give it to the engineers of the other sites, never to the lead or the server")

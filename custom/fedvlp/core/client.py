@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, State, VLOutput, group
 
 OBJECTIVE = "objective."
@@ -51,11 +52,11 @@ class MicroBatching(Protocol):
         ...
 
 
-class StateMismatchError(ValueError):
+class StateMismatchError(SiteError, ValueError):
     """A state does not have the tensors that this model has."""
 
 
-class NoLossError(ValueError):
+class NoLossError(SiteError, ValueError):
     """The objective has no loss, or not the one that a method needs, for the records of a site."""
 
 
@@ -119,7 +120,13 @@ class Client:
             raise StateMismatchError(
                 f"{self.name}: the received state does not fit this model: {len(wrong)} tensors missing or of another "
                 f"shape (e.g. {wrong[:3]}), {len(unknown)} unknown (e.g. {unknown[:3]}). "
-                "Server and site must run the same experiment."
+                "Server and site must run the same experiment.",
+                public=(
+                    "the received state does not fit this model: {count} tensors missing or of another shape, "
+                    "{count2} unknown. Server and site must run the same experiment"
+                ),
+                count=len(wrong),
+                count2=len(unknown),
             )
         for name, tensor in mine.items():
             tensor.copy_(state[name])

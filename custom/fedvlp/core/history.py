@@ -75,7 +75,10 @@ def read(file: Path, written: Written) -> list[dict[str, Any]]:
     except FileNotFoundError:
         content = b""
     except OSError as error:
-        raise CheckpointError(f"cannot read {file.name} in {file.parent}: {error.strerror}") from error
+        raise CheckpointError(
+            f"cannot read {file.name} in {file.parent}: {error.strerror}",
+            public="a file of the run is damaged, or gone",
+        ) from error
     if len(content) < written.size:
         raise _missing(file, written)
     seen = Written()

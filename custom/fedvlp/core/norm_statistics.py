@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from fedvlp.core.client import OBJECTIVE, TARGET
 from fedvlp.core.seeds import seed
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, State, is_private, is_statistic
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ BATCH, BATCHES = 32, 50
 """Records in a batch, and batches at most, on which statistics are estimated: 1,600 records are enough for a mean."""
 
 
-class NormalisationError(ValueError):
+class NormalisationError(SiteError, ValueError):
     """The server sent what only a site has."""
 
 
@@ -96,7 +97,12 @@ def complete(client: Client, state: State, known: Mapping[str, Tensor]) -> State
     if sent:
         raise NormalisationError(
             f"{client.name}: the server sent {len(sent)} tensors of batch normalisation or private adapters, e.g. "
-            f"{sent[0]}; under these settings it has none. Server and site must run the same experiment"
+            f"{sent[0]}; under these settings it has none. Server and site must run the same experiment",
+            public=(
+                "the server sent {count} tensors of batch normalisation or private adapters; under these "
+                "settings it has none. Server and site must run the same experiment"
+            ),
+            count=len(sent),
         )
     first = known if client.site_only <= known.keys() else _initial(client) | dict(known)
     whole = {**state, **{name: first[name] for name in client.site_only}}

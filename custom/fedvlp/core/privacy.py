@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State, is_statistic, subject
 
 SENSITIVITY = 2.0
@@ -27,7 +28,7 @@ TOWERS = ("image_encoder", "text_encoder")
 """What the names of the towers' tensors begin with, which do not travel where they are frozen."""
 
 
-class PrivacyError(ValueError):
+class PrivacyError(SiteError, ValueError):
     """The update may not leave this site; the message says why and holds nothing of the data."""
 
 
@@ -52,7 +53,7 @@ def clip_and_noise(update: State, received: Mapping[str, Tensor], clip: float, n
     with torch.no_grad():
         norm = math.sqrt(sum(float(_difference(t, received[n]).square().sum()) for n, t in update.items()))
         if not math.isfinite(norm):
-            raise PrivacyError("the update holds NaN or infinite values; lower training.lr or look at the data")
+            raise PrivacyError(public="the update holds NaN or infinite values; lower training.lr or look at the data")
         scale = min(1.0, clip / norm) if norm else 1.0
         return {
             name: _noised(tensor, received[name], scale, noise_multiplier * clip) for name, tensor in update.items()
@@ -82,14 +83,22 @@ def _difference(tensor: Tensor, received: Tensor) -> Tensor:
 def _refuse_unprotected(name: str, tensor: Tensor, received: Mapping[str, Tensor]) -> None:
     if is_statistic(name):
         raise PrivacyError(
-            f"{name} is a batch statistic of this site's data; use a model without batch norm (model.head_norm=layer)"
+            f"{name} is a batch statistic of this site's data; use a model without batch norm (model.head_norm=layer)",
+            public=(
+                "a tensor is a batch statistic of this site's data; use a model without batch norm "
+                "(model.head_norm=layer)"
+            ),
         )
     if tensor.dtype not in (torch.float32, torch.float64):
-        raise PrivacyError(f"{name} is {tensor.dtype}; noise protects float32 and float64 alone")
+        raise PrivacyError(
+            f"{name} is {tensor.dtype}; noise protects float32 and float64 alone",
+            public="a tensor has another type than float32 and float64, which alone noise protects",
+        )
     if name not in received or received[name].shape != tensor.shape or received[name].dtype != tensor.dtype:
         raise PrivacyError(
             f"{name} was not received in this shape and type, so there is no difference to clip; take a method that "
-            "sends tensors of the model alone, e.g. FedAvg"
+            "sends tensors of the model alone, e.g. FedAvg",
+            public="a tensor was not received in this shape and type, so there is no difference to clip",
         )
 
 
@@ -123,13 +132,16 @@ def refuse_named(update: State, received: Mapping[str, Tensor], patterns: Iterab
     for pattern in patterns:
         if is_mistake(pattern, {*received, *update}):
             raise PrivacyError(
-                f"the forbidden name {pattern!r} matches no tensor of this model; correct the site's list"
+                f"the forbidden name {pattern!r} matches no tensor of this model; correct the site's list",
+                public="a name that the site forbids matches no tensor of this model; it corrects its list",
             )
         forbidden = sorted(name for name in update if is_named(name, pattern))
         if forbidden:
             raise PrivacyError(
                 f"this site does not let {forbidden[0]} go ({len(forbidden)} tensors match {pattern!r}); "
-                "agree on a method that does not share them"
+                "agree on a method that does not share them",
+                public="this site does not let {count} of the tensors go; agree on a method that does not share them",
+                count=len(forbidden),
             )
 
 
@@ -144,11 +156,15 @@ def allowed_metrics(metrics: Mapping[str, object], patterns: Iterable[str], drop
         known = isinstance(name, str) and any(fnmatchcase(name, pattern) for pattern in patterns)
         if not known and not drop:  # neither name nor value is repeated: both may be text of the data
             raise PrivacyError(
-                f"metric {index + 1} of {len(metrics)} is not on this site's list of names; its engineer adds the name "
-                "to AllowMetrics in local/privacy.json, or sets drop there"
+                public=(
+                    "metric {number} of {count} is not on this site's list of names; its engineer adds the name "
+                    "to AllowMetrics in local/privacy.json, or sets drop there"
+                ),
+                number=index + 1,
+                count=len(metrics),
             )
         if known:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise PrivacyError(f"metric {name!r} is no finite number")
+                raise PrivacyError(f"metric {name!r} is no finite number", public="a metric is no finite number")
             allowed[name] = float(value)
     return allowed

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedvlp.core import history
 from fedvlp.core.aggregation import PARK_BYTES
 from fedvlp.core.change import EXACT_NUMEL
-from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors
+from fedvlp.core.checkpoint import SUMS, CheckpointError, load_tensors, save_tensors, unread
 from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.snapshots import APART
@@ -79,6 +79,7 @@ class Server:
     averaging: Averaging = field(default_factory=Averaging)  # how updates are averaged
     written: Written = field(default_factory=Written)  # the part of the history that is in its file
     apart: dict[str, str] = field(default_factory=dict)  # groups of the memory that have a file of their own, by name
+    sums: dict[str, int] = field(default_factory=dict)  # CRC-32 of these files, by their name
     folder: Path | None = None  # of the checkpoint, and of these files in it
     make_room: Callable[[Callable[[], None]], None] = _at_once  # writes, on a full disk in older files' place
     trainer: Trainer | None = None  # trains and measures the server's model on the public set, if there is one
@@ -105,6 +106,7 @@ class Server:
         if isinstance(tensors, TensorFile):
             tensors.sync()
             self.apart = self.apart | {group: tensors.path.name}
+            self.sums[tensors.path.name] = tensors.checksum()
             for name in tensors:
                 self.memory.pop(f"{group}/{name}", None)  # where a run goes on that had it in memory
         else:
@@ -150,7 +152,7 @@ class Server:
             "history": asdict(self.written),
         }
         if self.apart:
-            header[APART] = self.apart
+            header[APART], header[SUMS] = self.apart, {file: self.sums[file] for file in self.apart.values()}
         save_tensors(path, tensors, header)
 
     @staticmethod
@@ -170,8 +172,11 @@ class Server:
         server.samples, server.missed = header["samples"], header["missed"]
         server.enrolled = header.get("enrolled", server.samples)  # fedvlp before there was enrolment
         server.apart, server.folder = header.get(APART, {}), (newest or path).parent
+        server.sums = header.get(SUMS, {})
         for file in set(server.apart.values()):
-            TensorFile(server.folder / APART / file)  # which says so if it is missing or damaged
+            beside = TensorFile(server.folder / APART / file)  # which says so if it is missing or cut
+            if beside.checksum() != server.sums.get(file):
+                raise unread(beside.path, ValueError("its tensors are not as they were written"))
         if isinstance(header["history"], list):  # written before the history had a file of its own
             server.history = header["history"]
         else:

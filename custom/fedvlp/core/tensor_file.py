@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -90,6 +91,14 @@ class TensorFile(LazyState):
                     source = source[file.write(source) :]
         except OSError as error:
             raise unwritten(self.path, error, flat.numel() * flat.element_size(), "The checkpoint") from error
+
+    def checksum(self) -> int:
+        """CRC-32 of the whole file."""
+        sum = 0
+        with open(self.path, "rb") as file:
+            while piece := file.read(1 << 20):
+                sum = zlib.crc32(piece, sum)
+        return sum
 
     def sync(self) -> None:
         """Everything that was written is on the disk when this returns."""

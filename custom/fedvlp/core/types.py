@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core import metric_names
+from fedvlp.core.site_error import UNTOLD
 
 if TYPE_CHECKING:  # a process that only passes messages on does without torch
     from torch import Tensor
@@ -135,10 +136,11 @@ class FailureKind(str, Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A site's reply that is no update. ``text`` is for people: who reads it knows the site."""
+    """A site's reply that is no update. The texts are for people: who reads them knows the site."""
 
     kind: FailureKind
-    text: str
+    text: str  # for the log of the machine where it was raised
+    public: str = field(default=UNTOLD, compare=False)  # what may leave the site (core/site_error.py)
 
 
 Reply = Update | Failure

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.data.questions import Questions
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ WHOLE = (
 """Fields that describe a cohort as a whole. Every other field is a column, with one value for each row."""
 
 
-class NoRecordsError(ValueError):
+class NoRecordsError(SiteError, ValueError):
     """A site has too few records, or none. The message holds only counts and names of sites."""
 
 

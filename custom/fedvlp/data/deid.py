@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
+from fedvlp.core.site_error import SiteError
+
 # A search takes time in proportion to the text, whatever it is: reports come from elsewhere, and columns of fixed width
 # are padded with blanks. So runs of whitespace are one character before a search (``_collapsed``), a pattern asks for
 # one at most (``\s?``), and what else repeats has an upper bound, or cannot begin again within its own run.
@@ -116,7 +118,7 @@ CONTEXT = 30
 """Characters of a report before and after the words of a finding, at most."""
 
 
-class PHIError(ValueError):
+class PHIError(SiteError, ValueError):
     """The reports seem to identify people. The message holds counts only."""
 
 
@@ -221,5 +223,7 @@ def refuse_phi(phi: Mapping[str, int], records: int, accepted: Accepted = False)
             "De-identify them: fedvlp prepare --show-findings shows on your terminal which words are meant. Or, if a "
             "person has looked at them, accept the risk at this site, all of it or that of a kind: "
             '"accept_phi_risk": true or ["date"] in local/fedvlp.json, --accept-phi-risk or --accept-phi-kind date on '
-            "the command line"
+            "the command line",
+            public="the reports seem to identify people, so nothing is trained on them ({records} records)",
+            records=records,
         )

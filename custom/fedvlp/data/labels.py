@@ -50,6 +50,61 @@ OPENI: Terms = {
 """MeSH headings that the indexers of Open-I give to the findings: the first part, or the first two, in lower case."""
 
 
+PADCHEST: Terms = {
+    "No Finding": ("normal",),
+    "Enlarged Cardiomediastinum": ("mediastinal enlargement", "superior mediastinal enlargement"),
+    "Cardiomegaly": ("cardiomegaly",),
+    "Lung Opacity": (
+        "increased density", "infiltrates", "interstitial pattern", "reticular interstitial pattern",
+        "reticulonodular interstitial pattern", "ground glass pattern", "alveolar pattern", "consolidation",
+        "air bronchogram", "miliary opacities",
+    ),
+    "Lung Lesion": ("nodule", "multiple nodules", "mass", "pulmonary mass"),
+    "Edema": ("pulmonary edema",),
+    "Consolidation": ("consolidation", "air bronchogram"),
+    "Pneumonia": ("pneumonia", "atypical pneumonia"),
+    "Atelectasis": (
+        "atelectasis", "atelectasis basal", "laminar atelectasis", "lobar atelectasis", "segmental atelectasis",
+        "round atelectasis", "total atelectasis",
+    ),
+    "Pneumothorax": ("pneumothorax", "hydropneumothorax"),
+    "Pleural Effusion": (
+        "pleural effusion", "loculated pleural effusion", "loculated fissural effusion", "hydropneumothorax",
+    ),
+    "Pleural Other": (
+        "pleural thickening", "apical pleural thickening", "calcified pleural thickening", "pleural plaques",
+        "calcified pleural plaques",
+    ),
+    "Fracture": (
+        "fracture", "rib fracture", "callus rib fracture", "clavicle fracture", "humeral fracture",
+        "vertebral fracture",
+    ),
+    "Support Devices": (
+        "pacemaker", "single chamber device", "dual chamber device", "dai", "electrical device", "catheter",
+        "central venous catheter", "central venous catheter via jugular vein",
+        "central venous catheter via subclavian vein", "central venous catheter via umbilical vein",
+        "reservoir central venous catheter", "endotracheal tube", "tracheostomy tube", "nsg tube", "chest drain tube",
+        "ventriculoperitoneal drain tube",
+    ),
+}  # fmt: skip
+"""PadChest's radiographic findings, in small letters."""
+
+VINDR: Terms = {
+    "No Finding": ("No finding",),
+    "Cardiomegaly": ("Cardiomegaly",),
+    "Lung Opacity": ("Lung Opacity", "Infiltration", "Consolidation"),
+    "Lung Lesion": ("Nodule/Mass",),
+    "Edema": ("Edema",),
+    "Consolidation": ("Consolidation",),
+    "Pneumonia": ("Pneumonia",),
+    "Atelectasis": ("Atelectasis",),
+    "Pneumothorax": ("Pneumothorax",),
+    "Pleural Effusion": ("Pleural effusion",),
+    "Pleural Other": ("Pleural thickening",),
+    "Fracture": ("Rib fracture", "Clavicle fracture"),
+}
+"""VinDr-CXR's classes, as its tables and its boxes have them."""
+
 ONE_CLASS = "none"
 """A separator that parts nothing: a cell is one class, whatever is in it."""
 

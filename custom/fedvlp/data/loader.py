@@ -140,7 +140,10 @@ class SiteData:
         if batch_size < 2 or steps < 0:
             raise ValueError(f"site data: expected batch_size >= 2 and steps >= 0, got {batch_size} and {steps}")
         if self.num_train < 2:
-            raise NoRecordsError(f"site data: training needs at least 2 records, this site has {self.num_train}")
+            raise NoRecordsError(
+                public="site data: training needs at least 2 records, this site has {num_train}",
+                num_train=self.num_train,
+            )
         return self._train_batches(steps, self._batch_of(batch_size), generator)
 
     def _batch_of(self, asked: int) -> int:

@@ -11,6 +11,9 @@ _LIST_NUMBER = re.compile(r"(?:(^|;|:(?=\s)|\.(?=\s)|(?<![0-9])\.)\s*|([\r\n])[^
 _SIGNS = re.compile(r"([^\w\s]{30})[^\w\s]+")  # 30 marks upon a letter are what Unicode foresees (UAX 15)
 _TOKEN = re.compile(r"[^\W_]+")  # "____" stands for what was taken out
 _HEADING = re.compile(r"^[ \t]*([A-Z][A-Z0-9 \t/,&()-]*[A-Z)]):", re.MULTILINE)  # in capitals, first of its line
+_BANNER = re.compile(
+    r"^[ \t]*(?:(?:(?:FINAL|PRELIMINARY)[ \t]+)?(REPORT|ADDENDUM)[ \t]*$|[Aa]ddendum[ \t]*:)", re.MULTILINE
+)  # a line that names a part of the document
 _LETTERS = str.maketrans(
     {"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ð": "d", "þ": "th", "æ": "ae", "œ": "oe", "\u0131": "i", "ŋ": "ng"}
 )  # that no accent makes of others
@@ -81,11 +84,13 @@ def _split(text: str) -> list[str]:
 def sections(report: str) -> dict[str, str]:
     """Heading -> text of each section. A heading is in capitals and begins a line ("FINDINGS:").
 
-    Text before the first heading is left out. Sections of one name are joined. "FINDING", "FINAL IMPRESSION" and the
-    like count as FINDINGS and IMPRESSION; a heading with both words counts as FINDINGS.
+    So do lines that name a part of the document, as MIMIC's "FINAL ADDENDUM": its text is a section of its own.
+    Text before the first heading and empty sections are left out. Sections of one name are joined. "FINDING", "FINAL
+    IMPRESSION" and the like count as FINDINGS and IMPRESSION; a heading with both words counts as FINDINGS.
     """
     texts: dict[str, str] = {}
-    _, *fields = _HEADING.split(report)  # heading, text, heading, text, ...
+    marked = _BANNER.sub(lambda banner: f"{banner[1] or 'ADDENDUM'}:", report)
+    _, *fields = _HEADING.split(marked)  # heading, text, heading, text, ...
     for heading, text in zip(fields[::2], fields[1::2], strict=True):
         name = heading
         if "FINDING" in heading:
@@ -93,7 +98,7 @@ def sections(report: str) -> dict[str, str]:
         elif "IMPRESSION" in heading:
             name = "IMPRESSION"
         texts[name] = f"{texts.get(name, '')} {text.strip()}".strip()
-    return texts
+    return {name: text for name, text in texts.items() if text}
 
 
 def _to_ascii(token: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Generator, Tensor
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, Update
 from fedvlp.core.validate import require
 from fedvlp.deploy.machine import memory_gb
@@ -76,7 +77,7 @@ Measured on the presets: 0.86 to 0.97. Two records of 80, or 34 of 280, are all 
 """
 
 
-class EnvelopeError(ValueError):
+class EnvelopeError(SiteError, ValueError):
     """The job, or what it would send, is outside of what this site lets jobs do. Holds numbers and settings' names."""
 
 
@@ -150,25 +151,40 @@ class Envelope:
             named = any(_is_preset(usual, name) for name in self.presets) or mark in self.accepted
             if not named:
                 raise EnvelopeError(
-                    f"the experiment {mark} is none that this site accepted; its engineer reads the "
-                    "job and runs `fedvlp site accept`"
+                    public=(
+                        "the experiment {mark} is none that this site accepted; its engineer reads the job and runs "
+                        "`fedvlp site accept`"
+                    ),
+                    mark=mark,
                 )
         shown = experiment.method.discloses()
         if shown and mark not in self.accepted:
             raise EnvelopeError(
                 f"the method of experiment {mark} sends something of single records beside weights, and this site's "
-                f"engineer has not accepted it with `fedvlp site accept`: {shown}"
+                f"engineer has not accepted it with `fedvlp site accept`: {shown}",
+                public=(
+                    "the method of experiment {mark} sends something of single records beside weights, and this "
+                    "site's engineer has not accepted it with `fedvlp site accept`; choose settings that send "
+                    "none"
+                ),
+                mark=mark,
             )
         quorum = experiment.rounds.quorum
         if quorum < self.least_quorum:
             raise EnvelopeError(
-                f"rounds.quorum is {quorum}; this site takes part only where a round needs the updates of at least "
-                f"{self.least_quorum} sites, by number"
+                public=(
+                    "rounds.quorum is {quorum}; this site takes part only where a round needs the updates of at "
+                    "least {least_quorum} sites, by number"
+                ),
+                quorum=quorum,
+                least_quorum=self.least_quorum,
             )
         for training in (experiment.training, experiment.server_training):
             if training is not None and training.threads > self.threads:
                 raise EnvelopeError(
-                    f"training.threads is {training.threads}; this site lets a job have at most {self.threads}"
+                    public="training.threads is {threads}; this site lets a job have at most {most}",
+                    threads=training.threads,
+                    most=self.threads,
                 )
 
     def refuse_large(self, experiment: Experiment, site: str, processes: int = 1) -> None:
@@ -181,7 +197,11 @@ class Envelope:
         if needed > most:
             raise EnvelopeError(
                 f"training needs an estimated {needed:.1f} GB of memory in each process; this site has, or gives a "
-                f"job, {most:.1f} GB: a smaller model, batch_size or image_size, or micro_batch"
+                f"job, {most:.1f} GB: a smaller model, batch_size or image_size, or micro_batch",
+                public=(
+                    "training needs more memory than this site has, or gives a job: a smaller model, batch_size "
+                    "or image_size, or micro_batch"
+                ),
             )
 
     def in_time(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -190,7 +210,9 @@ class Envelope:
 
         def stop() -> bool:
             if time.monotonic() > until:
-                raise EnvelopeError(f"the task took longer than the {self.hours:g} hours that this site gives one")
+                raise EnvelopeError(
+                    public="the task took longer than the {hours:g} hours that this site gives one", hours=self.hours
+                )
             return should_stop()
 
         return stop
@@ -202,8 +224,12 @@ class Envelope:
         """
         if (update.state or update.aux) and behind.update < self.least_records:
             raise EnvelopeError(
-                f"the update rests in effect on {behind.update} distinct records; this site sends none of fewer than "
-                f"{self.least_records}: more local steps, larger batches, a smaller learning rate, or more data"
+                public=(
+                    "the update rests in effect on {update} distinct records; this site sends none of fewer than "
+                    "{least_records}: more local steps, larger batches, a smaller learning rate, or more data"
+                ),
+                update=behind.update,
+                least_records=self.least_records,
             )
         few = {kind for kind in FIGURES if behind.figures.get(kind, 0) < self.least_per_figure}
         metrics = {name: value for name, value in update.metrics.items() if name.partition("/")[0] not in few}
@@ -218,7 +244,12 @@ class Envelope:
             raise EnvelopeError(
                 f"records that the update was trained on can be told from others with an area of {area.value:.1f} "
                 f"({area.low:.1f} at least); this site lets none go above {self.most_membership:g}: fewer local steps, "
-                "larger batches, or training.dp_noise"
+                "larger batches, or training.dp_noise",
+                public=(
+                    "records that the update was trained on can be told from others; this site lets none go above"
+                    " an area of {most_membership:g}: fewer local steps, larger batches, or training.dp_noise"
+                ),
+                most_membership=self.most_membership,
             )
 
     def allows(self, data: str, name: str) -> bool:
@@ -330,7 +361,10 @@ def _refuse_extremes(settings: Any, bounds: Mapping[str, int], name: str = "") -
         try:
             refuse_misfit(type(settings), field_.name, value)
         except ValueError:
-            raise EnvelopeError(f"{called} is a {type(value).__name__}, which the setting does not take") from None
+            raise EnvelopeError(
+                f"{called} is a {type(value).__name__}, which the setting does not take",
+                public="a setting of the job has a value of a type that it does not take",
+            ) from None
         _refuse_extreme(value, bounds, called)
 
 
@@ -343,7 +377,11 @@ def _refuse_extreme(value: Any, bounds: Mapping[str, int], called: str) -> None:
     elif isinstance(value, (int, float)):
         most = bounds.get(called.rpartition(".")[2], LARGEST)
         if not abs(value) <= most:
-            raise EnvelopeError(f"{called} is beyond {most}; this site runs no job with such a number")
+            raise EnvelopeError(
+                f"{called} is beyond {most}; this site runs no job with such a number",
+                public="a setting of the job is beyond {most}; this site runs no job with such a number",
+                most=most,
+            )
 
 
 def differences(experiment: Experiment) -> list[str]:

@@ -24,7 +24,7 @@ STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
 DOCS = ("docs/own-data.md", "docs/security.md")
 """Pages for both roles that are not in ``provisioning/`` but beside it."""
 GUIDES = {
-    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "psi.txt", *DOCS),
+    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", *DOCS),
     SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "RUNBOOK.md", *DOCS),
 }
 CONTAINERS = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import require, require_name
 from fedvlp.data.cohort import Cohort
 
 
-class SiteConfigError(ValueError):
+class SiteConfigError(SiteError, ValueError):
     """The site's file is missing or wrong, or lacks what a job asks for. Names no path, since the server reads it."""
 
 

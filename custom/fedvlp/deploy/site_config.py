@@ -23,7 +23,6 @@ from fedvlp.data.sources import SOURCES, FileSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
-from fedvlp.deploy.overlap import OWN_MACHINE, Overlap, OverlapError
 from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.pretrained import BUILT_IN
@@ -71,7 +70,6 @@ class SiteConfig:
     data: dict[str, FileSource] = field(default_factory=dict)
     public: tuple[str, ...] = ()  # names in ``data`` of what anybody may have: a job may take them as its public set
     envelope: Envelope = field(default_factory=Envelope)  # what jobs may do here (deploy/envelope.py)
-    overlap: Overlap | None = None  # which patients may be counted with which sites (deploy/overlap.py); None = none
     processes: int = 0  # that train together in a job exported with --child, e.g. one per GPU; 0 = as the job says
 
     def __post_init__(self) -> None:
@@ -87,12 +85,17 @@ class SiteConfig:
         except FileNotFoundError:
             raise SiteConfigError(
                 f"this machine has no local/{FILE}; a site takes the one of its kit's archive and edits it, a server "
-                "writes one for a public set alone (guide/LEAD.md)"
+                "writes one for a public set alone (guide/LEAD.md)",
+                public="this site has no local/fedvlp.json",
             ) from None
         except json.JSONDecodeError as error:
-            raise SiteConfigError(f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}") from None
+            raise SiteConfigError(
+                f"local/{FILE} is not JSON: line {error.lineno}, {error.msg}",
+                public="local/fedvlp.json is not JSON: line {lineno}",
+                lineno=error.lineno,
+            ) from None
         except ValueError as error:
-            raise SiteConfigError(f"local/{FILE}: {error}") from None
+            raise SiteConfigError(f"local/{FILE}: {error}", public="local/fedvlp.json has a mistake in it") from None
 
 
 def accepts_phi_risk(local: Path) -> bool | tuple[str, ...]:
@@ -124,19 +127,6 @@ def envelope_at(kit: Path) -> Envelope | None:
     if not is_provisioned(kit):
         return None
     return SiteConfig.load(kit / "local").envelope if (kit / "local" / FILE).exists() else Envelope()
-
-
-def overlap_at(kit: Path) -> Overlap:
-    """The rules by which this site lets its patients be counted with another's. Raises OverlapError without an entry.
-
-    A machine that is no site of a consortium, as in a simulation, needs none.
-    """
-    if not is_provisioned(kit):
-        return OWN_MACHINE
-    rules = SiteConfig.load(kit / "local").overlap if (kit / "local" / FILE).exists() else None
-    if rules is None:
-        raise OverlapError(f'this site lets no patients be counted: its local/{FILE} has no entry "overlap"')
-    return rules
 
 
 def accept(local: Path, mark: str) -> None:
@@ -174,7 +164,8 @@ def at_site(experiment: Experiment, site: str, local: Path) -> Experiment:
         return replace(experiment, data=SiteSources(((PUBLIC, public_source(wanted, local)), (site, own))))
     if not isinstance(wanted, SyntheticCohort) and is_provisioned(kit):
         raise SiteConfigError(
-            f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names"
+            f"the job brings {type(wanted).__name__}; a site opens only what its own local/{FILE} names",
+            public="the job brings a source of its own; a site opens only what its own local/fedvlp.json names",
         )
     return experiment
 
@@ -212,7 +203,10 @@ def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
         if name in BUILT_IN:
             continue
         if not TOWER.fullmatch(name):
-            raise SiteConfigError(f"{field_name} is no name of a model; a job names towers and gives no path")
+            raise SiteConfigError(
+                f"{field_name} is no name of a model; a job names towers and gives no path",
+                public="a tower is no name of a model; a job names towers and gives no path",
+            )
         folder = _own_folder(field_name, name, kit)
         if folder:
             towers[field_name] = folder
@@ -235,7 +229,10 @@ def _own_folder(what: str, name: str, kit: Path) -> str:
     if (kit / MODELS / name).is_dir():
         return str(_inside(kit / MODELS, name))
     if Path(name).exists():
-        raise SiteConfigError(f"{what} {name!r} is no folder of this site's {MODELS}/ and no name of a model")
+        raise SiteConfigError(
+            f"{what} {name!r} is no folder of this site's {MODELS}/ and no name of a model",
+            public="a tower is no folder of this site's models/ and no name of a model",
+        )
     return ""
 
 
@@ -247,7 +244,8 @@ def own_source(wanted: NamedData, site: str, local: Path) -> Source:
     if wanted.name not in offered:
         raise SiteConfigError(
             f"site {site} offers no data set {wanted.name!r}{nearest(wanted.name, list(offered))}; "
-            f"its engineer adds one to local/{FILE}"
+            f"its engineer adds one to local/{FILE}",
+            public="this site offers no data set of that name; its engineer adds one to local/fedvlp.json",
         )
     return replace(offered[wanted.name], image_size=wanted.image_size)
 
@@ -277,7 +275,6 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
         content[key] = tuple(value) if isinstance(value, list) else value
         refuse_misfit(SiteConfig, key, content[key])
     envelope = _envelope(content.get("envelope", {}))
-    overlap = _overlap(content["overlap"]) if "overlap" in content else None
     entries = content.get("data", {})
     require(isinstance(entries, dict), '"data" maps names to data sets')
     for name in entries:
@@ -287,19 +284,13 @@ def _checked(content: Any, kit: Path) -> SiteConfig:
     sources = {name: _source(entry, root, kit) for name, entry in entries.items()}
     for name in content.get("public", ()):
         require(name in sources, f'"public" names {name!r}, which is no data set of this file')
-    return SiteConfig(**{**content, "envelope": envelope, "overlap": overlap, "data": sources})
+    return SiteConfig(**{**content, "envelope": envelope, "data": sources})
 
 
 def _envelope(entry: Any) -> Envelope:
     """The site's limits as the file has them; what it leaves out is at its default."""
     require(isinstance(entry, dict), '"envelope" is an object with limits')
     return Envelope(**_limits(entry, Envelope))
-
-
-def _overlap(entry: Any) -> Overlap:
-    """The site's rules for counting shared patients, who may be counted at all because the entry is there."""
-    require(isinstance(entry, dict), '"overlap" is an object with rules')
-    return Overlap(**_limits(entry, Overlap))
 
 
 def _limits(entry: dict[str, Any], kind: type) -> dict[str, Any]:

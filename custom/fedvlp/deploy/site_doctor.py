@@ -23,12 +23,11 @@ from typing import Any
 from fedvlp import __version__
 from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
-from fedvlp.data.patients import normalised, patient_names
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
 from fedvlp.deploy.machine import FREE_GB, Check
-from fedvlp.deploy.overlap import OverlapError, read_key
-from fedvlp.deploy.site_config import NamedData, SiteConfig, SiteConfigError, own_source
+from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
+from fedvlp.run.lock import FolderInUseError, in_use
 
 FLARE = "2.9."  # server and sites run one minor version
 PERIMETER = "fedvlp.flare.Perimeter"
@@ -68,6 +67,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
     yield from _software(kit, client["client"]["ssl_root_cert"])
     yield from _certificate(kit / "startup", client["client"], name)
     yield from _server(kit / "startup", client)
+    yield _one_process(kit)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -99,6 +99,32 @@ def _server_kit(kit: Path) -> Iterator[Check]:
     yield _perimeter(resources, "server")
     yield _job_check(resources, "server")
     yield _private_keys(kit, SERVER_KEY)
+    yield _one_process(kit)
+    yield _own_port(kit)
+
+
+def _one_process(kit: Path) -> Check:
+    """Whether FLARE runs on this kit: a second process of it is refused."""
+    try:
+        holder = in_use(kit)
+    except FolderInUseError as error:
+        return Check("processes of this kit", False, str(error))
+    return Check("processes of this kit", True, f"one runs: {holder}; do not start another" if holder else "none runs")
+
+
+def _own_port(kit: Path) -> Check:
+    """Whether the server's port is taken by somebody else: FLARE would try to open it for ever."""
+    what = "port of the server"
+    try:
+        server = json.loads((kit / "startup" / SERVER_FILE).read_text(encoding="utf-8"))["servers"][0]
+        port = int(server["service"]["target"].rpartition(":")[2])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        return Check(what, False, f"startup/{SERVER_FILE} does not say which ({_kind(error)}): provision the kit again")
+    with socket.socket() as probe:
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    if taken and not in_use(kit):
+        return Check(what, False, f"{port} is taken by another program: end it, or another server that runs here")
+    return Check(what, True, f"{port}, {'this server listens' if taken else 'free'}")
 
 
 def _job_check(resources: dict[str, Any], side: str) -> Check:
@@ -241,7 +267,6 @@ def _data(local: Path) -> Iterator[Check]:
         yield Check("data sets", False, str(error))
         return
     yield Check("envelope", True, config.envelope.in_words())
-    yield from _overlap(local, config)
     if config.version:
         yield _agreed(config.version)
     if not config.data:
@@ -276,27 +301,6 @@ def _text_in_films(name: str, source: FileSource) -> Check:
     if searched and not can_search():
         searched, said = False, "pixels are NOT searched: pip install 'fedvlp[ocr]'"
     return Check(f"text in films of {name}", searched or None, said)
-
-
-def _overlap(local: Path, config: SiteConfig) -> Iterator[Check]:
-    """What jobs may learn of the patients that this site shares with others, and whether it can take part."""
-    rules = config.overlap
-    if rules is None:
-        yield Check("shared patients", None, "not counted")
-        return
-    yield Check("shared patients", True, rules.in_words())
-    try:
-        read_key(local)
-        for name in rules.data:
-            source = own_source(NamedData(name), "", local)
-            patients = len({normalised(patient) for patient in patient_names(source, column=rules.column)} - {""})
-            yield Check(f"patients of {name}", patients >= rules.least_patients, f"{patients}")
-    except OverlapError as error:
-        yield Check("key of shared patients", False, str(error))
-    except ValueError as error:  # the sources' own: counts alone
-        yield Check("patients that may be counted", False, str(error))
-    except PermissionError:
-        yield Check("patients that may be counted", False, _not_allowed())
 
 
 def _not_allowed() -> str:

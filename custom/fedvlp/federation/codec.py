@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import LazyState, State
 from fedvlp.core.validate import require
 
@@ -149,7 +150,10 @@ def encode(value: State, base: Mapping[str, Tensor], wire: Wire, missed: State) 
                 missed[name] = torch.zeros(tensor.shape)
             out[name], out[name + SCALE] = quantise(tensor.detach(), start, missed[name])
             if not bool(torch.isfinite(out[name + SCALE]).all()):
-                raise FloatingPointError(f"{name} has values that are NaN or infinite after training")
+                raise NotFiniteError(
+                    f"{name} has values that are NaN or infinite after training",
+                    public="a tensor has values that are NaN or infinite after training",
+                )
         else:
             out[name] = cast(name, tensor - start if wire.difference else tensor, wire.up)
     return out

@@ -15,6 +15,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.device import to_host
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed
+from fedvlp.core.site_error import UNTOLD, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.training import autotune, distributed, dp_sgd
@@ -34,18 +35,18 @@ FEWEST = "privacy/fewest_records"
 """In a site's memory, where training is record-level private: the fewest training records of any task so far, []."""
 
 
-class PublicSetError(ValueError):
+class PublicSetError(SiteError, ValueError):
     """Server and site do not hold the same public set."""
 
 
 def reason(error: Exception) -> str:
-    """Why a task failed, for other eyes: only fedvlp's own errors are worded for that; of others just the type.
+    """Why a task failed, for this machine's log: only fedvlp's own errors are worded for that; of others the type.
 
-    The text of a foreign exception may hold a path or a report.
+    The text of a foreign exception may hold a patient's words.
     """
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+    if _no_memory(error):
         return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
-    ours = type(error).__module__.startswith("fedvlp") or isinstance(error, FloatingPointError)
+    ours = type(error).__module__.startswith("fedvlp")
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
 
@@ -59,7 +60,13 @@ def _model_of(key: str) -> tuple[str, str]:
 
 def failure(error: Exception) -> Failure:
     """The reply of a site whose task ended in ``error``."""
-    return Failure(getattr(error, "kind", FailureKind.FAILED), reason(error))
+    said = reason(error)
+    public = error.public if isinstance(error, SiteError) else said if _no_memory(error) else UNTOLD
+    return Failure(getattr(error, "kind", FailureKind.FAILED), said, public)
+
+
+def _no_memory(error: Exception) -> bool:
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
 
 
 class Evaluate(Protocol):
@@ -216,7 +223,13 @@ class Site:
         if expected is not None and expected != mine:
             raise PublicSetError(
                 f"{self.client.name}: the ids of this site's public set have the hash {mine:012x}, the server's "
-                f"{expected:012x}; both must hold the same records in the same order"
+                f"{expected:012x}; both must hold the same records in the same order",
+                public=(
+                    "the ids of this site's public set have the hash {mine:012x}, the server's {expected:012x}; "
+                    "both must hold the same records in the same order"
+                ),
+                mine=mine,
+                expected=expected,
             )
 
     def _measure(self, message: Broadcast) -> tuple[dict[str, float], dict[str, float], float]:

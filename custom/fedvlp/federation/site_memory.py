@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedvlp.core.checkpoint import load_tensors, save_tensors
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.snapshots import LAST_ROUNDS
 from fedvlp.core.types import State
 
@@ -14,7 +15,7 @@ FORGOTTEN = "forgotten"
 """Name of the empty file that says that versions were removed for their age; its ending is the first one's task."""
 
 
-class MemoryGoneError(RuntimeError):
+class MemoryGoneError(SiteError, RuntimeError):
     """The site no longer has what it remembered before a task."""
 
 
@@ -36,8 +37,12 @@ class SiteMemory:
         """
         if not self.reaches(task):
             raise MemoryGoneError(
-                f"this site no longer has its memory from before round {task[0]}: put the run back by at most "
-                f"{LAST_ROUNDS} rounds, or to round 0"
+                public=(
+                    "this site no longer has its memory from before round {number}: put the run back by at most "
+                    "{last_rounds} rounds, or to round 0"
+                ),
+                number=task[0],
+                last_rounds=LAST_ROUNDS,
             )
         known = [key for key in self._versions() if key < task]
         if not known:

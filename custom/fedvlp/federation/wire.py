@@ -18,6 +18,7 @@ from torch import Tensor
 from fedvlp.core.aggregation import payload
 from fedvlp.core.method import Schedule
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply, State, Update, with_prefix, without_prefix
 from fedvlp.federation import codec
 from fedvlp.federation.codec import SCALE, CodecError, Wire
@@ -44,7 +45,7 @@ class Answers(Protocol):
     def handle(self, message: Broadcast, should_stop: Callable[[], bool] = ...) -> Update: ...
 
 
-class NotHeldError(RuntimeError):
+class NotHeldError(SiteError, RuntimeError):
     """The site does not hold the copy that a broadcast changes; the server then sends everything."""
 
     kind = FailureKind.NOT_HELD
@@ -237,7 +238,7 @@ class SiteEnd:
 def _refuse_other_copy(memory: State, on: int) -> None:
     """Raises NotHeldError unless the site holds the copy labelled ``on``; 0: the broadcast changes none."""
     if on and float(memory.get(LABEL, torch.zeros(()))) != on:
-        raise NotHeldError("this site's copy of the model is not the one that the server knows of")
+        raise NotHeldError(public="this site's copy of the model is not the one that the server knows of")
 
 
 class EncodedSite:

@@ -40,7 +40,8 @@ def reply(model: FLModel) -> FLModel:
         return _of_answer(_asked(model, own))
     except TrainerLostError as lost:
         if lost.begun:
-            return FLModel(metrics={}, meta={FAILURE: [FailureKind.LOST.value, messages.CHILD_LOST]})
+            said = messages.CHILD_LOST
+            return FLModel(metrics={}, meta={FAILURE: [FailureKind.LOST.value, said, said]})
         return _trained_here(model)
 
 

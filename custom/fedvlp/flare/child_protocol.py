@@ -97,7 +97,7 @@ def answer(reply: Update | Exception, behind: Behind | None = None) -> FLModel:
     """What the child sends back; ``behind``: the records that its update rests on."""
     if isinstance(reply, Exception):
         failed = failure(reply)
-        return FLModel(metrics={}, meta={FAILURE: [failed.kind.value, failed.text]})
+        return FLModel(metrics={}, meta={FAILURE: [failed.kind.value, failed.text, failed.public]})
     model = FLModelUtils.from_shareable(messages.send_update(reply))
     if behind is not None:
         model.meta[COUNTED] = asdict(behind)
@@ -116,5 +116,5 @@ def from_child(reply: Shareable, site: str) -> Reply:
     failed = dxo.get_meta_prop(FAILURE)
     if dxo.data_kind != DataKind.METRICS or not failed:
         return messages.receive_update(reply, site)
-    kind, text = failed
-    return Failure(FailureKind(kind), text)
+    kind, text, public = failed
+    return Failure(FailureKind(kind), text, public)

@@ -16,7 +16,7 @@ from fedvlp.core.checkpoint import save_json
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.federation.codec import Wire
 from fedvlp.flare.job_check import CONFIGS, LIST, named
-from fedvlp.flare.jobs import OVERLAP, job_files, overlap_files
+from fedvlp.flare.jobs import job_files
 from fedvlp.objectives import OBJECTIVES
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
@@ -29,8 +29,7 @@ ENCODED = Wire(up="float16")  # any other than plain: the job then brings the fi
 def needed(side: str) -> tuple[str, ...]:
     """The classes that jobs make ``side`` ("client" or "server") build, sorted.
 
-    The jobs are those of every preset, as `fedvlp jobs export` writes them with its options, and the one that counts
-    shared patients, which a site without an entry for it refuses all the same. MLflow's receiver is left
+    The jobs are those of every preset, as `fedvlp jobs export` writes them with its options. MLflow's receiver is left
     out, since its address can be any folder of the server: who runs the server adds it to the list on purpose.
     """
     classes: set[str] = set()
@@ -38,8 +37,6 @@ def needed(side: str) -> tuple[str, ...]:
         sites = tuple(site for site, _ in experiment.site_models) or ("site",)
         files = job_files(experiment, sites=sites, **packing)  # type: ignore[arg-type]
         classes |= set(named(json.loads(files[f"app/config/{CONFIGS[side]}"])))
-    counting = overlap_files(OVERLAP, NamedData("pretrain"), ("one", "other"))
-    classes |= set(named(json.loads(counting[f"app/config/{CONFIGS[side]}"])))
     return tuple(sorted(classes))
 
 

@@ -35,7 +35,7 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
 from fedvlp.federation.loop import QuorumLostError, Rounds
-from fedvlp.flare import messages, overlap_messages
+from fedvlp.flare import messages
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.messages import MOST_SAMPLES
 from fedvlp.flare.paths import TRAINED, runs_root, under
@@ -62,7 +62,9 @@ class Cipher:
         try:
             import tenseal
         except ImportError:
-            raise PrivacyError("homomorphic encryption is not installed here: pip install 'fedvlp[he]'") from None
+            raise PrivacyError(
+                public="homomorphic encryption is not installed here: pip install 'fedvlp[he]'"
+            ) from None
         self._tenseal = tenseal
         self._context = tenseal.context_from(context)
         first = self._context.seal_context().data.first_context_data()
@@ -84,7 +86,10 @@ class Cipher:
         require(plain, "the name of an encryption context is that of a file in startup/, no path")
         file = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) / name
         if not file.is_file():
-            raise PrivacyError(f"this kit has no startup/{name}: provision with HEBuilder")
+            raise PrivacyError(
+                f"this kit has no startup/{name}: provision with HEBuilder",
+                public="this kit has no key for encryption: provision with HEBuilder",
+            )
         return Cipher(file.read_bytes())
 
     def rows(self, count: int) -> int:
@@ -97,7 +102,12 @@ class Cipher:
         if not largest <= self.limit:
             raise PrivacyError(
                 f"a weight times num_samples is {largest:.3g}; the encryption's parameters hold {self.limit:.3g}: "
-                "provision with a smaller scale_bits, or train this site on fewer records"
+                "provision with a smaller scale_bits, or train this site on fewer records",
+                public=(
+                    "a weight times num_samples is beyond the {limit:.3g} that the encryption's parameters hold: "
+                    "provision with a smaller scale_bits"
+                ),
+                limit=self.limit,
             )
         vectors = (self._tenseal.ckks_vector(self._context, chunk.numpy()) for chunk in values.split(self.slots))
         return self._packed((vector.serialize() for vector in vectors), self.rows(len(values)))
@@ -151,7 +161,10 @@ def averaged(state: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that are averaged, in order; integer buffers are not, and stay where they are."""
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
-            raise PrivacyError(f"{name} is {tensor.dtype}; of floating-point tensors only float32 ones are encrypted")
+            raise PrivacyError(
+                f"{name} is {tensor.dtype}; of floating-point tensors only float32 ones are encrypted",
+                public="of floating-point tensors only float32 ones are encrypted, and the model has others",
+            )
     return sorted(name for name, tensor in state.items() if tensor.is_floating_point())
 
 
@@ -265,14 +278,20 @@ def within(values: Tensor, before: Tensor, norm: float, largest: float, shorten:
     change = values - before
     length, most = float(change.norm()), float(change.abs().max()) if len(change) else 0.0
     if not math.isfinite(length):
-        raise PrivacyError("the update holds NaN or infinite values; lower training.lr or look at the data")
+        raise PrivacyError(public="the update holds NaN or infinite values; lower training.lr or look at the data")
     if length <= norm and most <= largest:
         return values
     if not shorten:
         raise PrivacyError(
             f"training moved the weights by a norm of {length:.3g}, one of them by {most:.3g}; this site encrypts "
             f"changes of up to {norm:g} and {largest:g}: look at its data and at training.lr, or set norm and largest "
-            "of Encrypt in its local/privacy.json"
+            "of Encrypt in its local/privacy.json",
+            public=(
+                "training moved the weights by more than this site encrypts: a norm of {norm:g}, one of them "
+                "by {largest:g}"
+            ),
+            norm=norm,
+            largest=largest,
         )
     return before + change * min(norm / length, largest / most)
 
@@ -301,13 +320,13 @@ class Encrypt(UpdateFilter):
 
     def filtered(self, update: Update, fl_ctx: FLContext) -> Update:
         if update.aux:
-            raise PrivacyError("the method sends tensors beside the model, which are not encrypted here")
+            raise PrivacyError(public="the method sends tensors beside the model, which are not encrypted here")
         if not update.state:
             return update
         cipher = Cipher.load(self.context, fl_ctx)
         after, before = flatten(update.state), received(fl_ctx)
         if before.keys() != update.state.keys():
-            raise PrivacyError("the update has other tensors than the task brought, so its change is unknown")
+            raise PrivacyError(public="the update has other tensors than the task brought, so its change is unknown")
         values = within(after, flatten(before), self.norm, self.largest, self.shorten)
         return replace(update, state={}, aux={CIPHERTEXT: cipher.encrypt(values * update.num_samples)})
 
@@ -328,8 +347,6 @@ class Decrypt(Filter):
         self._seen: tuple[str, int, Tensor] | None = None  # run, round and the mean [n] that it began with
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        if overlap_messages.is_task(fl_ctx):  # brings no model
-            return shareable
         message, run = messages.receive_broadcast(shareable)
         cipher = Cipher.load(self.context, fl_ctx)
         if CIPHERTEXT not in message.aux:

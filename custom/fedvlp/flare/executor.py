@@ -46,7 +46,7 @@ def command(processes: int, stays: bool = False) -> list[str]:
 LOG = "trainer.log"
 """In the job's folder at the site: what its trainer wrote."""
 
-LOST = Failure(FailureKind.LOST, CHILD_LOST)
+LOST = Failure(FailureKind.LOST, CHILD_LOST, CHILD_LOST)
 
 
 class ChildExecutor(ClientAPIExecutor):

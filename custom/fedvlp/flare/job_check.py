@@ -4,6 +4,9 @@ FLARE compares the classes of a job with ``class_allow_list`` when the job's pro
 line when it refuses. ``JobCheck`` reads the same list when the job arrives, takes every entry for one exact class, and
 writes who sent the job, which job it was and what it named. It runs in FLARE's own process of the site, which starts
 those of the jobs and never trains: nothing heavy is imported here.
+
+FLARE unpacks and parses a job before it asks ``JobCheck``. ``unfit_archive`` therefore looks at the archive first: the
+server's at submission, a site's before it is unpacked (flare/perimeter.py).
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 from nvflare.apis.app_validation import AppValidator
 from nvflare.fuel.sec.audit import AuditService
@@ -31,9 +36,6 @@ WHERE = f"{LIST} in local/resources.json"
 
 REFUSED = "job_refused"
 """The action of the audit line."""
-
-COUNTS, ASKED = "fedvlp.flare.OverlapExecutor", "overlap_asked"
-"""The class of a job that counts shared patients, and the action of the line that says that one has come."""
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "nvflare.app_common.widgets.convert_to_fed_event.ConvertToFedEvent": {"events_to_convert": ["analytix_log_stats"]},
@@ -86,6 +88,43 @@ def _by_name(value: Any) -> bool:
     return named or any(map(_by_name, value.values()))
 
 
+LARGEST_ARCHIVE, BLOCK = 64 << 20, 4096
+"""Bytes of all files of a job, and those that a file takes however small it is."""
+
+
+def unfit_archive(archive: bytes | str) -> str:
+    """Why a job's archive (or the file with it) is not to be unpacked and parsed; "" for a job as FLARE packs it.
+
+    FLARE compresses none of them, so what they hold is no larger than they are.
+    """
+    try:
+        with ZipFile(BytesIO(archive) if isinstance(archive, bytes) else archive) as job:
+            entries = job.infolist()
+    except (OSError, ValueError, TypeError, BadZipFile, NotImplementedError):
+        return "the job is no archive that can be read"
+    if any(entry.compress_type != ZIP_STORED for entry in entries):
+        return "the job is compressed; FLARE's own commands submit it as it is"
+    largest = max((entry.file_size for entry in entries), default=0)
+    if largest > LARGEST_JOB:
+        return f"a file of the job has {largest:,} bytes; at most {LARGEST_JOB:,} are read"
+    if sum(max(entry.file_size, BLOCK) for entry in entries) > LARGEST_ARCHIVE:
+        return f"the job has {len(entries):,} files; all of them may take {LARGEST_ARCHIVE:,} bytes"
+    return ""
+
+
+def bound_submissions() -> None:
+    """Makes the server refuse a job that is too large when it is submitted. FLARE has no hook before it parses one."""
+    from nvflare.private.fed.server import job_cmds  # the server's alone
+    from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+
+    class Bounded(JobMetaValidator):
+        def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
+            why = unfit_archive(job_data)
+            return (False, why, {}) if why else super().validate(job_name, job_data)
+
+    job_cmds.JobMetaValidator = Bounded
+
+
 class JobRefusedError(ValueError):
     """The job holds what this site does not take. The text goes to the lead and into the audit log."""
 
@@ -126,8 +165,7 @@ class JobCheck(AppValidator):
                 raise JobRefusedError("the job holds a file that is no part of a job of fedvlp")
         allowed = _allowed(app.parents[1] / "local")
         content = read_json(config / CONFIGS[self.side], LARGEST_JOB)
-        classes = list(named(content))
-        for path in classes:
+        for path in named(content):
             if not isinstance(path, str) or path not in allowed:
                 raise JobRefusedError(f"class {_quoted(path)} is not on this site's list of classes, {WHERE}")
         for path in otherwise_built(content):
@@ -136,9 +174,6 @@ class JobCheck(AppValidator):
             raise JobRefusedError(
                 f"a component gives a name in the place of a path, which no list of classes has, {WHERE}"
             )
-        if COUNTS in classes:
-            job = app.parent.name
-            AuditService.add_event(user=_lead(app), action=ASKED, ref=job, msg=f"job {job} counts shared patients")
 
     def _refused(self, app: Path, why: str) -> str:
         """Writes the audit line; returns what the lead is told."""

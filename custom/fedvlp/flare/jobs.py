@@ -20,9 +20,8 @@ import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.json_file import LARGEST_JOB, read_json
 from fedvlp.core.types import EVALUATE
-from fedvlp.core.validate import require, require_name
+from fedvlp.core.validate import require
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
-from fedvlp.flare.overlap_messages import TASK
 from fedvlp.flare.timeouts import Timeouts
 from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly, refuse_strangers
@@ -36,10 +35,6 @@ CONTROLLER = "fedvlp.flare.FederatedController"
 ENCRYPTED_CONTROLLER = "fedvlp.flare.EncryptedController"
 EXECUTOR = "fedvlp.flare.SiteExecutor"
 CHILD_EXECUTOR = "fedvlp.flare.ChildExecutor"
-OVERLAP_CONTROLLER = "fedvlp.flare.OverlapController"
-OVERLAP_EXECUTOR = "fedvlp.flare.OverlapExecutor"
-OVERLAP = "patient-overlap"
-"""Usual name of a job that counts the patients whom sites share."""
 
 _IN_A_JOB = re.compile(
     r"meta\.json|app/config/config_fed_(server|client)\.json|app/custom/(README\.md|\w+\.py|(fedvlp|__pycache__)/.+)"
@@ -180,10 +175,6 @@ def experiment_of(folder: Path) -> Experiment:
         args = args.get("settings", args)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(f"{folder} is no job of fedvlp: app/config/config_fed_client.json cannot be read") from None
-    if client["executors"][0]["executor"].get("path") == OVERLAP_EXECUTOR:
-        raise ValueError(
-            f"{folder} counts shared patients and trains nothing; overlap in local/fedvlp.json lets it run"
-        )
     names = {f.name for f in fields(Experiment)}
     return Experiment(**{name: from_config(value) for name, value in args.items() if name in names})
 
@@ -282,47 +273,6 @@ def write_job(experiment: Experiment, folder: Path, *, bundled: bool = False, **
         package = Path(fedvlp.__file__).parent
         target = folder / "app" / "custom" / "fedvlp"
         shutil.copytree(package, target, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-def overlap_files(name: str, data: Any, sites: Sequence[str], *, custom: bool = True) -> dict[str, str]:
-    """The files of a job that counts the patients whom every two of ``sites`` share, by path.
-
-    ``data``: the data set as the sites call it, a ``NamedData``; in a simulation also a source.
-    """
-    sites = sorted(set(sites))
-    if getattr(data, "public", ""):
-        raise SiteConfigError(f"nobody counts the patients of a public set; leave public={data.public} out")
-    controller = {"path": OVERLAP_CONTROLLER, "args": {"name": name, "sites": sites}}
-    executor = {"path": OVERLAP_EXECUTOR, "args": {"data": to_config(data), "sites": sites}}
-    meta = {"name": name, "resource_spec": {}, "min_clients": 2, "deploy_map": {"app": ["server", *sites]}}
-    files: dict[str, Any] = {
-        "meta.json": meta,
-        "app/config/config_fed_server.json": {
-            "format_version": 2,
-            "server": {"task_request_interval": 0.1},
-            "workflows": [{"id": "overlap", **controller}],
-            "components": [],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
-        "app/config/config_fed_client.json": {
-            "format_version": 2,
-            "executors": [{"tasks": [TASK], "executor": executor}],
-            "components": [],
-            "task_data_filters": [],
-            "task_result_filters": [],
-        },
-    }
-    texts = {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
-    return texts | ({"app/custom/README.md": NOTE} if custom else {})
-
-
-def write_overlap_job(name: str, data: Any, sites: Sequence[str], folder: Path, *, custom: bool = True) -> Path:
-    """Writes such a job into ``folder`` (replaced). Raises ValueError without two sites; FileExistsError as above."""
-    require_name("the name of the job", name)
-    require(len(set(sites)) >= 2, "patients are counted between two sites or more; name them with --at")
-    _write(folder, overlap_files(name, data, sites, custom=custom))
     return folder
 
 

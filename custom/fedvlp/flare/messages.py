@@ -14,7 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.utils.decomposers import flare_decomposers
 from nvflare.fuel.utils import fobs
 
-from fedvlp.core.reasons import IN_THE_LOG, UNKNOWN, for_the_server
+from fedvlp.core.site_error import one_line
 from fedvlp.core.types import Broadcast, Failure, FailureKind, State, Update, header
 
 if TYPE_CHECKING:  # torch, which a process that only passes messages on does without
@@ -122,19 +122,19 @@ def _own(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def send_failure(failed: Failure | Exception) -> Shareable:
-    """An error reply; of its words what the list of core/reasons.py lets leave a site."""
+    """An error reply, with the public words of the failure alone (core/site_error.py)."""
     if not isinstance(failed, Failure):
         from fedvlp.federation import site
 
         failed = site.failure(failed)
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     reply.set_header(KIND, failed.kind.value)
-    reply.set_header(REASON, for_the_server(failed.text))
+    reply.set_header(REASON, one_line(failed.public))
     return reply
 
 
 def failure(shareable: Shareable) -> Failure | None:
-    """Why the site could not answer, or None when it did. Nothing of its words is repeated but what is on the list."""
+    """Why the site could not answer, or None when it did. Its words are repeated where they are one plain line."""
     code = shareable.get_return_code(ReturnCode.OK)
     if code == ReturnCode.OK:
         return None
@@ -143,8 +143,6 @@ def failure(shareable: Shareable) -> Failure | None:
         return Failure(FailureKind.NOT_HELD, text)
     kind, text = shareable.get_header(KIND), shareable.get_header(REASON)
     known = kind in [known.value for known in FailureKind]
-    if text is None:
-        said = code if isinstance(code, str) and code in CODES else f"{UNKNOWN}: {IN_THE_LOG}"
-    else:
-        said = for_the_server(text)
-    return Failure(FailureKind(kind) if known else FailureKind.FAILED, said)
+    wordless = text is None and isinstance(code, str) and code in CODES
+    said = code if wordless else one_line(text)
+    return Failure(FailureKind(kind) if known else FailureKind.FAILED, said, said)

@@ -62,8 +62,12 @@ class NoiseAndEncrypt(ClipAndNoise):
         own = update.num_samples
         if not 1 <= own <= self.samples:
             raise PrivacyError(
-                f"this site has {own} training records, and the noise is made for 1 to {self.samples} at each site; "
-                "all sites agree on another samples of NoiseAndEncrypt"
+                public=(
+                    "this site has {own} training records, and the noise is made for 1 to {samples} at each site;"
+                    " all sites agree on another samples of NoiseAndEncrypt"
+                ),
+                own=own,
+                samples=self.samples,
             )
         cipher = Cipher.load(self.context, fl_ctx)
         share = share_of(self.noise_multiplier, self.honest) * self.samples / own  # it is multiplied by own below
@@ -78,6 +82,10 @@ class NoiseAndEncrypt(ClipAndNoise):
         least = envelope.least_quorum if envelope else 0
         if least <= self.honest:
             raise PrivacyError(
-                f"the noise counts on {self.honest} shares beside the reader's, so a round must need more updates than "
-                f"that; this site's envelope.least_quorum is {least}"
+                public=(
+                    "the noise counts on {honest} shares beside the reader's, so a round must need more updates "
+                    "than that; this site's envelope.least_quorum is {least}"
+                ),
+                honest=self.honest,
+                least=least,
             )

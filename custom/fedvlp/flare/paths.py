@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import NAME
 from fedvlp.run import lock
 
@@ -29,7 +30,7 @@ TRAINED = "trained.safetensors"
 """In a site's folder of an encrypted run: the model that it ended with."""
 
 
-class PathError(ValueError):
+class PathError(SiteError, ValueError):
     """A path leads out of the folder that is meant for it."""
 
 
@@ -67,7 +68,7 @@ def under(root: Path, name: object) -> Path:
     path = root / run / number
     called = NAME.fullmatch(run) and NUMBER.fullmatch(number)
     if not called or not path.resolve().is_relative_to(root.resolve()):
-        raise PathError("the server names a run folder outside this site's own; the task is refused")
+        raise PathError(public="the server names a run folder outside this site's own; the task is refused")
     return path.resolve()
 
 

@@ -52,6 +52,9 @@ from nvflare.private.defs import (
 )
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
 
+from fedvlp.flare.job_check import bound_submissions, unfit_archive
+from fedvlp.flare.kit_lock import hold_kit
+
 SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
 """Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
 names to which FLARE's server issues its own tokens."""
@@ -121,6 +124,8 @@ LONGEST = 100  # characters of what a sender says of itself that are quoted
 class Perimeter(FLComponent):
     """A component of ``local/resources.json``, put before the process's messages as soon as FLARE starts it.
 
+    Where another process runs this kit already, FLARE does not start.
+
     Args:
         side: "client" at a site, "server" at the server.
         allow_shell: whether the server may send ``sys.shell``, the console's ``cat``, ``grep``, ``head`` and the like.
@@ -132,6 +137,7 @@ class Perimeter(FLComponent):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
         self._own_name = ""  # in the server's certificate
+        hold_kit()
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -143,6 +149,7 @@ class Perimeter(FLComponent):
         if self.side == "server":
             self._own_name = core.identity_resolver.resolve(SERVER)
             core.add_incoming_filter("*", "*", self.check_at_server)
+            bound_submissions()
         elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
@@ -168,6 +175,8 @@ class Perimeter(FLComponent):
         job = asked.get_header(RequestHeader.JOB_ID)
         if topic == TrainingTopic.DELETE_RUN and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
             return self._refuse(message, f"{topic} names no job")
+        if topic == TrainingTopic.DEPLOY and (why := unfit_archive(asked.body)):
+            return self._refuse(message, why)
         return None
 
     def _sender(self, message: Message) -> str | None:

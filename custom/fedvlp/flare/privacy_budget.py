@@ -28,7 +28,7 @@ def epsilon(releases: Mapping[float, int], delta: float) -> float:
     try:
         from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
     except ImportError:
-        raise PrivacyError("the accountant is missing at this site: pip install 'fedvlp[privacy]'") from None
+        raise PrivacyError(public="the accountant is missing at this site: pip install 'fedvlp[privacy]'") from None
     if not any(releases.values()):
         return 0.0
     total = sum(
@@ -72,7 +72,15 @@ class Ledger:
             if not after <= limit:
                 raise PrivacyError(
                     f"the privacy budget of {dataset!r} is used up: epsilon {before:.3f} of {limit:g} at delta "
-                    f"{delta:g}, and one more release would make it {after:.3f}; nothing was sent"
+                    f"{delta:g}, and one more release would make it {after:.3f}; nothing was sent",
+                    public=(
+                        "the privacy budget is used up: epsilon {before:.3f} of {limit:g} at delta {delta:g}, and one"
+                        " more release would make it {after:.3f}; nothing was sent"
+                    ),
+                    before=before,
+                    limit=limit,
+                    delta=delta,
+                    after=after,
                 )
             link = _link(entries[-1]["link"] if entries else mark["site"], dataset, noise_multiplier)
             entries.append({"data": dataset, "noise_multiplier": noise_multiplier, "link": link})
@@ -86,8 +94,10 @@ class Ledger:
         if not self.marker.exists():
             if self.path.exists():
                 raise PrivacyError(
-                    "the marker of this site's privacy ledger is gone, so nobody can tell whether the ledger is whole; "
-                    "restore it from a copy, nothing is sent before"
+                    public=(
+                        "the marker of this site's privacy ledger is gone, so nobody can tell whether the ledger is "
+                        "whole; restore it from a copy, nothing is sent before"
+                    )
                 )
             new = {"site": secrets.token_hex(16), "releases": 0, "link": ""}
             save_json(self.marker, new)
@@ -98,7 +108,7 @@ class Ledger:
                 return {"site": str(mark["site"]), "releases": mark["releases"], "link": str(mark["link"])}
         except (ValueError, KeyError, TypeError):
             pass
-        raise PrivacyError("the marker of this site's privacy ledger is damaged; restore it from a copy")
+        raise PrivacyError(public="the marker of this site's privacy ledger is damaged; restore it from a copy")
 
     def _entries(self, mark: dict[str, Any]) -> list[dict[str, Any]]:
         """The entries, each one's hash checked. Raises PrivacyError unless they go on from what the marker knows."""
@@ -106,8 +116,11 @@ class Ledger:
         if not self.path.exists():
             if made:
                 raise PrivacyError(
-                    f"the privacy ledger of this site is gone, and its marker says that {made} releases were made; "
-                    "restore it from a copy, nothing is sent before"
+                    public=(
+                        "the privacy ledger of this site is gone, and its marker says that {made} releases were made;"
+                        " restore it from a copy, nothing is sent before"
+                    ),
+                    made=made,
                 )
             return []
         entries = self._read()
@@ -116,13 +129,19 @@ class Ledger:
             last = _link(last, entry["data"], entry["noise_multiplier"])
             if entry["link"] != last:
                 raise PrivacyError(
-                    "the privacy ledger of this site was altered, or is another site's; restore it from a copy, "
-                    "nothing is sent before"
+                    public=(
+                        "the privacy ledger of this site was altered, or is another site's; restore it from a copy, "
+                        "nothing is sent before"
+                    )
                 )
         if len(entries) < made or (made and entries[made - 1]["link"] != mark["link"]):
             raise PrivacyError(
-                f"the privacy ledger of this site is cut or an older copy: it holds {len(entries)} releases and its "
-                f"marker says {made}; restore the newest copy, nothing is sent before"
+                public=(
+                    "the privacy ledger of this site is cut or an older copy: it holds {count} releases and its "
+                    "marker says {made}; restore the newest copy, nothing is sent before"
+                ),
+                count=len(entries),
+                made=made,
             )
         return entries
 
@@ -138,7 +157,9 @@ class Ledger:
                 return entries
         except (ValueError, KeyError, TypeError):
             pass
-        raise PrivacyError("the privacy ledger of this site is damaged; restore it from a copy, nothing is sent before")
+        raise PrivacyError(
+            public="the privacy ledger of this site is damaged; restore it from a copy, nothing is sent before"
+        )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

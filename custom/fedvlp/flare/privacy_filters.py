@@ -1,7 +1,7 @@
 """A hospital's own filters, for its ``local/privacy.json``: FLARE applies them whatever the job says, before the job's.
 
 Whatever is not an update of fedvlp is refused, and what leaves is put together anew from its checked parts. A refusal
-is an error reply that says why. A job that counts shared patients has a door of its own (flare/overlap_messages.py).
+is an error reply that says why.
 ``RememberReceived`` must be among the ``components`` of the same file: the site's filters come before the job's, so
 only the task that reaches the executor is sure to be the decoded one.
 """
@@ -25,14 +25,14 @@ from torch import Tensor
 
 from fedvlp.core.metric_names import SITE_EPSILON
 from fedvlp.core.privacy import PrivacyError, allowed_metrics, clip_and_noise, is_mistake, is_named, refuse_named
-from fedvlp.core.reasons import for_the_server
+from fedvlp.core.site_error import one_line
 from fedvlp.core.types import MODALITIES, FailureKind, State, Update, subject
 from fedvlp.core.validate import require
 from fedvlp.deploy.envelope import Behind
 from fedvlp.deploy.site_config import envelope_at
 from fedvlp.evaluation.audit.words import standing_out
 from fedvlp.federation.site import failure
-from fedvlp.flare import messages, overlap_messages
+from fedvlp.flare import messages
 from fedvlp.flare.messages import BEHIND
 from fedvlp.flare.privacy_budget import Ledger
 
@@ -43,7 +43,7 @@ class RememberReceived(FLComponent):
     """Keeps a copy of the state that a task brings until the reply has left (in the task's own context)."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == EventType.BEFORE_TASK_EXECUTION and not overlap_messages.is_task(fl_ctx):
+        if event_type == EventType.BEFORE_TASK_EXECUTION:
             message, _ = messages.receive_broadcast(fl_ctx.get_prop(FLContextKey.TASK_DATA))
             copy = {name: tensor.detach().clone() for name, tensor in message.state.items()}
             fl_ctx.set_prop(RECEIVED, copy, private=True, sticky=False)
@@ -54,8 +54,10 @@ def received(fl_ctx: FLContext) -> State:
     state = fl_ctx.get_prop(RECEIVED)
     if not isinstance(state, dict):
         raise PrivacyError(
-            'this site\'s privacy.json lacks the component "fedvlp.flare.RememberReceived", or the task held '
-            "no state; nothing is sent"
+            public=(
+                'this site\'s privacy.json lacks the component "fedvlp.flare.RememberReceived", or the task '
+                "held no state; nothing is sent"
+            )
         )
     return state
 
@@ -68,8 +70,6 @@ class UpdateFilter(Filter):
         if code != ReturnCode.OK:
             return _bare_failure(code, shareable)
         try:
-            if overlap_messages.is_counted(fl_ctx):
-                return overlap_messages.passed(shareable, fl_ctx)
             update = _within(_checked(shareable, fl_ctx.get_identity_name()), fl_ctx)
             return messages.send_update(self.filtered(update, fl_ctx))
         except Exception as error:
@@ -88,8 +88,8 @@ def _bare_failure(code: str, shareable: Shareable) -> Shareable:
     kind, said = shareable.get_header(messages.KIND), shareable.get_header(messages.REASON)
     if kind in [known.value for known in FailureKind]:
         reply.set_header(messages.KIND, kind)
-    if isinstance(said, str):
-        reply.set_header(messages.REASON, for_the_server(said))
+    if said is not None:
+        reply.set_header(messages.REASON, one_line(said))
     return reply
 
 
@@ -99,13 +99,13 @@ def _checked(shareable: Shareable, site: str) -> Update:
         kind = from_shareable(shareable).data_kind
         update = messages.receive_update(shareable, site)
     except Exception:
-        raise PrivacyError("the reply is not an update of fedvlp") from None
+        raise PrivacyError(public="the reply is not an update of fedvlp") from None
     numbers = all(type(value) is int for value in (update.round, update.num_samples, update.public_id))
     words = type(update.phase) is str and set(update.modalities) <= set(MODALITIES)
     tensors = all(isinstance(t, Tensor) for t in (*update.state.values(), *update.aux.values()))
     figures = all(type(values) is dict for values in (update.scalars, update.metrics))
     if not (kind == DataKind.WEIGHTS and numbers and words and tensors and figures):
-        raise PrivacyError("the reply is not an update of fedvlp: a part has another type")
+        raise PrivacyError(public="the reply is not an update of fedvlp: a part has another type")
     return update
 
 
@@ -161,11 +161,12 @@ class ClipAndNoise(UpdateFilter):
 
     def _refuse_uncovered(self, update: Update) -> None:
         if update.aux:
-            raise PrivacyError("the method sends tensors beside the model, which noise does not cover here")
+            raise PrivacyError(public="the method sends tensors beside the model, which noise does not cover here")
         if update.scalars:
             named = ", ".join(sorted(map(str, update.scalars)))
             raise PrivacyError(
-                f"the method sends exact figures of this site's records ({named}); take one without, e.g. FedAvg"
+                f"the method sends exact figures of this site's records ({named}); take one without, e.g. FedAvg",
+                public="the method sends exact figures of this site's records; take one without, e.g. FedAvg",
             )
 
     def _booked(self, fl_ctx: FLContext) -> float:
@@ -219,12 +220,18 @@ class SendAsReceived(UpdateFilter):
         before = received(fl_ctx)
         for pattern in self.names if before else ():  # a method that sends no model has its sites send representations
             if is_mistake(pattern, before):
-                raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
+                raise PrivacyError(
+                    f"the name {pattern!r} matches no tensor of this model; correct the site's list",
+                    public="a name on the site's list matches no tensor of this model; it corrects its list",
+                )
         state = dict(update.state)
         for name in state:
             if any(is_named(name, pattern) for pattern in self.names):
                 if name not in before:
-                    raise PrivacyError(f"{name} was not received, so it cannot be sent as it came")
+                    raise PrivacyError(
+                        f"{name} was not received, so it cannot be sent as it came",
+                        public="a tensor was not received, so it cannot be sent as it came",
+                    )
                 state[name] = before[name]
         return replace(update, state=state)
 
@@ -251,14 +258,20 @@ class AuditOutgoing(UpdateFilter):
         before = received(fl_ctx)
         for pattern in self.names if before else ():
             if is_mistake(pattern, before):
-                raise PrivacyError(f"the name {pattern!r} matches no tensor of this model; correct the site's list")
+                raise PrivacyError(
+                    f"the name {pattern!r} matches no tensor of this model; correct the site's list",
+                    public="a name on the site's list matches no tensor of this model; it corrects its list",
+                )
         for name, tensor in {**update.state, **update.aux}.items():
             own = subject(name)
             if not any(is_named(name, pattern) for pattern in self.names):
                 continue
             start = before.get(own)
             if start is None or tensor.ndim != 2 or start.shape != tensor.shape:
-                raise PrivacyError(f"{name} is no embedding that was received, so what it tells cannot be measured")
+                raise PrivacyError(
+                    f"{name} is no embedding that was received, so what it tells cannot be measured",
+                    public="a tensor that the site audits is no embedding that was received",
+                )
             after = tensor if own == name else start.cpu() + tensor.cpu()  # a change travels beside the tensor
             out = int(standing_out(start.cpu(), after.cpu()).sum())
             told = out if out < len(tensor) else 0
@@ -266,7 +279,11 @@ class AuditOutgoing(UpdateFilter):
             if 0 <= self.most < told:
                 raise PrivacyError(
                     f"{told} rows of {name} stand out, so words of this site's reports can be read off; at most "
-                    f"{self.most} may. Add SendAsReceived for it, or noise"
+                    f"{self.most} may. Add SendAsReceived for it, or noise",
+                    public=(
+                        "words of this site's reports can be read off the update; its engineer lists SendAsReceived, "
+                        "or noise, before AuditOutgoing"
+                    ),
                 )
         return update
 

@@ -125,9 +125,9 @@ class SiteExecutor(Executor):
         if said.aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         if said.failure is not None:
-            kind, text = said.failure
+            kind, text, public = said.failure
             self.log_error(fl_ctx, f"{task_name} failed: {text}")
-            return messages.send_failure(Failure(FailureKind(kind), text))
+            return messages.send_failure(Failure(FailureKind(kind), text, public))
         if said.ahead:
             self.log_info(fl_ctx, f"{task_name} was answered ahead")
         fl_ctx.set_prop(BEHIND, _behind(said.behind), private=True, sticky=False)

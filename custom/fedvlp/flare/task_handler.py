@@ -11,6 +11,7 @@ from fedvlp import __version__
 from fedvlp.core.crafted import Start, check_crafted, start_of
 from fedvlp.core.gate import check_broadcast, plain
 from fedvlp.core.privacy import PrivacyError
+from fedvlp.core.site_error import SiteError, may_leave
 from fedvlp.core.types import EVALUATE, WIRE_VERSIONS, Broadcast, State, Update
 from fedvlp.data.cache import forget_oldest
 from fedvlp.deploy.envelope import Behind, Envelope, Watched
@@ -29,7 +30,7 @@ from fedvlp.training import distributed
 logger = logging.getLogger(__name__)
 
 
-class RefusedError(ValueError):
+class RefusedError(SiteError, ValueError):
     """The task does not belong to the experiment that this site was given, or is of no form that its server sends."""
 
 
@@ -67,7 +68,9 @@ class TaskHandler:
         if not problem and message.round + (message.phase != EVALUATE) > rounds:
             problem = f"it is for round {message.round}, and the run has {rounds}, from 0 on"
         if problem:
-            raise RefusedError(f"the task is none of this experiment: {problem}")
+            raise RefusedError(
+                f"the task is none of this experiment: {problem}", public="the task is none of this experiment"
+            )
         envelope = envelope_at(Path(self.paths.local).parent)
         if envelope is not None:
             envelope.admit(self.experiment)
@@ -124,7 +127,11 @@ class TaskHandler:
         problem = check_crafted(message.state, self._start)
         if problem:
             raise RefusedError(
-                f"{self.paths.site} does not train the received model: {problem}. Ask who runs the server what it sent"
+                f"{self.paths.site} does not train the received model: {problem}. Ask who runs the server what it sent",
+                public=(
+                    "this site does not train the received model: it looks made to single out records. Ask who "
+                    "runs the server what it sent"
+                ),
             )
 
     def _initial(self, site: Site) -> State:
@@ -180,21 +187,41 @@ def refuse_overflow(site: str, samples: int, most: int | None) -> None:
         raise PrivacyError(
             f"{site} has {samples} training records; with weights as large as this model's, the parameters of the "
             f"encryption hold the sum of at most {most}: provision with a smaller scale_bits or larger "
-            "coeff_mod_bit_sizes (HEBuilder in project.yml), or offer the job fewer records"
+            "coeff_mod_bit_sizes (HEBuilder in project.yml), or offer the job fewer records",
+            public=(
+                "this site has {samples} training records; with weights as large as this model's, the "
+                "parameters of the encryption hold the sum of at most {most}: provision with a smaller "
+                "scale_bits or larger coeff_mod_bit_sizes (HEBuilder in project.yml), or offer the job fewer "
+                "records"
+            ),
+            samples=samples,
+            most=most,
         )
 
 
 def refuse_other(experiment: Experiment, run: dict[str, str]) -> None:
     """Raises RefusedError unless the server runs this very experiment, and writes what this site reads."""
-    wire = run.get("wire")
+    wire, version = run.get("wire"), run.get("version")
     if wire not in [str(known) for known in WIRE_VERSIONS]:
         raise RefusedError(
-            f"the server writes wire version {plain(wire)} (fedvlp {plain(run.get('version'))}), this site reads "
-            f"{WIRE_VERSIONS[0]} to {WIRE_VERSIONS[-1]} (fedvlp {__version__}): install one fedvlp at both"
+            f"the server writes wire version {plain(wire)} (fedvlp {plain(version)}), this site reads "
+            f"{WIRE_VERSIONS[0]} to {WIRE_VERSIONS[-1]} (fedvlp {__version__}): install one fedvlp at both",
+            public="the server writes wire version {wire} (fedvlp {version}), this site reads {first} to {last} "
+            "(fedvlp {own}): install one fedvlp at both"
+            if may_leave(wire) and may_leave(version)
+            else "the server writes another wire version, this site reads {first} to {last} (fedvlp {own}): install "
+            "one fedvlp at both",
+            wire=wire if may_leave(wire) else 0,
+            version=version if may_leave(version) else 0,
+            first=WIRE_VERSIONS[0],
+            last=WIRE_VERSIONS[-1],
+            own=__version__,
         )
     mine = fingerprint(experiment)
     if run.get("fingerprint") != mine:
         raise RefusedError(
             f"the server's fingerprint is {plain(run.get('fingerprint'))}, this site's is {mine}: "
-            "server and site must run the same job"
+            "server and site must run the same job",
+            public="the server's fingerprint is not this site's, {mine}: server and site must run the same job",
+            mine=mine,
         )

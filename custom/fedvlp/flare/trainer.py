@@ -63,7 +63,7 @@ class Trainer:
             return {"aborted": True}, {}
         except Exception as error:
             failed = failure(error)
-            return {"failure": [failed.kind.value, failed.text], "aborted": False}, {}
+            return {"failure": [failed.kind.value, failed.text, failed.public], "aborted": False}, {}
 
     def _update(self, asked: dict[str, Any], tensors: Mapping[str, RawTensor], should_stop: Callable[[], bool]) -> Said:
         from fedvlp.core.types import Broadcast, header

@@ -61,7 +61,7 @@ class Answer:
     update: dict[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, RawTensor] = field(default_factory=dict)
     behind: dict[str, Any] | None = None
-    failure: tuple[str, str] | None = None
+    failure: tuple[str, str, str] | None = None
     aborted: bool = False
     ahead: bool = False  # it was there before it was asked for (flare/look_ahead.py)
 

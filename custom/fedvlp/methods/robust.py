@@ -156,6 +156,11 @@ def contrastive(terms: Mapping[str, Tensor]) -> Tensor:
         raise NoLossError(
             f"the terms of the objective for this site's records are: {', '.join(sorted(terms)) or 'none'}; FedDRA and "
             "FedRGB need a contrastive one. Give them sites with images and reports and an objective that contrasts "
-            "the two, or choose another method"
+            "the two, or choose another method",
+            public=(
+                "the objective has no contrastive loss for this site's records, and FedDRA and FedRGB need "
+                "one. Give them sites with images and reports and an objective that contrasts the two, or "
+                "choose another method"
+            ),
         )
     return terms["contrastive"]

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from fedvlp.core.site_error import SiteError
+
 HUB = "https://huggingface.co"
 PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 WAIT = 3.0
@@ -19,8 +21,13 @@ IN_KIT = "(a site or server of a consortium: put that folder into the kit, as mo
 """What a remedy adds for machines that take no path from a job."""
 
 
-class NoWeightsError(RuntimeError):
+class NoWeightsError(SiteError, RuntimeError):
     """Published weights, a configuration or a tokenizer that can neither be read here nor fetched."""
+
+    told = (
+        "the weights of a tower that the job names are not on this machine; they belong into models/ of its kit, under "
+        "the tower's name"
+    )
 
 
 @lru_cache

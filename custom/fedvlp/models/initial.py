@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedvlp.core.checkpoint import save_bytes, save_json
 from fedvlp.core.json_file import read_json
+from fedvlp.core.site_error import SiteError
 
 SHIPPED = {
     "tiny-pool": "28aeea72cf32aea60c22a73377e941ccb9d6818f156093fe227f3d71f7a1bb07",
@@ -35,8 +36,10 @@ DESCRIBED = ("image_architecture", "text_architecture", "tokenizer")
 _PINNED = re.compile(r"(.+)@([0-9a-f]{64})", re.DOTALL)
 
 
-class InitialWeightsError(ValueError):
+class InitialWeightsError(SiteError, ValueError):
     """The weights to start from are not there, are damaged, or do not fit the model. Holds no path."""
+
+    told = "the weights to start from are not there, or damaged"
 
 
 class Init(NamedTuple):
@@ -100,7 +103,8 @@ def load_initial(model: nn.Module, init: str) -> None:
     if problems:
         raise InitialWeightsError(
             f"model.init {wanted.shown} does not fit this model: {'; '.join(problems)}. Choose the towers and sizes "
-            "that the weights were made with, leave parts other than the encoders out, or set model.init=random"
+            "that the weights were made with, leave parts other than the encoders out, or set model.init=random",
+            public="the weights to start from do not fit this model",
         )
     with torch.no_grad():
         for name, tensor in seen.items():
@@ -220,7 +224,8 @@ def _refuse_other_content(wanted: Init, described: Mapping[str, Any], seen: str)
     if wanted.digest not in ("", seen):
         raise InitialWeightsError(
             f"model.init {wanted.shown}: {WEIGHTS} has the SHA-256 {seen}, but the experiment was made with "
-            f"{wanted.digest}; restore those weights, or begin anew with these"
+            f"{wanted.digest}; restore those weights, or begin anew with these",
+            public="the weights to start from are not those that the experiment was made with",
         )
 
 

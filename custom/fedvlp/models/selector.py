@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedvlp.core.seeds import seeded
+from fedvlp.core.site_error import SiteError
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.tiny import heads_for
 
@@ -22,7 +23,7 @@ FUSIONS = ("mlp", "attention")
 NO_FINDING = "No Finding"
 
 
-class SelectorError(ValueError):
+class SelectorError(SiteError, ValueError):
     """The selector does not fit the records or the sites. The message names the setting to change."""
 
 
@@ -134,8 +135,12 @@ class Selector(nn.Module):
         seen = "no" if labels is None else labels.shape[1]  # for the message
         if labels is None or seen != len(self.config.classes):
             raise SelectorError(
-                f"selector: records have {seen} labels, the selector knows {len(self.config.classes)} classes; "
-                "extra.classes must name the data's label columns"
+                public=(
+                    "selector: records have {seen} labels, the selector knows {count} classes; extra.classes must"
+                    " name the data's label columns"
+                ),
+                seen=seen,
+                count=len(self.config.classes),
             )
         positive = labels == 1
         return torch.cat([positive, ~positive.any(dim=1, keepdim=True)], dim=1)
@@ -161,7 +166,9 @@ class Selector(nn.Module):
         """
         if not 0 <= site < self.config.sites:
             raise SelectorError(
-                f"selector: this is site {site + 1} of {self.config.sites}; set extra.sites to how many there are"
+                public="selector: this is site {number} of {sites}; set extra.sites to how many there are",
+                number=site + 1,
+                sites=self.config.sites,
             )
         present = self.present(labels)
         logits = self._logits(image, report, self._augmented(words, present))
@@ -211,7 +218,11 @@ class Selector(nn.Module):
             if embedding is None:
                 raise SelectorError(
                     f"selector: no {name} embedding of these records; leave it out of extra.embeddings, or let the "
-                    "sites without reports retrieve some (partition.retrieve)"
+                    "sites without reports retrieve some (partition.retrieve)",
+                    public=(
+                        "selector: an embedding is missing for these records; leave it out of extra.embeddings, or "
+                        "let the sites without reports retrieve some (partition.retrieve)"
+                    ),
                 )
             inputs[name] = embedding
         weights = {"report": self.config.report_weight, "token": self.config.token_weight}

@@ -274,7 +274,10 @@ class Assembly:
         self.gate()
         if name not in self._trained():
             known = ", ".join(self._trained())
-            raise NoRecordsError(f"site {name!r} has no records in this experiment; there are: {known}")
+            raise NoRecordsError(
+                f"site {name!r} has no records in this experiment; there are: {known}",
+                public="this site has no records in this experiment",
+            )
         refuse_no_folder(name)
         site = None if self.pooled else name
         client = self.client(name, self.data(site), site)

@@ -127,7 +127,9 @@ class Experiment:
             init = parse(model.init)
             if init.name and not init.digest:
                 raise InitialWeightsError(
-                    f"model.init {init.shown} lacks the checksum of the weights; export the job again, with NAME@SHA256"
+                    f"model.init {init.shown} lacks the checksum of the weights; export the job again, "
+                    "with NAME@SHA256",
+                    public="model.init lacks the checksum of the weights; export the job again, with NAME@SHA256",
                 )
 
     def _following(self, name: str) -> Any:

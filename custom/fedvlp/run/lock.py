@@ -25,8 +25,10 @@ class FolderInUseError(ValueError):
 
 
 @contextmanager
-def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
+def only_writer(folder: Path, patience: float = 0.0, what: str = "") -> Iterator[None]:
     """Makes this process the only one that writes the run in ``folder``, which is made where it is not there.
+
+    ``what``: what is in the folder, if it is no run.
 
     Raises FolderInUseError when another still does after ``patience`` seconds. The file of the lock stays: whether
     somebody holds it is known to the kernel alone, so what a killed process left in it bars nobody.
@@ -37,7 +39,9 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
         until = time.monotonic() + patience
         while not _taken(handle):
             if time.monotonic() >= until:
-                raise FolderInUseError(f"run {folder.parent.name}/{folder.name} is in use: {_holder(handle)}")
+                raise FolderInUseError(
+                    f"{what or _run(folder)} is in use: {_holder(handle)}; wait for it to end or end it, then try again"
+                )
             time.sleep(0.2)
         handle.truncate(0)
         now = datetime.now(timezone.utc)
@@ -52,16 +56,21 @@ def only_writer(folder: Path, patience: float = 0.0) -> Iterator[None]:
             _held.discard(handle)
 
 
-def in_use(folder: Path) -> bool:
-    """Whether a process writes the run in ``folder``."""
+def in_use(folder: Path) -> str:
+    """Who writes the run in ``folder``; "" where nobody does."""
     try:
         with _opened(folder, "r", os.O_RDONLY) as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return _holder(handle)
     except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
+        pass
+    return ""
+
+
+def _run(folder: Path) -> str:
+    return f"run {folder.parent.name}/{folder.name}"
 
 
 def _opened(folder: Path, mode: str, flags: int) -> TextIOWrapper:
@@ -80,7 +89,7 @@ def _opened(folder: Path, mode: str, flags: int) -> TextIOWrapper:
 
 def _strange(folder: Path, why: str) -> FolderInUseError:
     return FolderInUseError(
-        f"run {folder.parent.name}/{folder.name}: {FILE} cannot be locked ({why}); a run's lock is a file of its own. "
+        f"{_run(folder)}: {FILE} cannot be locked ({why}); a run's lock is a file of its own. "
         "See who put it there, and remove it"
     )
 
@@ -98,10 +107,9 @@ def _holder(handle: TextIOWrapper) -> str:
     handle.seek(0)
     try:
         said = json.loads(handle.read(LONGEST))
-        who = f"process {said['process']} on {said['host']} has been writing it since {said['since']}"
+        return f"process {said['process']} on {said['host']} has been writing it since {said['since']}"
     except (ValueError, KeyError, TypeError, RecursionError):  # it has only just begun
-        who = "another process has just begun to write it"
-    return f"{who}; wait for it to end or end it, then resume"
+        return "another process has just begun to write it"
 
 
 def _let_forks_go() -> None:

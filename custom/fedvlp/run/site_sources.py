@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedvlp.core.validate import require
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.patients import patient_names
 from fedvlp.data.screening import Screened, screen_all
 from fedvlp.data.sources.table import TableSource
 from fedvlp.run.config import from_config
@@ -40,16 +39,6 @@ class SiteSources:
     def screen(self) -> Screened:
         """The reports of all sites, searched, before any image is decoded."""
         return screen_all([source for _, source in self.sites], self._joined)
-
-    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
-        """The patients of one ``site``, or of all, as their data sets have them (data/patients.py).
-
-        Raises ValueError for an unknown site, and where a data set cannot tell.
-        """
-        if site not in (None, *dict(self.sites)):
-            raise ValueError(f"sites: {site!r} has no data set; expected one of {', '.join(dict(self.sites))}")
-        own = [source for name, source in self.sites if site in (None, name)]
-        return [name for source in own for name in patient_names(source, column=column)]
 
     def _joined(self, built: Sequence[Cohort]) -> Cohort:
         cohorts = dict(zip(dict(self.sites), built, strict=True))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedvlp.core.optimizers import SGD, AdamW
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import require
 
 CHOICES = {
@@ -22,7 +23,7 @@ CHOICES = {
 }
 
 
-class DeviceError(RuntimeError):
+class DeviceError(SiteError, RuntimeError):
     """The device that the settings ask for is not there."""
 
 
@@ -123,7 +124,9 @@ class Training:
             return torch.device("cpu")
         if not torch.cuda.is_available():
             raise DeviceError(
-                "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or fix the "
-                "driver (nvidia-smi shows what it sees)"
+                public=(
+                    "training.device is cuda, and torch finds no GPU on this machine; set it to auto or cpu, or "
+                    "fix the driver (nvidia-smi shows what it sees)"
+                )
             )
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))

@@ -14,6 +14,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.device import prefetched
 from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.seeds import seed
+from fedvlp.core.site_error import NotFiniteError
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed, dp_sgd
 from fedvlp.training.config import Training
@@ -37,7 +38,7 @@ def train(
     """The one training loop: the phase's steps on this site's data. Returns the mean of every loss term.
 
     ``message`` may scale the learning rate (``lr_scale``) or the loss (``loss_scale``). Raises Aborted between
-    steps when asked to stop, FloatingPointError naming the term and the step when a loss is not finite. With
+    steps when asked to stop, NotFiniteError naming the term and the step when a loss is not finite. With
     ``unfinished`` it goes on where this very task was broken off, and ends with the same bytes. ``optimizer``: the
     optimiser's tensors of earlier phases, in which those of this phase take their place.
 
@@ -118,9 +119,15 @@ def mean_terms(history: list[dict[str, Tensor]], site: str, message: Broadcast) 
         finite = torch.isfinite(values)
         if not bool(finite.all()):
             step = int((~finite).nonzero()[0, 0])
-            raise FloatingPointError(
+            raise NotFiniteError(
                 f"{site}: loss term {name!r} is {values[step].item()} at step {step} of round {message.round} phase "
-                f"{message.phase}. Lower training.lr or look at this site's data; the server drops this update."
+                f"{message.phase}. Lower training.lr or look at this site's data; the server drops this update.",
+                public=(
+                    "a loss is no finite number at step {step} of round {round}. Lower training.lr or look at "
+                    "this site's data"
+                ),
+                step=step,
+                round=message.round,
             )
         means[name] = float(values.mean())
     return means

@@ -134,7 +134,11 @@ class Stepper:
         if not terms:
             raise NoLossError(
                 f"{self.client.name}: the objective has no term for a batch of {', '.join(sorted(batch))}: a modality "
-                "is missing that this method does not complete; choose another method or objective for this site"
+                "is missing that this method does not complete; choose another method or objective for this site",
+                public=(
+                    "the objective has no loss for this site's records: a modality is missing that this method "
+                    "does not complete; choose another method or objective for this site"
+                ),
             )
         loss: Any = sum(terms.values())
         return loss

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import presets
 from fedvlp.run.cell_table import Figures
+from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.paths import with_paths
 from studies.reproduce.table import Size
 
 Cells = dict[str, Experiment]
@@ -28,19 +31,19 @@ MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="
 
 
 def source(size: Size, name: str, **settings: Any) -> Any:
-    """The data set in the folder ``name`` of the root of ``size``, with ``settings`` of its source."""
-    assert size.root is not None
+    """The data set ``name`` of ``size``, with ``settings`` of its source; what --data sets goes before them."""
     kind: Any = SOURCES[name]
-    made = kind.at((size.root / name).absolute(), image_size=36 if size.quick else 256, **settings)
+    made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else 256, **settings)
+    for key, _, value in (setting.partition("=") for setting in size.elsewhere.get(name, ())[1:]):
+        made = override(made, key, value)
+    made = with_paths(made, lambda path: str(Path(path).absolute()))
     return replace(made, cache=str(size.cache.absolute())) if size.cache and hasattr(made, "cache") else made
 
 
 def mimic_texts(size: Size, labels: tuple[str, ...]) -> Cohort:
     """The reports and labels of MIMIC-CXR, for counts: no film is decoded."""
-    assert size.root is not None
-    reports = str((size.root / "mimic_cxr").absolute())
     films = source(size, "mimic_cxr", labels=labels)
-    cohort: Cohort = replace(films, root=None, reports=reports).build()
+    cohort: Cohort = replace(films, root=None, reports=films.reports or films.root).build()
     return cohort
 
 

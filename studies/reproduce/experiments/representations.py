@@ -45,6 +45,8 @@ EPOCHS_IN_STEPS = 378
 def _on_collections(size: Size, name: str, seed: int) -> Experiment:
     """The method of a preset, with the towers, sites and schedule of CreamFL's paper preset."""
     assert size.root is not None
+    if strange := [name for name in size.elsewhere if name in COLLECTIONS]:
+        raise ValueError(f"reproduce: {', '.join(strange)}: read below --root alone; put or link it there")
     paper, preset = presets.get("creamfl-paper"), presets.get(name)
     own = {f.name for f in fields(preset.method)} - set(LADDER)
     shared = {f.name: getattr(paper.method, f.name) for f in fields(paper.method) if f.name in own}

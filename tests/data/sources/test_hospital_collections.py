@@ -56,7 +56,7 @@ def test_mimic_names_what_is_missing(tmp_path: Path) -> None:
         source.build()
     assert "p10" not in str(caught.value)
     (root / "files/p10/p10000032/s50000002.txt").unlink()
-    with pytest.raises(ValueError, match="1 of 4 reports are not under reports"):
+    with pytest.raises(ValueError, match="1 of 4 reports are not in files/ there"):
         source.build()
     table(root / "mimic-cxr-2.0.0-split.csv", "dicom_id,split", [("a1", "train")])
     with pytest.raises(ValueError, match="5 of 6 films are in no split of train, validate, test"):
@@ -99,7 +99,7 @@ def test_a_section_ends_at_the_next_and_two_of_a_name_are_one() -> None:
         ("CHEST, TWO VIEWS", "FINDINGS"), ("PORTABLE AP CHEST RADIOGRAPH", "FINDINGS"), ("PORTABLE CHEST", "FINDINGS"),
         ("FRONTAL AND LATERAL VIEWS OF THE CHEST", "FINDINGS"), ("AP AND LATERAL CHEST RADIOGRAPHS", "FINDINGS"),
         ("UPRIGHT AP VIEW OF THE ABDOMEN", "FINDINGS"), ("HISTORY", ""), ("CLINICAL HISTORY, CHEST PAIN", ""),
-        ("COMPARISON CHEST FILM", ""), ("REASON FOR EXAM", ""), ("ADDENDUM", ""), ("WET READ", ""),
+        ("COMPARISON CHEST FILM", ""), ("REASON FOR EXAM", ""), ("ADDENDUM", "ADDENDUM"), ("WET READ", ""),
     ],
 )  # fmt: skip
 def test_mimic_headings_mean_what_its_authors_say(heading: str, expected: str) -> None:
@@ -115,6 +115,17 @@ def test_a_report_without_the_words_findings_and_impression_is_used(heading: str
     )
     cohort = mimic(tmp_path / "m", report).build()
     assert set(cohort.reports) == {"large left pleural effusion"}
+
+
+@pytest.mark.parametrize("banner", ["FINAL ADDENDUM\n ADDENDUM:", "FINAL ADDENDUM\n", "ADDENDUM\n", "Addendum:"])
+@pytest.mark.parametrize("first", [False, True])
+def test_an_addendum_is_kept_and_its_banner_is_not(banner: str, first: bool, tmp_path: Path) -> None:
+    """It stands before the report that it corrects, or behind it; rules and banners between are no text."""
+    report = "                 FINAL REPORT\n COMPARISON: None.\n\n IMPRESSION: Opacity on the left.\n"
+    addendum = f"                 {banner} The opacity is on the RIGHT side.\n"
+    parts = [addendum, report] if first else [report, addendum]
+    cohort = mimic(tmp_path / "m", f" {'_' * 78}\n".join(parts)).build()
+    assert set(cohort.reports) == {"opacity on the left the opacity is on the right side"}
 
 
 def test_the_impression_comes_first_whatever_the_headings_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.published import COLLECTIONS, chexpert_row, film, table
+from support.published import COLLECTIONS, chexpert_row, film, openi_of_kaggle, table
 
 from fedvlp.data import images
 from fedvlp.data.sources import SOURCES
@@ -26,7 +26,11 @@ ITEMS = {
     "chexpert": "CheXpert-v1.0 or CheXpert-v1.0-small",
     "nih_cxr14": "Data_Entry_2017_v2020.csv or Data_Entry_2017.csv",
     "candid_ptx": "Pneumothorax_reports.csv",
-    "openi": "NLMCXR_reports.tgz or ecgen-radiology, NLMCXR_png",
+    "openi": "NLMCXR_reports.tgz or ecgen-radiology or indiana_reports.csv, "
+    "NLMCXR_png or images/images_normalized or images",
+    "padchest": "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv",
+    "chexpert_plus": "df_chexpert_plus_240401.csv",
+    "vindr_cxr": "annotations or train.csv, train",
     "rsna": "stage_2_train_labels.csv, stage_2_train_images",
     "covidx": "train_COVIDx9A.txt, test_COVIDx9A.txt, train, test",
     "covid_radiography": "Normal, Viral Pneumonia, COVID, Lung_Opacity",
@@ -45,9 +49,9 @@ ITEMS = {
 }
 USED = {
     "mimic_cxr": 4, "chexpert": 8, "nih_cxr14": 12, "candid_ptx": 3, "openi": 2, "rsna": 4, "covidx": 11,
-    "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10,
-    "chest_imagenome": 2, "ehrxqa": 4, "vqa_v2": 18, "coco_captions": 30, "flickr30k": 30, "cifar100": 12,
-    "ag_news": 12,
+    "covid_radiography": 8, "messidor": 23, "brset": 12, "mbrset": 10, "siim": 10, "padchest": 5, "chexpert_plus": 5,
+    "vindr_cxr": 6, "chest_imagenome": 2, "ehrxqa": 4, "vqa_v2": 18, "coco_captions": 30, "flickr30k": 30,
+    "cifar100": 12, "ag_news": 12,
 }  # fmt: skip
 
 
@@ -120,12 +124,13 @@ def test_what_is_missing_within_is_counted_or_named(name: str, removed: str, sai
 
 
 @pytest.mark.parametrize(
-    "name", ["mimic_cxr", "nih_cxr14", "chexpert", "rsna", "siim", "candid_ptx", "openi", "mbrset", "vqa_v2", "ehrxqa"]
-)
+    "name", ["mimic_cxr", "nih_cxr14", "chexpert", "rsna", "siim", "candid_ptx", "openi", "mbrset", "vqa_v2", "ehrxqa",
+             "padchest", "chexpert_plus", "vindr_cxr"],
+)  # fmt: skip
 def test_a_part_of_a_collection_is_taken_with_the_share_that_its_refusal_names(name: str, tmp_path: Path) -> None:
     """Of every second image, none is there. What the summary counts as absent is what the cohort lacks."""
     whole = at(name, tmp_path / "root").build()
-    pictures = [file for file in (tmp_path / "root").rglob("*") if file.suffix in (".png", ".jpg", ".dcm")]
+    pictures = [file for file in (tmp_path / "root").rglob("*") if file.suffix in (".png", ".jpg", ".dcm", ".dicom")]
     for picture in sorted(pictures)[::2]:
         picture.unlink()
     with pytest.raises(ValueError, match="images are not under root") as caught:
@@ -137,7 +142,75 @@ def test_a_part_of_a_collection_is_taken_with_the_share_that_its_refusal_names(n
     assert set(cohort.ids) < set(whole.ids)
     assert summary["rows"] == len(cohort) + sum(count for reason, count in summary.items() if "skipped" in reason)
     assert sum(count for reason, count in summary.items() if "not under root" in reason) >= len(whole) - len(cohort)
-    assert len(at(name, tmp_path / "root", max_missing=most).patient_names()) == len(cohort)
+
+
+def test_padchest_has_spanish_reports_and_its_own_terms(tmp_path: Path) -> None:
+    """By hand: the frontal films are 1, 3, ... 9; two have no labels at all, and the age is 2014 - 1950."""
+    cohort = at("padchest", tmp_path / "root", labels="Pneumothorax,Cardiomegaly,No Finding").build()
+    assert cohort.reports[:2] == ("cambi pulmonar cronic sever", "derram pleural izquierd cardiomegali")
+    expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [np.nan] * 3, [np.nan] * 3]
+    np.testing.assert_array_equal(cohort.labels, expected)
+    assert cohort.subgroups.tolist() == [["PA", "F", "60-79"]] * 5
+    flat = tmp_path / "flat"
+    shutil.copytree(tmp_path / "root", flat)
+    for file in flat.glob("[01]/*.png"):
+        file.rename(flat / file.name)
+    for folder in "01":
+        (flat / folder).rmdir()
+    assert SOURCES["padchest"].at(flat, image_size=32).build().ids == cohort.ids
+
+
+def test_chexpert_plus_has_impression_and_findings_and_chexberts_labels(tmp_path: Path) -> None:
+    cohort = at("chexpert_plus", tmp_path / "root", labels="Edema").build()
+    assert cohort.reports[:2] == ("no acute disease", "no acute disease the lungs are clear")
+    np.testing.assert_array_equal(cohort.labels[:, 0], [np.nan, 1, np.nan, 1, 1])
+    assert cohort.splits.tolist()[-1] == "val"
+    assert len(at("chexpert_plus", tmp_path / "root", frontal=False).build()) == 6
+    (tmp_path / "root" / "chexbert_labels" / "impression_fixed.json").write_text("[1]\n")
+    with pytest.raises(ValueError, match="labelled is no list of labels"):
+        at("chexpert_plus", tmp_path / "root").build()
+
+
+def test_vindr_has_the_classes_of_its_radiologists_or_of_its_boxes(tmp_path: Path) -> None:
+    """What one of three radiologists says counts. Kaggle's table has boxes alone, and no class Pneumonia."""
+    wanted = "Cardiomegaly,Aortic enlargement,Pneumonia,No Finding,Fracture"
+    cohort = at("vindr_cxr", tmp_path / "root", labels=wanted).build()
+    unknown = np.nan
+    expected = [[0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [1, 0, 1, 0]]
+    np.testing.assert_array_equal(cohort.labels, [[*row, unknown] for row in expected])
+    assert cohort.splits.tolist()[-2:] == ["test", "test"]
+    boxes = [("f0", "No finding", 14), ("f1", "Cardiomegaly", 3), ("f1", "Aortic enlargement", 0)]
+    shutil.rmtree(tmp_path / "root" / "annotations")
+    table(tmp_path / "root" / "train.csv", "image_id,class_name,class_id", boxes)
+    drawn = at("vindr_cxr", tmp_path / "root", labels=wanted).build()
+    np.testing.assert_array_equal(drawn.labels, [[0, 0, unknown, 1, unknown], [1, 1, unknown, 0, unknown]])
+
+
+def test_kaggles_copy_of_openi_is_openi(tmp_path: Path) -> None:
+    """Two tables in place of XML: the same patients, texts and headings, and its frontal films."""
+    openi_of_kaggle(tmp_path / "kaggle")
+    cohort, summary = SOURCES["openi"].at(tmp_path / "kaggle", image_size=32, labels="Pneumonia,Edema").prepare()
+    assert cohort.reports == ("left pneumonia opacity left", "no acute disease seen")
+    np.testing.assert_array_equal(cohort.labels, [[1, 0], [np.nan, np.nan]])
+    assert summary["skipped: film of another or an unknown view"] == 2
+    assert set(cohort.patients) == set(at("openi", tmp_path / "root").build().patients)
+    (tmp_path / "kaggle" / "indiana_projections.csv").unlink()
+    with pytest.raises(ValueError, match=r"give projections=indiana_projections\.csv"):
+        SOURCES["openi"].at(tmp_path / "kaggle").build()
+
+
+def test_mimic_is_read_from_the_two_downloads_that_it_is(tmp_path: Path) -> None:
+    """Films and tables are one, reports another; a folder with both is read as it is, and so are two given by hand."""
+    whole = at("mimic_cxr", tmp_path / "root").build()
+    films, texts = (tmp_path / "both" / name / "2.0.0" for name in ("mimic-cxr-jpg", "mimic-cxr"))
+    films.parent.mkdir(parents=True)
+    (tmp_path / "root").rename(films)
+    for report in films.rglob("s*.txt"):
+        (texts / report.relative_to(films)).parent.mkdir(parents=True, exist_ok=True)
+        report.rename(texts / report.relative_to(films))
+    assert SOURCES["mimic_cxr"].at(tmp_path / "both", image_size=32).build().fingerprint == whole.fingerprint
+    by_hand = SOURCES["mimic_cxr"].at(films, image_size=32, reports=str(texts))
+    assert by_hand.build().fingerprint == whole.fingerprint
 
 
 def test_the_first_folder_of_mimic_is_a_part_of_it(tmp_path: Path) -> None:
@@ -145,7 +218,7 @@ def test_the_first_folder_of_mimic_is_a_part_of_it(tmp_path: Path) -> None:
     whole = at("mimic_cxr", tmp_path / "root").build()
     patient = next((tmp_path / "root" / "files").rglob("p10000032"))
     shutil.rmtree(patient)
-    with pytest.raises(ValueError, match=r"reports are not under reports .*max_missing=") as caught:
+    with pytest.raises(ValueError, match=r"reports are not in files/ .*reports=FOLDER.*max_missing=") as caught:
         at("mimic_cxr", tmp_path / "root").screen()
     share = re.search(r"max_missing=([0-9.]+)", str(caught.value))
     assert share

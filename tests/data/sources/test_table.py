@@ -12,8 +12,10 @@ import logging
 import lzma
 import re
 import time
+import unicodedata
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import pytest
 
 from fedvlp.data import delimited
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.image_names import ImageNames
 from fedvlp.data.report_text import clean_report, is_missing
 from fedvlp.data.sources.table import BY_IMAGE, BY_STUDY, TableSource, draw_splits
 
@@ -181,6 +184,64 @@ def test_images_may_not_leave_the_root(tmp_path: Path) -> None:
     assert summary["skipped: missing image"] == len(missing)
     assert summary["used"] == 9
     silent_error(TableSource(source.path, image_size=16))
+
+
+FORMS = ("NFC", "NFD")
+
+
+@pytest.mark.parametrize("written", FORMS)
+@pytest.mark.parametrize("named", FORMS)
+@pytest.mark.parametrize("change", [str.upper, str.title, lambda name: name.rpartition(".")[0], str])
+@pytest.mark.parametrize("suffix", ["png", "JPG"])
+def test_an_image_is_found_whatever_case_accents_and_suffix_its_name_has(
+    written: str, named: str, change: Callable[[str], str], suffix: str, tmp_path: Path
+) -> None:
+    """As Windows and a Mac write names; the id is that of the file, so that a film is the same under all its names."""
+    (tmp_path / unicodedata.normalize(written, "Köln")).mkdir()
+    file = tmp_path / unicodedata.normalize(written, f"Köln/größe 1.2.{suffix}")
+    picture(file, 1)
+    name = change(unicodedata.normalize(named, f"Köln/größe 1.2.{suffix}"))
+    assert ImageNames(tmp_path).find(name) == (file, "")
+
+
+def test_a_suffix_says_which_of_two_files_is_meant_and_columns_are_joined_to_a_path(tmp_path: Path) -> None:
+    """As PadChest has folder and name; DICOM files lie beside their copies; a column may have a slash in its name."""
+    (tmp_path / "a").mkdir()
+    for number in range(2):
+        for suffix in ("png", "tif"):
+            picture(tmp_path / "a" / f"{number}.1.{suffix}", number)
+    rows = [["a", f"{number}.1", f"{REPORT} {number}"] for number in range(2)]
+    path = write(tmp_path, rows, ["Folder", "Name", "report"])
+    source = TableSource(path, image_column="folder/Name", suffix=".png", image_size=16)
+    ids = source.build().ids
+    with pytest.raises(ValueError, match=r"several images of this name.* 2 .*suffix=png"):
+        replace(source, suffix="").build()
+    with pytest.raises(ValueError, match="columns is 'folder/Named'"):
+        replace(source, image_column="folder/Named").build()
+    path = write(tmp_path, [[f"a/{number}.1", row[2]] for number, row in enumerate(rows)], ["a/b", "report"])
+    assert replace(source, path=path, image_column="a/b").build().ids == ids
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "found"),
+    [
+        (("a.png", "A.png"), "A.PNG", None),  # which of the two is not said
+        (("a.png", "A.png"), "a.png", "a.png"),
+        (("a.png", "a.dcm"), "A", None),
+        (("a.png", "a"), "a", "a"),
+        (("a.txt", "b.png"), "a", None),
+        (("x/a.png", "X/a.png"), "x/A.png", None),
+        (("x/a.png", "x/1.png"), "X/1", "x/1.png"),
+    ],
+)
+def test_an_image_is_found_where_one_alone_is_meant(
+    files: tuple[str, ...], name: str, found: str | None, tmp_path: Path
+) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    expected = tmp_path / found if found else None
+    assert ImageNames(tmp_path).find(name)[0] == expected
 
 
 def test_absolute_paths_and_links_that_lead_outside_are_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -501,12 +562,11 @@ def test_without_a_column_of_patients_the_study_is_the_patient(tmp_path: Path) -
 
 
 def test_a_patient_and_a_study_are_one_however_they_are_written(tmp_path: Path) -> None:
-    """As when patients of two sites are counted (data/patients.py). A word for nothing is nobody."""
+    """A word for nothing is nobody."""
     source = people(tmp_path, ["P1", "p1", "p 2", "P  2", "none", "NaN"], ["S", "s", "S2", "s2", "n/a", "null"])
     cohort = source.build()
     assert [cohort.patients.index(name) for name in cohort.patients] == [0, 0, 2, 2, 4, 5]
     assert [cohort.studies.index(name) for name in cohort.studies] == [0, 0, 2, 2, 4, 5]
-    assert source.patient_names()[3:] == ["P  2", "", ""]
 
 
 @pytest.mark.parametrize("shortened", ["1,23457E+11", "1.2e+5", "1E+12", "#####", "#N/A"])
@@ -523,7 +583,6 @@ def test_a_number_with_a_decimal_of_zero_is_the_same_number_where_a_column_has_b
     cohort = source.build()
     assert len(set(cohort.patients[:3])) == 1
     assert len(set(cohort.patients)) == 4
-    assert source.patient_names() == ["100", "100", "100", "101.0", "100.1", "1000"]
 
 
 def test_the_number_of_a_visit_is_a_study_of_each_patient(tmp_path: Path) -> None:

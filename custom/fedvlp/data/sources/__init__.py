@@ -21,6 +21,7 @@ from fedvlp.data.sources.published import Published
 from fedvlp.data.sources.rsna import RSNASource
 from fedvlp.data.sources.siim import SIIMSource
 from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources.tabular import CheXpertPlusSource, PadChestSource, VinDrSource
 from fedvlp.data.sources.vqa_v2 import VQAv2Source
 
 FileSource = TableSource | Published
@@ -32,6 +33,9 @@ SOURCES: dict[str, type[FileSource]] = {
     "mimic_cxr": MIMICSource,
     "nih_cxr14": NIHSource,
     "openi": OpenISource,
+    "padchest": PadChestSource,
+    "chexpert_plus": CheXpertPlusSource,
+    "vindr_cxr": VinDrSource,
     "rsna": RSNASource,
     "covidx": COVIDxSource,
     "covid_radiography": COVIDRadiographySource,

@@ -11,7 +11,7 @@ import numpy as np
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, by_name, names_of
 from fedvlp.data.report_text import clean_report, sections
-from fedvlp.data.sources.published import Listing, Published, numbers, read_rows, refuse_absent, require_items
+from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 TABLES = {  # name after "mimic-cxr-2.0.0-" -> columns that are read
@@ -26,8 +26,8 @@ IMPRESSIONS = ("CONCLUSION", "IMPRESSON", "IMPRESION", "IMPRSSION", "IMPERSSION"
 """Headings of an impression that lack the word, most of them misspelt."""
 
 OF_FINDINGS = ("FINDINS", "FINDINDGS", "FINDGINGS", "FINDNGS", "FINDNINGS", "FINIDNGS")
-OTHER = ("HISTORY", "COMPARISON", "ADDENDUM", "INDICATION", "TECHNIQUE")
-"""Words in the headings of sections that are neither, even where they name the film."""
+OTHER = ("HISTORY", "COMPARISON", "INDICATION", "TECHNIQUE")
+"""Words in the headings of sections that are none of these, even where they name the film."""
 
 FILMS = (
     "CHEST", "PORTABLE", "PA AND LAT", "LATERAL AND PA", "AP AND LAT", "LATERAL AND AP", "FRONTAL AND", "TWO VIEWS",
@@ -44,9 +44,10 @@ class MIMICSource(Published):
     """The tables of MIMIC-CXR-JPG, its images or the DICOM files of MIMIC-CXR, and the reports of MIMIC-CXR.
 
     One row per frontal film (PA, AP) of a study whose report has an impression or findings; the text is impression +
-    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``). Labels
-    keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
-    Differs: the published code (MGCA) puts validate and test into one split; here they stay apart.
+    " " + findings (spec 1.1), under the headings that the collection's authors take for these (``meaning``), and then
+    what an addendum corrects or adds. Labels keep the published values of the study: 1, 0, -1 (uncertain), blank (nan).
+    Differs: the published code (MGCA) puts validate and test into one split and drops addenda; here they stay apart,
+    and these stay.
     """
 
     table: ClassVar[str] = "."
@@ -63,9 +64,18 @@ class MIMICSource(Published):
 
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
-        """The tables and ``files/`` in one folder. Where the reports lie elsewhere, ``reports`` says so."""
-        require_items("mimic_cxr", root, [*(f"mimic-cxr-2.0.0-{table}.csv" for table in TABLES), "files"])
-        return {"path": str(root), "root": str(root)}
+        """The tables and ``files/`` in ``root``, or in a download of its own below it; so are the reports.
+
+        They are published apart: PhysioNet's folders are mimic-cxr-jpg/2.0.0 and mimic-cxr/2.0.0. Where the reports lie
+        elsewhere, ``reports`` says so.
+        """
+        tables = [f"mimic-cxr-2.0.0-{table}.csv" for table in TABLES]
+        downloads = [root, *(folder for form in ("*", "*/2.*") for folder in sorted(root.glob(f"mimic-cxr{form}")))]
+        images = next((folder for folder in downloads if first_of(folder, tables)), root)
+        require_items("mimic_cxr", images, [*tables, "files"])
+        others = (folder for folder in downloads if folder != images)
+        reports = next((folder for folder in others if any(folder.glob("files/p1?/p*/s*.txt"))), None)
+        return {"path": str(images), "root": str(images)} | ({"reports": str(reports)} if reports else {})
 
     def listing(self) -> Listing:
         """The films with text. Raises ValueError that names missing tables or columns, or counts missing reports."""
@@ -123,7 +133,8 @@ class MIMICSource(Published):
         """The films whose report is there. Raises ValueError for more studies without than ``max_missing``."""
         there = {row["study_id"]: self._report(row).is_file() for row in films}
         missing = sum(not one for one in there.values())
-        refuse_absent("mimic_cxr", missing, len(there), self.max_missing, "reports are not under reports (or root)")
+        where = "reports are not in files/ there: they are a download of their own, and reports=FOLDER says where it is"
+        refuse_absent("mimic_cxr", missing, len(there), self.max_missing, where)
         return [row for row in films if there[row["study_id"]]]
 
     def _report(self, film: Row) -> Path:
@@ -136,16 +147,16 @@ class MIMICSource(Published):
         return {study: self._text(report) for study, report in raw.items()}, searched(self.cache, [*raw.values()], raw)
 
     def _text(self, report: str) -> str:
-        """Impression and findings of a report, cleaned."""
-        texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "": []}
+        """Impression, findings and addenda of a report, cleaned."""
+        texts: dict[str, list[str]] = {"IMPRESSION": [], "FINDINGS": [], "ADDENDUM": [], "": []}
         for heading, text in sections(report).items():
             texts[meaning(heading)].append(text)
-        both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"])
+        both = " ".join(texts["IMPRESSION"] + texts["FINDINGS"] + texts["ADDENDUM"])
         return clean_report(both, self.min_report_words, self.min_sentence_words)
 
 
 def meaning(heading: str) -> str:
-    """IMPRESSION, FINDINGS, or "" for a section that is neither.
+    """IMPRESSION, FINDINGS, ADDENDUM, or "" for a section that is none of them.
 
     As in the section parser of the collection's authors (https://github.com/MIT-LCP/mimic-cxr, txt/section_parser.py):
     a heading that describes the study begins its findings.
@@ -154,6 +165,8 @@ def meaning(heading: str) -> str:
         return "IMPRESSION"
     if "FINDING" in heading or heading in OF_FINDINGS:
         return "FINDINGS"
+    if "ADDENDUM" in heading:
+        return "ADDENDUM"
     if any(word in heading for word in OTHER):
         return ""
     return "FINDINGS" if any(words in heading for words in FILMS) else ""

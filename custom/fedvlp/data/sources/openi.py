@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 UNINDEXED = "no indexing"
 PROJECTIONS = "indiana_projections.csv"
 """The table of views. It comes with Kaggle's copy of the collection (raddar/chest-xrays-indiana-university)."""
+
+KAGGLE = "indiana_reports.csv"
+"""The reports of that copy: uid, MeSH, Problems, image, indication, comparison, findings, impression."""
 
 VIEWS = ("Frontal", "Lateral")
 
@@ -49,7 +52,7 @@ class OpenISource(Published):
     table: ClassVar[str] = "NLMCXR_reports.tgz"
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
-    path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, or a folder of XML files
+    path: str = field(metadata=BELOW_ROOT)  # NLMCXR_reports.tgz, a folder of XML files, or Kaggle's indiana_reports.csv
     root: str | None = None  # folder of <image id>.png; None: text alone, one row per report
     # indiana_projections.csv (uid, filename, projection); None: no film's view is known
     projections: str | None = field(default=None, metadata=BELOW_ROOT)
@@ -64,10 +67,10 @@ class OpenISource(Published):
 
         The archive alone, as ``path``, is texts without films.
         """
-        names = [cls.table, "ecgen-radiology"]
-        require_items("openi", root, [" or ".join(names), "NLMCXR_png"])
+        names, films = [cls.table, "ecgen-radiology", KAGGLE], ["NLMCXR_png", "images/images_normalized", "images"]
+        require_items("openi", root, [" or ".join(names), " or ".join(films)])
         views = first_of(root, [PROJECTIONS])
-        given = {"path": str(first_of(root, names)), "root": str(root / "NLMCXR_png")}
+        given = {"path": str(first_of(root, names)), "root": str(first_of(root, films))}
         return given | ({"projections": str(views)} if views else {})
 
     def listing(self) -> Listing:
@@ -124,7 +127,7 @@ class OpenISource(Published):
         left_out["report without a film"] = sum(not report.images for report in reports)
         named = [(report, name, views.get(_film_key(name), "")) for report in reports for name in report.images]
         shown = [film for film in named if not views or film[2] in chosen]
-        films = [(report, root / f"{Path(name).name}.png", view) for report, name, view in shown]
+        films = [(report, root / f"{Path(name).name.removesuffix('.png')}.png", view) for report, name, view in shown]
         there = [film for film in films if film[1].is_file()]
         left_out["film of another or an unknown view"] = len(named) - len(shown)
         left_out["film not under root"] = missing = len(films) - len(there)
@@ -145,7 +148,9 @@ class OpenISource(Published):
     def reports(self) -> Iterator[Report]:
         """Every report of the archive or folder, in the archive's order or by path."""
         path = Path(self.path)
-        if path.is_dir():
+        if path.name.startswith(KAGGLE):
+            yield from self._of_kaggle()
+        elif path.is_dir():
             for file in sorted(path.rglob("*.xml")):
                 yield parse(file.read_bytes())
         elif path.is_file():
@@ -155,7 +160,27 @@ class OpenISource(Published):
                     if content is not None:
                         yield parse(content.read())
         else:
-            raise ValueError("openi source: path is neither NLMCXR_reports.tgz nor a folder of XML files")
+            raise ValueError(f"openi source: path is neither NLMCXR_reports.tgz, a folder of XML files nor {KAGGLE}")
+
+    def _of_kaggle(self) -> Iterator[Report]:
+        """The reports of Kaggle's copy, whose films are named in the table of views."""
+        films: dict[str, list[str]] = {}
+        if self.projections is not None:
+            for row in read_rows("openi", self.projections, ("uid", "filename")):
+                films.setdefault(row["uid"], []).append(row["filename"])
+        elif self.root is not None:
+            raise ValueError(f"openi source: {KAGGLE} does not name its films: give projections={PROJECTIONS} too")
+        for row in read_rows("openi", self.path, ("uid", "MeSH", "findings", "impression")):
+            texts = {"IMPRESSION": row["impression"], "FINDINGS": row["findings"]}
+            headings = _headings(filter(None, row["MeSH"].split(";")))
+            yield Report(f"CXR{row['uid']}", texts, headings, tuple(films.get(row["uid"], ())))
+
+
+def _headings(majors: Iterable[str]) -> frozenset[str] | None:
+    """Of MeSH: the first part of each heading, and the first two, in small letters; None: nobody indexed the report."""
+    parted = [[term.strip().lower() for term in major.split("/")] for major in majors]
+    headings = frozenset("/".join(terms[:count]) for terms in parted for count in (1, 2))
+    return None if not headings or UNINDEXED in headings else headings
 
 
 def _film_key(name: str) -> str:
@@ -176,7 +201,6 @@ def parse(xml: bytes) -> Report:
     if number is None:
         raise ValueError("openi source: an XML file without uId is no Open-I report")
     texts = {node.get("Label", ""): (node.text or "").strip() for node in root.iter("AbstractText")}
-    majors = [[term.strip().lower() for term in (node.text or "").split("/")] for node in root.iter("major")]
-    headings = frozenset("/".join(terms[:count]) for terms in majors for count in (1, 2))
+    headings = _headings(node.text or "" for node in root.iter("major"))
     images = tuple(node.get("id", "") for node in root.iter("parentImage"))
-    return Report(number.get("id", ""), texts, None if not headings or UNINDEXED in headings else headings, images)
+    return Report(number.get("id", ""), texts, headings, images)

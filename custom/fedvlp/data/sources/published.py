@@ -317,15 +317,6 @@ class Published:
         """The usable rows. Raises ValueError that names missing tables or columns, or counts missing files."""
         raise NotImplementedError
 
-    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
-        """The patient of every usable row, by the collection's own number. Raises ValueError as ``listing`` does.
-
-        A collection has neither sites nor other columns to choose from: ValueError where they are given.
-        """
-        if site is not None or column:
-            raise ValueError("a published collection is one site's, and its patients have one number")
-        return list(self._present().patients)
-
     def _present(self) -> Listing:
         """The listing of the rows whose images are there. Raises ValueError for more without than ``max_missing``."""
         listing = self.listing()

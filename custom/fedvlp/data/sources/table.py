@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedvlp.data.burned_in import SEARCH, check_choice
 from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_format import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
+from fedvlp.data.image_names import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
@@ -47,7 +48,9 @@ REMEDIES = {
     RTF: "convert reports in RTF to text",
     OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
-    "image outside the root": (
+    MISSING: "images are looked for below root=FOLDER, by default the table's, whatever case and suffix a name has",
+    SEVERAL: "write the names as the files have them, or set suffix=png (or dcm, ...) where they lack it",
+    OUTSIDE: (
         "names of images are relative to the table's folder, or to root=FOLDER: of absolute paths, take off what comes "
         "before it; where a link leads out of it, root= says the folder that it leads to"
     ),
@@ -130,7 +133,8 @@ class TableSource:
     path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
     image_size: int = 72  # side of the decoded square, pixels
-    image_column: str = "image"  # required
+    image_column: str = "image"  # required; A/B joins two columns, as a folder and a name in it
+    suffix: str = ""  # of the images, where names lack it and a folder has several of one name: png, dcm, ...
     report_column: str = "report"  # required; "" for a table of images without text
     label_columns: tuple[str, ...] | str = ""  # required; names, or one string "a,b"; a column of words is made one-hot
     label_values: tuple[str, ...] | str = ""  # classes of a column of words, in order; "": those found, sorted
@@ -172,20 +176,6 @@ class TableSource:
     def names_sites(self) -> bool:
         """Whether the table says whose each row is. Raises ValueError for a file that is no table."""
         return self.site_column != "" and self.site_column in self._read(self._named())[1]
-
-    def patient_names(self, site: str | None = None, column: str = "") -> list[str]:
-        """The patient of every row as the table has it, "" where it has none; of one ``site`` alone, if it is given.
-
-        ``column``: another than ``patient_column``. Raises ValueError where the table has no such column.
-        """
-        needed = [column or self.patient_column] + [self.site_column] * (site is not None)
-        table, columns = self._read([*self._named(), *needed])
-        if missing := sum(name not in columns for name in needed):
-            raise ValueError(f"table source: {missing} of the columns of patients and sites are not in the table")
-        self._check_ids(table, needed[:1])
-        cells = one_number([row[needed[0]] for row in table])
-        cells = [cell for row, cell in zip(table, cells, strict=True) if site in (None, row.get(self.site_column))]
-        return ["" if report_text.is_missing(cell) else cell for cell in cells]
 
     def prepare(self, most: int | None = None, building: Building = SERIAL) -> tuple[Cohort, dict[str, int]]:
         """The cohort and its ``summary``. ``most`` takes the first usable rows only, as a quick check.
@@ -253,7 +243,7 @@ class TableSource:
     def _named(self) -> list[str]:
         """All columns that the settings name."""
         optional = (self.site_column, self.patient_column, self.study_column, self.split_column, self.view_column)
-        return [*self._required(), *filter(None, optional)]
+        return [*self._required(), *self.image_column.split("/"), *filter(None, optional)]
 
     def _read(self, wanted: list[str]) -> tuple[list[Row], list[str]]:
         """The rows of the table, and the names of its columns; of the ``wanted`` ones as they are wanted."""
@@ -265,12 +255,16 @@ class TableSource:
         table = delimited.read(raw, wanted, *told)
         if table.said:
             log.warning("table source: %s", table.said)
+        folders = [] if self.image_column in table.columns else self.image_column.split("/")
         rows = []
         for number, line in enumerate(table.lines, start=1):
             excess = len(line) - len(table.columns)
             row = dict(zip(table.columns, map(str.strip, line + [""] * -excess), strict=False))
+            if len(folders) > 1 and {*folders} <= row.keys():
+                row[self.image_column] = "/".join(row[name] for name in folders)
             rows.append({**row, _NUMBER: str(number), _UNEVEN: _uneven(excess)})
-        return rows, table.columns
+        joined = [self.image_column] if len(folders) > 1 and {*folders} <= {*table.columns} else []
+        return rows, table.columns + joined
 
     def _present(self, columns: list[str]) -> set[str]:
         """The columns named in the settings that the table has. Raises ValueError if a required one is missing."""
@@ -316,8 +310,9 @@ class TableSource:
     def _select(self, table: list[Row], present: set[str], root: Path, skips: _Skips) -> tuple[list[Row], list[Path]]:
         """The usable rows, with the keys ``_ID`` and ``_TEXT`` added, and their image files."""
         rows: dict[Path, Row] = {}
+        names = ImageNames(root, self.suffix)
         for row in table:
-            file, reason = _resolve(root, row[self.image_column])
+            file, reason = names.find(row[self.image_column])
             if file in rows:
                 reason = "duplicate image"
             reason = row[_UNEVEN] or reason
@@ -423,16 +418,17 @@ class TableSource:
         """
         if not _names(self.mask_columns):
             return None
-        root = self.folder()
+        names = ImageNames(self.folder())
         files: dict[str, list[Path | None]] = {}
         for column in _names(self.mask_columns):
-            resolved = [_resolve(root, row[column]) for row in rows]
+            resolved = [names.find(row[column]) for row in rows]
             files[column] = [file for file, _ in resolved]
-            bad = Counter(reason for _, reason in resolved if reason not in ("", "no image name"))
+            bad = Counter(reason for _, reason in resolved if reason not in ("", NO_NAME))
             if bad:
                 counts = ", ".join(f"{reason} {count}" for reason, count in sorted(bad.items()))
                 raise ValueError(f"table source: masks of {column!r}: {counts}; repair those cells, or empty them")
-        films = [_resolve(root, row[self.image_column])[0] for row in rows]
+        with_suffix = ImageNames(names.root, self.suffix)
+        films = [with_suffix.find(row[self.image_column])[0] for row in rows]
         return partial(read_masks, files, self.image_size, films=films)
 
     def _people(self, rows: list[Row], present: set[str]) -> _People:
@@ -496,22 +492,6 @@ def draw_splits(patients: Sequence[str], sites: Sequence[str] | None, val: float
         split |= dict.fromkeys(order[tested:held_out], "val")
         split |= dict.fromkeys(order[held_out:], "train")
     return np.array([split[patient] for patient in patients], dtype="<U5")
-
-
-def _resolve(root: Path, name: str) -> tuple[Path | None, str]:
-    """The image file ``name`` under ``root``, or None and the reason. Both "/" and "\\" separate folders."""
-    if report_text.is_missing(name):
-        return None, "no image name"
-    relative = PureWindowsPath(name)
-    if relative.anchor or ".." in relative.parts:
-        return None, "image outside the root"
-    try:
-        file = root.joinpath(*relative.parts).resolve()
-        if not file.is_relative_to(root):
-            return None, "image outside the root"
-        return (file, "") if file.is_file() else (None, "missing image")
-    except (OSError, ValueError, RuntimeError):  # name too long, null byte, loop of links
-        return None, "missing image"
 
 
 def _labels(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedvlp.core.client import Client
 from fedvlp.core.seeds import seed
+from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import MODALITIES, Batch, State
 from fedvlp.evaluation.audit.gradients import ALIGNED
 from fedvlp.evaluation.audit.membership import Membership, matching_weights, membership
@@ -28,7 +29,7 @@ REFERENCE, BATCH = 64, 32
 HELD_OUT = ("val", "test")
 
 
-class UnmeasuredError(ValueError):
+class UnmeasuredError(SiteError, ValueError):
     """Membership of this update cannot be measured with what this site holds; the text says what is missing."""
 
 
@@ -41,7 +42,7 @@ def strongest(client: Client, before: State, sent: State, trained: Iterable[int]
     after = before | {name: tensor.detach().clone() for name, tensor in client.here(sent).items() if name in before}
     change = {name: after[name].cpu() - before[name].cpu() for name in sent if name in before}
     if not change:
-        raise UnmeasuredError("the update holds no tensors of the model")
+        raise UnmeasuredError(public="the update holds no tensors of the model")
     batches = _batches(client, trained)
     client.set_trainable(lambda name: True)
     client.load(before)
@@ -52,7 +53,7 @@ def strongest(client: Client, before: State, sent: State, trained: Iterable[int]
     scores |= {name + MOVED: score - start[name] for name, score in scores.items()}
     member, weight = _sides(batches)
     if not bool((weight > 0).any()):
-        raise UnmeasuredError("no held-out record is like one that was trained on")
+        raise UnmeasuredError(public="no held-out record is like one that was trained on")
     rows = range(len(member))
     measured = [
         membership(OUTGOING, attack, client.name, of.cpu(), member, weight, rows, resamples)
@@ -79,12 +80,12 @@ def _batches(client: Client, trained: Iterable[int]) -> Batches:
         others += data.batches(split, 8, drop_last=False, rows=mine)
     pool = others[: min(REFERENCE // 8, len(others) // 4)]
     if not members or not pool:
-        raise UnmeasuredError("there are too few held-out records to compare with")
+        raise UnmeasuredError(public="there are too few held-out records to compare with")
     of = {MEMBERS: members, OTHERS: others[len(pool) :], POOL: pool}
     client.model.eval()
     paired = all(set(MODALITIES) <= batch.keys() for batch in (*members, *others))
     if not paired and not classifies(client.model, members):
-        raise UnmeasuredError("records lack a film or a report")
+        raise UnmeasuredError(public="records lack a film or a report")
     return of
 
 
