@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = [path for folder in ("provisioning", "poc", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.md")]
+GUIDES = [path for folder in ("provisioning", "poc", "studies", "tests") for path in (ROOT / folder).rglob("*.md")]
 
 ELSEWHERE = {
     "make test": "this test is part of it",

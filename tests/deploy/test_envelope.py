@@ -134,7 +134,7 @@ def test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many(
 
 
 HONEST_NOISE = {"training__dp_noise": 8.0, "training__dp_clip": 0.5, "model__head_norm": "layer"}
-"""As in benchmarks/README.md."""
+"""As in studies/README.md."""
 
 
 def test_next_to_no_noise_does_not_hide_the_first_batch_either(kit: Path) -> None:

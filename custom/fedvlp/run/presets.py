@@ -113,7 +113,7 @@ def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
     Four times as many steps recall no more of other patients. These steps already learn the training records by heart
-    (benchmarks/README.md).
+    (studies/README.md).
     """
     training = Training(
         batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10, threads=2, cache_features=True
