@@ -46,7 +46,7 @@ from studies.claims.ledger import seeded
 from studies.claims.scenario import Scenario, cells_of
 
 ROOT = Path(__file__).parents[2]
-METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real")
+METHODS = ("local-real", "fedavg-real", "feddra-real", "central-real", "fedcca-real")
 SOURCES = ("eurorad", "journals", "radiopaedia", "sirm")
 KS = (1, 5)
 SHOTS, DRAWS = 20, 5

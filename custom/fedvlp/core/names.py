@@ -84,6 +84,7 @@ PUBLIC = {
     "fedvlp.methods.Centralized": "fedvlp.methods.centralized.Centralized",
     "fedvlp.methods.CreamFL": "fedvlp.methods.creamfl.CreamFL",
     "fedvlp.methods.FedAvg": "fedvlp.methods.fedavg.FedAvg",
+    "fedvlp.methods.FedCCA": "fedvlp.methods.fedcca.FedCCA",
     "fedvlp.methods.FedDRA": "fedvlp.methods.feddra.FedDRA",
     "fedvlp.methods.FedEMA": "fedvlp.methods.fedema.FedEMA",
     "fedvlp.methods.FedET": "fedvlp.methods.fedet.FedET",
