@@ -176,8 +176,8 @@ class TwoUsers(Hospitals):
         programs = self.folder / "programs"
         programs.mkdir()
         (programs / "python3").symlink_to(PYTHON)
-        own = {"HOME": "/tmp", "USER": "jobs", "LOGNAME": "jobs", "PATH": f"{programs}:{os.environ['PATH']}"}
-        environment = {**os.environ, **own, "PYTHONPATH": LIBRARIES, "OMP_NUM_THREADS": "1"}
+        account = {"HOME": "/tmp", "USER": "jobs", "LOGNAME": "jobs", "PATH": f"{programs}:{os.environ['PATH']}"}
+        environment = {**os.environ, **account, "PYTHONPATH": LIBRARIES, "OMP_NUM_THREADS": "1"}
         for uid, *command in (
             (JOBS, PYTHON, "-m", "fedvlp.flare.job_user", kit),
             (FLARE, "bash", kit / "startup" / "sub_start.sh"),

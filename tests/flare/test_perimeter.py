@@ -90,7 +90,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return written
 
 
-def guard(**args: bool) -> Perimeter:
+def guard(**args: Any) -> Perimeter:
     verifier = SimpleNamespace(verify=lambda name, token, signature: signature == "signed")
     made = Perimeter(**args)
     link = SimpleNamespace(client_name="site-1", token="token-1", token_verifier=verifier)

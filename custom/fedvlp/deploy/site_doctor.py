@@ -122,7 +122,7 @@ def _job_user(kit: Path) -> Iterator[Check]:
     folders = {
         folder: name
         for name, source in config.data.items()
-        for folder in (source.root, source.cache)
+        for folder in (vars(source)["root"], source.cache)  # each source has the folder that it reads
         if folder is not None
     }
     folders |= {kit / name: f"{name}/ of the kit" for name in KEPT}
