@@ -75,9 +75,11 @@ class Preprocessing:
         return {
             "decoding": self.decoding,
             "grey_levels": (
-                "8-bit values as they are; deeper ones stretched from their least to their greatest to 0..255, after "
-                "the modality LUT and the first VOI window; pixels of a DICOM file's PixelPaddingValue are left out of "
-                "that range, and are black; colour to grey by ITU-R 601"
+                "of any number of bits alike: after the modality LUT and the first VOI window, percentile 0.1 of the "
+                "film at a longer side of 256 pixels becomes 0 and percentile 99 becomes 240, and what lies beyond "
+                "0..255 is cut off, before the film is resized; rows and columns of one value (a border) and pixels of "
+                "a DICOM file's PixelPaddingValue are left out of the percentiles, and the latter are black; colour to "
+                "grey by ITU-R 601"
             ),
             "monochrome1": "inverted, so that bright is dense",
             "longest_side": self.longest_side,
