@@ -111,15 +111,22 @@ class Preprocessing:
         Raises PreparationError for a film that cannot be used, and where this fedvlp decodes otherwise than that which
         the model was trained with.
         """
-        if self.decoding != DECODING:
-            raise PreparationError(
-                f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
-                "use the version of fedvlp that the model's README.md names"
-            )
+        if self.outdated:
+            raise PreparationError(self.outdated)
         if not len(films):
             return torch.empty(0, 3 if self.colour else 1, self.input_size, self.input_size)
         decoded = [self._decoded(film, number, len(films)) for number, film in enumerate(films, start=1)]
         return eval_batch(torch.from_numpy(np.stack(decoded)), self.input_size)
+
+    @property
+    def outdated(self) -> str:
+        """A sentence where this fedvlp decodes films otherwise than that which the model was trained with; else ""."""
+        if self.decoding == DECODING:
+            return ""
+        return (
+            f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
+            "use the version of fedvlp that the model's README.md names"
+        )
 
     def _decoded(self, film: Any, number: int, count: int) -> np.ndarray:
         """uint8 [L, L] or [L, L, 3], L = ``longest_side``."""
