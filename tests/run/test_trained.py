@@ -132,6 +132,20 @@ def test_a_folder_that_does_not_say_how_films_are_prepared_is_refused(
         load_model(tmp_path).encode_image(table.parent / "h.dcm")
 
 
+def test_a_model_of_another_decoding_says_so_when_it_is_loaded(
+    run: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_model(run.path)
+    assert not caplog.messages
+    (tmp_path / "model.safetensors").write_bytes(run.model.read_bytes())
+    said = json.loads((run.model.parent / "config.json").read_text())
+    said["preprocessing"]["decoding"] = "radiograph-5"
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    load_model(tmp_path)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("this model's films were decoded by 'radiograph-5', and")
+
+
 def test_a_damaged_model_is_refused(run: RunFolder, tmp_path: Path) -> None:
     for path in run.model.parent.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -72,9 +72,11 @@ class Preprocessing:
         return {
             "decoding": self.decoding,
             "grey_levels": (
-                "8-bit values as they are; deeper ones stretched from their least to their greatest to 0..255, after "
-                "the modality LUT and the first VOI window; pixels of a DICOM file's PixelPaddingValue are left out of "
-                "that range, and are black; colour to grey by ITU-R 601"
+                "of any number of bits alike: after the modality LUT and the first VOI window, percentile 0.1 of the "
+                "film at a longer side of 256 pixels becomes 0 and percentile 99 becomes 240, and what lies beyond "
+                "0..255 is cut off, before the film is resized; rows and columns of one value (a border) and pixels of "
+                "a DICOM file's PixelPaddingValue are left out of the percentiles, and the latter are black; colour to "
+                "grey by ITU-R 601"
             ),
             "monochrome1": "inverted, so that bright is dense",
             "longest_side": self.longest_side,
@@ -106,15 +108,22 @@ class Preprocessing:
         Raises PreparationError for a film that cannot be used, and where this fedvlp decodes otherwise than that which
         the model was trained with.
         """
-        if self.decoding != DECODING:
-            raise PreparationError(
-                f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
-                "use the version of fedvlp that the model's README.md names"
-            )
+        if self.outdated:
+            raise PreparationError(self.outdated)
         if not len(films):
             return torch.empty(0, 3 if self.colour else 1, self.input_size, self.input_size)
         decoded = [self._decoded(film, number, len(films)) for number, film in enumerate(films, start=1)]
         return eval_batch(torch.from_numpy(np.stack(decoded)), self.input_size)
+
+    @property
+    def outdated(self) -> str:
+        """A sentence where this fedvlp decodes films otherwise than that which the model was trained with; else ""."""
+        if self.decoding == DECODING:
+            return ""
+        return (
+            f"this model's films were decoded by {self.decoding[:40]!r}, and this fedvlp decodes by {DECODING!r}; "
+            "use the version of fedvlp that the model's README.md names"
+        )
 
     def _decoded(self, film: Any, number: int, count: int) -> np.ndarray:
         """uint8 [L, L] or [L, L, 3], L = ``longest_side``."""

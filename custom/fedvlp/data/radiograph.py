@@ -17,7 +17,11 @@ T = TypeVar("T")
 
 MAX_PIXELS = 64_000_000  # images with more are refused by their header, before decoding (decompression bombs)
 MAX_BYTES = 512 * 1024 * 1024  # larger files are not read
-ROUNDABLE = 1275  # 16-bit values of at least this range: means rounded to whole values err by 0.1 grey level at most
+BLACK, BRIGHT = 0.1, 99  # percentiles of a film's pixels that become grey levels 0 and ...
+BRIGHT_LEVEL = 240  # ..., so that little of what is brighter is cut off; a marker is, so that it moves nothing else
+REFERENCE = 256  # pixels: these percentiles are those of the film at this longer side, whatever size is asked for
+EVEN = 0.02  # of the film's range: rows and columns within it are a border, whatever the file calls padding
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue, by ITU-R 601, as PIL
 FORMATS = ("PNG", "JPEG", "TIFF")  # that Pillow reads here
 ORIENTATION = 0x0112  # of EXIF; 1 is upright
 SIDEWAYS = (5, 6, 7, 8)
@@ -53,13 +57,12 @@ class ImageAccessError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """The decoded values of an image and the steps that remain. Both steps commute with averaging over areas."""
+    """The decoded values of an image, in any unit: their percentiles make its grey levels."""
 
     values: np.ndarray  # [h, w], or [h, w, 3] of an image in colour
     shape: tuple[int, int]  # [H, W] of the file; more than [h, w] where it was decoded at reduced size
-    range: tuple[float, float]  # least and greatest of ``values``
-    stretch: bool = False  # to be stretched from this range to 0..255
-    invert: bool = False  # to be inverted (MONOCHROME1)
+    invert: bool = False  # the least is white (MONOCHROME1)
+    padding: np.ndarray | None = None  # bool [h, w]: pixels that are no part of the film; None: there are none
 
 
 def read_radiograph(
@@ -67,13 +70,15 @@ def read_radiograph(
 ) -> np.ndarray:
     """Grey float32 [H, W] in 0..255, bright = dense (MONOCHROME1 is inverted).
 
-    8-bit images keep their values. Deeper ones are stretched from their own minimum and maximum, after the modality LUT
-    and the first VOI window. With ``longest`` the longer side is resized to that many pixels, each the mean of the area
-    that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is large enough.
-    ``burned_in`` reads a film whose header says that text is burned into its pixels, too. ``colour`` gives red, green
-    and blue, [H, W, 3], which are equal where the file is grey. Raises ``UnreadableImageError``; size and frame count
-    are checked before decoding. Raises ``ImageAccessError`` where not the file is to blame but its disk, its rights or
-    the memory of this machine.
+    Whatever the file and its bits, the percentiles ``BLACK`` and ``BRIGHT`` of the film without padding and border
+    become the grey levels 0 and ``BRIGHT_LEVEL``, after the modality LUT and the first VOI window; what lies beyond
+    0..255 is cut off. So a film's levels are the same in other units, offsets and byte orders, and neither hot pixels
+    nor a bright marker move them. With ``longest`` the longer side is resized to that many pixels, each the mean of the
+    area that it covers. A JPEG is then decoded at the smallest of 1, 1/2, 1/4 and 1/8 of its size that is not below
+    this or ``REFERENCE``. ``burned_in`` reads a film whose header says that text is burned into its pixels, too.
+    ``colour`` gives red, green and blue, [H, W, 3], which are equal where the file is grey. Raises
+    ``UnreadableImageError``; size and frame count are checked before decoding. Raises ``ImageAccessError`` where not
+    the file is to blame but its disk, its rights or the memory of this machine.
     """
     return _guarded(lambda: _finished(_read_file(path, longest, burned_in, colour), longest, colour))
 
@@ -86,9 +91,9 @@ def shape_of_file(path: Path) -> tuple[int, int]:
 def read_film(film: Any, longest: int | None = None, colour: bool = False) -> np.ndarray:
     """As ``read_radiograph``, of a film that somebody holds in memory, or of the path of a file.
 
-    That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey) or [H, W, 3] (RGB, uint8): uint8 keeps its
-    values, any other numbers are stretched. A header that says that text is burned into the pixels refuses nothing
-    here: whoever holds a film may look at it. Raises as ``read_radiograph`` does.
+    That is a pydicom ``Dataset``, a PIL image, or an array [H, W] (grey, any numbers) or [H, W, 3] (RGB, uint8). A
+    header that says that text is burned into the pixels refuses nothing here: whoever holds a film may look at it.
+    Raises as ``read_radiograph`` does.
     """
     if isinstance(film, (str, os.PathLike)):
         return read_radiograph(Path(film), longest, burned_in=True, colour=colour)
@@ -206,11 +211,7 @@ def _of_array(pixels: np.ndarray, colour: bool) -> _Values:
         from PIL import Image
 
         return _of_pil(Image.fromarray(pixels), colour)
-    if pixels.dtype == np.uint8:
-        grey = np.ascontiguousarray(pixels)
-        return _Values(grey, grey.shape, _range(grey))
-    deep = np.ascontiguousarray(pixels, dtype=np.uint16 if pixels.dtype == np.uint16 else np.float32)
-    return _Values(deep, pixels.shape, _range(deep), stretch=True)
+    return _Values(pixels, pixels.shape)
 
 
 def _as_file(dataset: Any) -> BytesIO:
@@ -240,25 +241,62 @@ def _syntax_of(dataset: Any) -> Any:
 
 
 def _finished(image: _Values, longest: int | None, colour: bool) -> np.ndarray:
-    """float32 [h, w], or [h, w, 3], in 0..255: the values resized, stretched and inverted as they say.
+    """float32 [h, w], or [h, w, 3], in 0..255: the values' grey levels, resized.
 
     Grey ones that are wanted in ``colour`` come three times.
     """
-    low, high = image.range
-    if not np.isfinite([low, high]).all():
-        raise UnreadableImageError("corrupt image")
-    if not high > low:
-        raise UnreadableImageError("constant image")
-    exact = image.values.dtype == np.uint16 and high - low >= ROUNDABLE
-    pixels = np.asarray(image.values, dtype=None if exact else np.float32)
+    values = image.values
+    if values.itemsize > 2:  # float32 has no room for a large offset
+        values = values.astype(np.float64) - values.min()
+    pixels = np.array(values, dtype=np.float32, order="C")
+    black, bright = _ends(pixels, image)
+    pixels -= np.float32(black)
+    pixels *= np.float32(BRIGHT_LEVEL / (bright - black))
+    np.clip(pixels, 0, 255, out=pixels)
+    if image.padding is not None:
+        pixels[image.padding] = 0
     if longest is not None:
         pixels = _by_area(pixels, image.shape, _fitted(image.shape, longest))
-    pixels = pixels.astype(np.float32)
-    if image.stretch:
-        pixels = (pixels - np.float32(low)) * np.float32(255 / (high - low))
-    if image.invert:
-        pixels = 255 - pixels
     return np.repeat(pixels[:, :, None], 3, axis=2) if colour and pixels.ndim == 2 else pixels
+
+
+def _ends(pixels: np.ndarray, image: _Values) -> tuple[float, float]:
+    """The values of the film that become 0 and ``BRIGHT_LEVEL``, in colour of its luminance.
+
+    They are its percentiles ``BLACK`` and ``BRIGHT`` without padding and border; where these are equal, of all but
+    padding, or the range. Refuses an image whose pixels are all equal, and one with pixels that are no numbers.
+    """
+    reference = _fitted(image.shape, min(REFERENCE, max(image.shape)))
+    seen = _by_area(pixels, image.shape, reference)
+    if not np.isfinite(seen).all():
+        raise UnreadableImageError("corrupt image")
+    if seen.ndim == 3:
+        seen = seen @ np.array(LUMINANCE, dtype=np.float32)
+    inside = np.ones(reference, dtype=bool)
+    if image.padding is not None:
+        inside = _by_area(image.padding.astype(np.float32), image.shape, reference) == 0
+    film, ends = seen[inside], (BLACK, BRIGHT)
+    for chosen, shares in ((seen[inside & ~_border(seen, inside)], ends), (film, ends), (film, (0, 100))):
+        percentiles = np.subtract(100, shares) if image.invert else shares
+        black, bright = np.percentile(chosen, percentiles).tolist() if chosen.size else (0, 0)
+        if black != bright:
+            return black, bright
+    raise UnreadableImageError("constant image")
+
+
+def _border(seen: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Bool [h, w]: rows and columns of one value, but for a few pixels, and those beside them, which are part border.
+
+    "One value" is within ``EVEN`` of the range of the pixels ``inside`` (bool [h, w]), as a JPEG's are; only these
+    pixels count.
+    """
+    border, percentile = np.zeros(seen.shape, dtype=bool), np.percentile if inside.all() else np.nanpercentile
+    film = np.where(inside, seen, np.nan)
+    even = EVEN * np.ptp(percentile(film, (1, 99)))
+    for lines, of_lines in ((film, border), (film.T, border.T)):
+        flat = np.ptp(percentile(lines, (2, 98), axis=1), axis=0) <= even
+        of_lines[flat | np.append(flat[1:], False) | np.insert(flat[:-1], 0, False)] = True
+    return border
 
 
 def _in_order(values: np.ndarray) -> np.ndarray:
@@ -333,7 +371,7 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
             upright = _upright(image)
             if upright is image and longest is not None:
                 mode = "RGB" if colour else "L"
-                image.draft(mode, _fitted(shape, longest)[::-1])  # a JPEG is reduced by its inverse DCT
+                image.draft(mode, _fitted(shape, max(longest, REFERENCE))[::-1])  # a JPEG is reduced by its inverse DCT
             else:
                 shape = (upright.height, upright.width)
             return _of_pil(upright, colour, shape, _white_is_zero(image))
@@ -367,10 +405,8 @@ def _of_pil(image: Any, colour: bool, shape: tuple[int, int] | None = None, inve
     """
     shape = shape or (image.height, image.width)
     if image.mode[0] in "IF":  # more than 8 bits
-        deep = _in_order(np.asarray(image))
-        return _Values(deep, shape, _range(deep), stretch=True, invert=invert)
-    pixels = np.asarray(image.convert("RGB" if colour else "L"))
-    return _Values(pixels, shape, _range(pixels))
+        return _Values(_in_order(np.asarray(image)), shape, invert)
+    return _Values(np.asarray(image.convert("RGB" if colour else "L")), shape)
 
 
 def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Values:
@@ -387,9 +423,8 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
         if stored.dtype != np.uint8 or stored.ndim != 3:
             raise UnreadableImageError("unsupported image format")
         if colour:
-            return _Values(np.ascontiguousarray(stored), shape, _range(stored))
-        grey = stored.astype(np.float32) @ np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601, as PIL
-        return _Values(grey, shape, _range(grey))
+            return _Values(stored, shape)
+        return _Values(stored.astype(np.float32) @ np.array(LUMINANCE, dtype=np.float32), shape)
     native = _native(source, header) if isinstance(source, Path) else None
     stored = _decoded(source) if native is None else native
     padding = _padding(stored, header)
@@ -397,16 +432,8 @@ def _read_dicom(source: Path | BytesIO, burned_in: bool, colour: bool) -> _Value
     if native is not None and not _fits_bits(limits, header):
         stored = _decoded(source)
         limits = _range(stored, padding)
-    values = _presented(stored, limits, header)
-    changed = values is not stored
-    stretch = stored.dtype != np.uint8 or int(header.BitsStored) != 8 or changed
     inverted = header.PhotometricInterpretation == "MONOCHROME1"
-    if changed:
-        limits = _range(values, padding)
-    if padding is not None:
-        darkest = (limits if stretch else (0, 255))[1 if inverted else 0]
-        values = np.where(padding, values.dtype.type(darkest), values)
-    return _Values(values, shape, limits, stretch, inverted)
+    return _Values(_presented(stored, limits, header), shape, inverted, padding)
 
 
 def _header(source: Path | BytesIO) -> Any:

@@ -18,7 +18,7 @@ from fedvlp.data.radiograph import UnreadableImageError, read_radiograph
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
-DECODING = "radiograph-5"  # names what decode() does to a file; change it with the result, so that caches rebuild
+DECODING = "radiograph-6"  # names what decode() does to a file; change it with the result, so that caches rebuild
 
 
 def decode(path: Path, image_size: int, burned_in: bool = False, colour: bool = False) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from fedvlp.core.types import Batch
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.models import load
 from fedvlp.models.dual_encoder import DualEncoder
+
+log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -25,11 +28,14 @@ def load_model(
     one that ``DualEncoder.save`` wrote. ``statistics`` are those of its batch normalisation, where each site keeps its
     own (``norm_statistics=site``): what a site keeps (its name in a simulated run, or the folder ``sites/<site>`` of
     the run at that site), or batches of records to estimate them on, at least 2 records each. Raises ValueError where
-    the folder holds no model or a file is not as it was saved, and where it has no statistics and none are given.
+    the folder holds no model or a file is not as it was saved, and where it has no statistics and none are given. Warns
+    where its films were decoded otherwise than here: those are then refused.
     """
     model = load.load_model(folder, statistics)
     if model.preprocessing:
         model.prepare = Preprocessing.read(model.preprocessing)
+        if model.prepare.outdated:
+            log.warning("%s", model.prepare.outdated)
     return model.to(device)
 
 

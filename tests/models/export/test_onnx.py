@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from support.cases import cases
 from support.exports import SMALL, WORDS, alone, trained
+from support.film_files import dicom
 from support.towers import local_bert
 
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
@@ -103,6 +105,12 @@ def pictures(folder: Path) -> list[Path]:
     Image.fromarray(rows).save(folder / "colour.png")
     Image.fromarray(grey).save(folder / "turned.jpg", exif=turned)
     Image.fromarray(grey.astype(np.uint16) * 16).save(folder / "deep.png")
+    Image.fromarray(np.kron(grey, np.ones((9, 9), np.uint8))).save(folder / "large.jpg")  # decoded at reduced size
+    Image.fromarray(rows).convert("CMYK").save(folder / "four.jpg")
+    Image.fromarray(grey).convert("LA").save(folder / "alpha.png")
+    Image.fromarray(rows).quantize(64).save(folder / "palette.png")
+    dicom(folder / "one.dcm", grey, "MONOCHROME1", 8)
+    dicom(folder / "two.dcm", grey.astype(np.uint16) * 16, "MONOCHROME2", 12, WindowCenter=2000, WindowWidth=1500)
     Image.fromarray(grey.astype(np.uint16) // 4 + 500).save(folder / "flat.png")
     Image.fromarray(grey[:20, :30]).save(folder / "small.png")
     white_is_zero = {0x0106: 0, 0x0112: 6}  # and turned
@@ -127,7 +135,7 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     model = model_of("tiny", tower, reports)
     export_onnx(model, tmp_path / "out")
     prepare = runpy.run_path(str(tmp_path / "out" / "prepare.py"))
-    assert len(paths) == 9
+    assert len(paths) == 15
     assert np.array_equal(prepare["films"](paths), model.preprocess(paths).numpy())
     ids, mask = model.tokenizer([model.prepare.text(phrase) for phrase in PHRASES])  # type: ignore[union-attr]
     seen = prepare["tokens"](PHRASES)
@@ -152,12 +160,12 @@ def test_a_model_of_colour_sees_colour(image: str, tmp_path: Path) -> None:
     model = model_of(image, "tiny", colour=True, in_channels=3)
     export_onnx(model, tmp_path / "out")
     films = runpy.run_path(str(tmp_path / "out" / "prepare.py"))["films"](paths)
-    assert films.shape == (9, 3, 32, 32)
+    assert films.shape == (15, 3, 32, 32)
     assert np.array_equal(films, model.preprocess(paths).numpy())
     exchanged = np.concatenate([films, films[:, ::-1]])
     (vectors,) = InferenceSession(str(tmp_path / "out" / "image.onnx")).run(None, {"image": exchanged})
-    assert differs(vectors[:9], model.encode_image(paths)) <= 1e-5
-    assert differs(vectors[9:], model.encode_image(torch.from_numpy(exchanged[9:]))) <= 1e-5
+    assert differs(vectors[:15], model.encode_image(paths)) <= 1e-5
+    assert differs(vectors[15:], model.encode_image(torch.from_numpy(exchanged[15:]))) <= 1e-5
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "float32 [N, 3, 32, 32] in -1..1 (red, green, blue)" in " ".join(readme.split())
 
@@ -174,9 +182,17 @@ def test_a_file_of_several_frames_is_refused_as_fedvlp_does(tmp_path: Path) -> N
     prepare = prepared(model, tmp_path)
     with pytest.raises(PreparationError, match="multi-frame image: 2 frames"):
         model.preprocess(tmp_path / "two.tiff")
-    with pytest.raises(ValueError, match="a file of 2 frames"):
+    with pytest.raises(ValueError, match="the film cannot be used: multi-frame image: 2 frames"):
         prepare["films"]([tmp_path / "two.tiff"])
     assert np.array_equal(prepare["film"](tmp_path / "phone.jpg"), model.preprocess(tmp_path / "phone.jpg").numpy())
+
+
+def test_dicom_without_pydicom_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    film = dicom(tmp_path / "canary.dcm", np.arange(900, dtype=np.uint16).reshape(30, 30), "MONOCHROME2", 12)
+    prepare = prepared(model_of("tiny", "tiny"), tmp_path)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(ValueError, match=r"^the film cannot be used: needs the package pydicom$"):
+        prepare["film"](film)
 
 
 def test_films_of_a_model_that_does_not_say_how_are_not_prepared(tmp_path: Path) -> None:

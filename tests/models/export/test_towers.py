@@ -44,7 +44,7 @@ def test_timm_gives_the_features_of_the_image_tower(name: str, channels: int | N
     told = timm.data.resolve_model_data_config(loaded)
     assert (tuple(told["input_size"]), told["crop_pct"]) == ((channels or 3, 32, 32), 0.8)
     assert set(told["mean"]) == set(told["std"]) == {0.5}
-    names = ["README.md", "config.json", "model.safetensors", "prepare.py", "preprocessing.json"]
+    names = ["README.md", "config.json", "model.safetensors", "prepare.py", "preprocessing.json", "radiograph.py"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert "`prepare.py` prepares films as preprocessing.json says" in (folder / "README.md").read_text()
     prepared = timm.data.create_transform(**told)(square_film(channels or 3))

@@ -23,10 +23,14 @@ def channels_of(model: DualEncoder) -> int:
 
 
 def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
-    """Writes preprocessing.json and prepare.py, and with ``texts`` tokenization.json and tokenizer/."""
+    """Writes preprocessing.json, prepare.py and radiograph.py, and with ``texts`` tokenization.json and tokenizer/.
+
+    radiograph.py is this package's own, so that a film is decoded as it is here.
+    """
     _write(folder / "preprocessing.json", model.preprocessing)
-    code = files(__package__).joinpath("prepare.py.txt").read_text(encoding="utf-8")
-    (folder / "prepare.py").write_text(code, encoding="utf-8")
+    for name, source in (("prepare.py", "models/export/prepare.py.txt"), ("radiograph.py", "data/radiograph.py")):
+        code = files("fedvlp").joinpath(source).read_text(encoding="utf-8")
+        (folder / name).write_text(code, encoding="utf-8")
     if not texts:
         return
     tokenizer: Any = model.tokenizer
