@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Python keeps what it compiled, whatever the shell says: without it pytest rewrites every assert again at each start.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo poc test test-slow test-all test-numeric docs golden towers mutants lint bench lock release sbom clean
+.PHONY: demo poc test test-slow test-all nightly test-numeric docs golden towers mutants lint bench lock release sbom clean
 
 # Nothing is installed whose SHA-256 is not in a lock, and nothing is resolved. uv does it in seconds where pip takes
 # minutes; pip fetches uv itself, and does all of it where uv cannot (no wheel for this machine, a package mirror that
@@ -32,16 +32,11 @@ $(VENV)/tools: $(VENV)/ready constraints.txt
 	$(PIP) uninstall --yes rfc3987-syntax lark
 	touch $@
 
-# The main job as it is in FLARE's simulator, five sites side by side (-t 5), and its report; then, by the engine, each
-# site alone and FedAvg on the same terms, and what the three reach. Runs lie in build/demo, whatever FEDVLP_HOME says.
-DEMO := build/demo/runs
+# The main job in FLARE's simulator, and its report; then each site alone and FedAvg on the same terms, and what the three
+# reach. Two rounds of the preset's six: as many as show what training together is for.
+SETTINGS = --set rounds.rounds=2
 demo: $(VENV)/ready
-	rm -rf build/demo && mkdir -p build/demo
-	cd build/demo && FEDVLP_HOME= PATH="$(abspath $(BIN)):$$PATH" nvflare simulator ../../jobs/feddra -t 5 -w workspace
-	$(BIN)/fedvlp report $(DEMO)/feddra/001
-	$(BIN)/fedvlp simulate local --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/local.log
-	$(BIN)/fedvlp simulate fedavg --like $(DEMO)/feddra/001 --runs $(DEMO) >build/demo/fedavg.log
-	$(BIN)/fedvlp compare $(DEMO)/local/001 $(DEMO)/fedavg/001 $(DEMO)/feddra/001
+	PATH="$(abspath $(BIN)):$$PATH" poc/demo.sh $(SETTINGS)
 
 # The main job, smaller, through a server and three sites with real certificates on this machine; nothing stays running.
 poc: $(VENV)/ready
@@ -60,11 +55,20 @@ test-numeric: $(VENV)/tools
 # The rest: simulator, provisioned and POC runs, several processes per site, another device. Four at a time on two cores:
 # half of their time they wait for each other.
 test-slow: $(VENV)/tools
-	$(BIN)/python -m pytest -n 4 -m slow
+	$(BIN)/python -m pytest -n 4 -m "slow and not nightly"
 
 # Both in one go, the slow ones first: fast tests then fill the time that the slow ones wait.
 test-all: $(VENV)/tools
-	$(BIN)/python -m pytest -n 5
+	$(BIN)/python -m pytest -n 5 -m "not nightly"
+
+# What takes too long for every commit: a thousand schedules, learning bands, every method on another device, each in
+# every place and interrupted; the fast tests under other settings of a machine, in an order of the day; the mutants.
+ORDER ?= $(shell date +%F)
+nightly: $(VENV)/tools
+	$(BIN)/python -m pytest -n 4 -m slow
+	umask 077 && LOCALE=de_DE.UTF-8 LC_ALL=de_DE.UTF-8 TZ=Asia/Kolkata RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	LOCALE=C LC_ALL=C RANDOM_ORDER=$(ORDER) $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(MAKE) mutants
 
 # Draws the picture of the rooms and writes the page of FedDRA anew, then builds the site: open build/docs/index.html.
 # A warning is an error; mkdocs does not count warnings when it is told to be quiet.
@@ -123,7 +127,7 @@ sbom: $(VENV)/tools
 	$(BIN)/python -W ignore -m cyclonedx_py environment $(VALIDATE) --pyproject pyproject.toml --output-reproducible -o build/sbom.json $(ENVIRONMENT)/bin/python
 
 bench: $(VENV)/tools
-	for program in orchestration aggregation ablation baselines start dro_weights retrieval neighbours distortion training pipeline creamfl_teachers public_scores sampled_contrast car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python benchmarks/$$program.py || exit 1; done
+	for program in orchestration aggregation ablation start dro_weights retrieval neighbours distortion training pipeline creamfl_teachers sampled_contrast car_mfl kills bytes server_memory encryption privacy poisoned; do $(BIN)/python studies/programs/$$program.py || exit 1; done
 
 clean:
 	rm -rf build runs $(VENV)

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from fedvlp.core.names import PUBLIC
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("docs", "provisioning", "poc", "benchmarks", "tests")
+FOLDERS = ("docs", "provisioning", "poc", "studies", "tests")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

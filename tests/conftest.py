@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import locale
 import os
+import random
 import re
 import signal
 import sys
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 # before torch is imported: also programs that tests start; two threads each on busy cores wait for each other
@@ -20,6 +24,12 @@ import torch
 sys.path.append(str(Path(__file__).parent))
 
 from support.simulator import REPEATED
+
+from fedvlp.data.cohort import Cohort
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+
+if "LOCALE" in os.environ:  # as a program that reads the person's settings: an unknown one is an error
+    locale.setlocale(locale.LC_ALL, os.environ["LOCALE"])
 
 SLOW_SECONDS = 900
 """The time limit of a test marked slow; that of others is in pyproject.toml."""
@@ -45,6 +55,30 @@ def _ctrl_c() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+DRAWN: dict[tuple[SyntheticCohort, int], Any] = {}
+"""Films of the built-in cohort that this process has drawn."""
+
+
+@pytest.fixture(autouse=True)
+def _films_drawn_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A film is drawn once a process, not once a test; but for the tests of the drawing itself."""
+    build = SyntheticCohort.build
+
+    def remembering(spec: SyntheticCohort) -> Cohort:
+        cohort = build(spec)
+
+        def images(rows: np.ndarray) -> np.ndarray:
+            keys = [(spec, row) for row in np.atleast_1d(rows).tolist()]
+            new = [key for key in keys if key not in DRAWN]
+            DRAWN.update(zip(new, cohort.images(np.array([row for _, row in new], np.int64)), strict=True))
+            return np.stack([DRAWN[key] for key in keys]) if keys else cohort.images(rows)
+
+        return replace(cohort, images=images)
+
+    if "synthetic" not in request.path.parts:
+        monkeypatch.setattr(SyntheticCohort, "build", remembering)
+
+
 @pytest.fixture(autouse=True)
 def _small_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test downloads, and none depends on where runs are kept on this machine."""
@@ -60,21 +94,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         expected[item.nodeid] = slow.kwargs.get("seconds", 30.0) if slow else 0.0
         if slow:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+    if seed := os.environ.get("RANDOM_ORDER"):  # the same for all workers: files, and the tests in each
+        draw = random.Random(seed)
+        of_file = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (of_file[item.path], draw.random()))
     items.sort(key=lambda item: -expected[item.nodeid])
 
 
 SHARING = (
     "training/test_distributed.py", "evaluation/test_distortion.py", "faults/test_consortium.py",
     "flare/test_provisioned.py", "flare/test_perimeter.py", "flare/test_smoke.py", "methods/test_device.py",
-    "claims/test_cells.py", "run/test_audit.py", "cli/test_mistakes.py", "cli/test_pretrain.py",
-    "claims/test_reproduce.py", "models/export/test_monai_bundle.py",
+    "studies/test_cells.py", "run/test_audit.py", "cli/test_mistakes.py", "cli/test_pretrain.py",
+    "studies/test_reproduce.py", "models/export/test_monai_bundle.py",
 )  # fmt: skip
 """Files whose tests share a fixture that takes long: one worker takes them all, or all whose ids begin "<group>: "."""
 
 
-def work_unit(nodeid: str) -> str:
-    """What one worker takes as a whole: a test, or the tests of a file (of a group of it) that share a fixture."""
+def work_unit(nodeid: str, fast: bool = False) -> str:
+    """What one worker takes as a whole: a test, or the tests of a file (of a group of it) that share a fixture.
+
+    Where the slow ones are left out, any file: what it imports, draws and sets up would else be made in every worker.
+    """
     file, _, rest = nodeid.partition("::")
+    if fast:
+        return file
     if not file.endswith(SHARING):
         return nodeid
     _, _, identifier = rest.partition("[")
@@ -89,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByWorkUnit(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return work_unit(nodeid)
+            return work_unit(nodeid, config.option.markexpr == "not slow")
 
     config.option.loadscopereorder = False
     return ByWorkUnit(config, log)

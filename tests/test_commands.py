@@ -6,9 +6,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -26,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-GUIDES = [path for folder in ("provisioning", "poc", "benchmarks", "tests") for path in (ROOT / folder).rglob("*.md")]
+GUIDES = [path for folder in ("provisioning", "poc", "studies", "tests") for path in (ROOT / folder).rglob("*.md")]
 
 ELSEWHERE = {
     "make test": "this test is part of it",
@@ -113,9 +116,15 @@ def test_commands_stand_in_console_blocks(page: Path) -> None:
             assert [line for line in lines if line.startswith(PROGRAMS)] == []
 
 
+@cache
+def program() -> Any:
+    """`fedvlp` with all its commands, whose making takes longer than a page's reading."""
+    return typer.main.get_command(cli.app)
+
+
 def unknown(command: str) -> list[str]:
     """Words of a ``fedvlp`` command that the program does not know: a command or an option."""
-    node = typer.main.get_command(cli.app)
+    node = program()
     options: set[str] = set()
     for word in shlex.split(command)[1:]:
         inner = getattr(node, "commands", {})  # those of a group
@@ -156,7 +165,7 @@ def test_the_readme_shows_the_whole_of_fedprox() -> None:
 
 def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) -> None:
     """With FEDVLP_HOME exported, as docs/runs.md has it, they were written there, and the report found no run."""
-    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt"):
+    for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "studies/pyproject.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     installed = tmp_path / "environment" / "bin"
@@ -166,14 +175,33 @@ def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) ->
         (installed / name).write_text(f'#!/bin/sh\necho "{name} $1 with [$FEDVLP_HOME]"\n')
         (installed / name).chmod(0o755)
     shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "poc").mkdir()
+    shutil.copy(ROOT / "poc" / "demo.sh", tmp_path / "poc")
     make = ["make", "--silent", "demo", "VENV=environment"]
     environment = {**os.environ, "FEDVLP_HOME": str(tmp_path / "runs")}
     for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
         environment.pop(name, None)
-    said = subprocess.run(
-        make, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert "nvflare simulator with []\n" in said
+    subprocess.run(make, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert (tmp_path / "build" / "demo" / "flare.log").read_text() == "nvflare simulator with []\n"
+
+
+def test_ctrl_c_ends_the_demo_and_says_what_goes_on(tmp_path: Path) -> None:
+    """While FLARE works its progress is told."""
+    status = "runs/feddra/001/run_status.json"
+    flare = f"""mkdir -p runs/feddra/001; echo '  "summary": "round 1",' >{status}; exec sleep 60"""
+    for name, does in (("nvflare", flare), ("fedvlp", 'mkdir -p "$3"')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    demo = subprocess.Popen(
+        [ROOT / "poc" / "demo.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    assert demo.stdout is not None
+    assert [demo.stdout.readline() for _ in range(2)][1] == "feddra: round 1\n"
+    os.killpg(demo.pid, signal.SIGINT)
+    _, errors = demo.communicate(timeout=60)
+    assert (demo.returncode, errors) == (130, "stopped; go on with: make demo\n")
 
 
 def smaller(command: str) -> str:
@@ -203,7 +231,9 @@ def test_every_command_runs(checkout: Path) -> None:
         if command in ELSEWHERE:
             continue
         if command.startswith("make "):
-            shown = f"{command} VENV=environment"
+            settings = {**SMALL, "method.align_steps": "2"}
+            words = " ".join(f"--set {key}={value}" for key, value in settings.items())
+            shown = f"{command} VENV=environment SETTINGS='{words}'"
         elif command.startswith("fedvlp simulate") and "--resume" not in command:
             shown = smaller(command)
         else:
@@ -214,7 +244,7 @@ def test_every_command_runs(checkout: Path) -> None:
     demo = output["make demo"]
     for row in ("initial", "local", "fedavg", "feddra"):
         assert re.search(rf"{row} .*\d \[\d+\.\d, \d+\.\d\]", demo), f"the comparison has no {row}"
-    assert re.search(r"feddra is (not )?ahead.*fedavg.*\(one seed\)$", demo.strip().splitlines()[-1])
+    assert re.search(r"^feddra is (not )?ahead.*fedavg.*\(one seed\)$", demo, re.MULTILINE)
     assert Path(checkout, re.findall(r"report (\S+)", demo)[-1]).exists()
     assert (checkout / "my-job" / "meta.json").exists()
     assert "torch and torchvision fit: yes" in output["fedvlp doctor"]

@@ -39,13 +39,13 @@ PACKAGE = ROOT / "custom" / "fedvlp"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 CODE = [
     path
-    for folder in ("custom", "studies", "tests", "benchmarks", "poc")
+    for folder in ("custom", "studies", "tests", "poc")
     for path in sorted((ROOT / folder).rglob("*.py"))
     if path != Path(__file__)
 ]
 PROSE = [
     ROOT / "README.md",
-    *(path for f in ("provisioning", "studies", "benchmarks", "tests", "poc") for path in (ROOT / f).rglob("*.md")),
+    *(path for f in ("provisioning", "studies", "tests", "poc") for path in (ROOT / f).rglob("*.md")),
 ]
 
 
@@ -178,7 +178,7 @@ def functions(path: str) -> frozenset[str]:
 def test_every_file_and_test_that_is_named_exists(path: Path) -> None:
     for name in re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")):
         file, _, test = name.partition("::")
-        if re.fullmatch(r"(?:custom|studies|tests|jobs|provisioning|benchmarks|poc|docs)/[\w./-]*", file):
+        if re.fullmatch(r"(?:custom|studies|tests|jobs|provisioning|poc|docs)/[\w./-]*", file):
             assert (ROOT / file).exists(), f"{path.name} names {file}"
             assert not test or test in functions(file), f"{file} has no {test}"
 

@@ -113,6 +113,7 @@ def test_the_source_reads_what_was_written(tmp_path: Path) -> None:
     assert "DOE" not in str(refused.value)
 
 
+@pytest.mark.slow(seconds=5)
 def test_the_package_for_hospitals_builds_and_is_found(tmp_path: Path) -> None:
     """The page's pyproject.toml with the page's method: a wheel whose entry point is the group that fedvlp looks in."""
     (described,) = re.findall(r"^ *```toml\n( *\[build-system\].*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)

@@ -21,7 +21,7 @@ from fedvlp.run.metrics import summary
 from fedvlp.run.simulate import simulate
 
 
-@pytest.mark.parametrize("name", cases(COMMITTED, often=("feddra", "creamfl"), seconds=8))
+@pytest.mark.parametrize("name", cases(COMMITTED, often=("feddra",), seconds=8))
 def test_a_short_run_of_the_preset_has_its_golden_figures(name: str, tmp_path: Path) -> None:
     golden.check(name, tmp_path)
 

@@ -26,7 +26,7 @@ def claims(
     ),
     results: Annotated[
         Path, typer.Option(help="Files of finished cells, read and added to: what is there is not run again.")
-    ] = Path("benchmarks/claims"),
+    ] = Path("studies/results"),
     device: Annotated[str, typer.Option(help="What the runs train on: cpu, cuda, or auto.")] = "cpu",
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,

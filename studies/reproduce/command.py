@@ -76,7 +76,7 @@ def reproduce(
         raise ValueError(f"reproduce: {asked.key} ({asked.title}) does not run: {asked.why_not}")
     size = _size(demo, root, data or [], smallest, cache or runs / "images")
     accept = accepted(accept_phi_risk, accept_phi_kind)
-    entries = [chosen_rows(entry, only or []) for entry in inventory.shown(asked)]
+    entries = [chosen_rows(entry.at(size), only or []) for entry in inventory.shown(asked)]
     wanted, files = seeds_of(seeds), results or runs / "results"
     if dry_run:
         for entry in entries:

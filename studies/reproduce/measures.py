@@ -386,7 +386,7 @@ def _accuracies(table: Path) -> Figures:
         if model == "global":
             figures[GLOBAL_MODEL + name] = value
         if model in personal:
-            figures[client(1 + personal.index(model)) + deployed(site)] = value
+            figures[client(1 + personal.index(model)) + name] = value
     return figures
 
 

@@ -14,7 +14,10 @@ from fedvlp.report import figures, html
 from fedvlp.run.cell_table import origin
 from studies.claims.page import CLAIMS, claim_rows_of
 from studies.reproduce.run import Reproduced
-from studies.reproduce.table import UNPRINTED, Entry
+from studies.reproduce.table import UNPRINTED, Entry, Row
+
+DOUBTFUL = "*"
+"""After a printed value that may be a misprint or misread."""
 
 READING = "ours: mean over seeds [95 % interval, Student's t]; in brackets the paper's printed value"
 NO_SCENARIO = (
@@ -48,7 +51,7 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
         (
             one.title,
             *(
-                f"{number(done.value(row, column), entry.digits)} ({_printed(entry.printed(one, column))})"
+                f"{number(done.value(row, column), entry.digits)} ({_printed(entry, one, column)})"
                 for column in range(len(entry.columns))
             ),
         )
@@ -56,8 +59,9 @@ def rows(done: Reproduced) -> list[tuple[str, ...]]:
     ]
 
 
-def _printed(value: str) -> str:
-    return html.ABSENT if value == UNPRINTED else value
+def _printed(entry: Entry, row: Row, column: int) -> str:
+    value = entry.printed(row, column)
+    return html.ABSENT if value == UNPRINTED else value + (DOUBTFUL if entry.doubt(row, column) else "")
 
 
 def title(entry: Entry) -> str:
@@ -76,6 +80,15 @@ def remarks(done: Reproduced) -> list[str]:
         said += [NO_SIZE] if done.size.quick else []
         said += [study.differs] if study and study.differs else []
     said += [entry.note] if entry.note else []
+    doubts: dict[str, list[str]] = {}
+    for row in entry.rows:
+        for index, column in enumerate(entry.columns):
+            if doubt := entry.doubt(row, index):
+                doubts.setdefault(doubt, []).append(f"{row.title}: {column.title}")
+    said += [
+        f"{DOUBTFUL} as printed ({'; '.join(places[:3])}{', ...' * (len(places) > 3)}): {doubt}."
+        for doubt, places in doubts.items()
+    ]
     return [*said, origin(done.table)]
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.deid import Accepted
 from fedvlp.evaluation.intervals import Interval, over_seeds
-from fedvlp.run import cell_results as results
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cell_results import CellResults
 from fedvlp.run.cell_table import Table
 from fedvlp.run.cells import Said, measured
 from fedvlp.run.experiment import Experiment
@@ -146,9 +144,9 @@ def estimate(entry: Entry, size: Size, seeds: Sequence[int], files: Path) -> Est
     name = f"{study.name}-{size.label}"
     one = scenario(entry, size)
     cells = cells_of(one, entry.cells(), seeds)
-    place = {cell: results.path(files, name, *cell) for cell in cells}
-    wanted = {cell: of for cell, of in cells.items() if not results.load(place[cell], of, one.figures)}
-    filed = _filed(files / name)
+    results = CellResults(files, name)
+    wanted = {cell: of for cell, of in cells.items() if not results.load(cell, of, one.figures)}
+    filed = results.seconds()
     known = {cell: fmean(spent) for cell, spent in filed.items()}
     default = SECONDS.get((study.name, size.name)) if size.demo else None
     if known:
@@ -164,20 +162,6 @@ def estimate(entry: Entry, size: Size, seeds: Sequence[int], files: Path) -> Est
     of_method = {cell: traffic(of) for (cell, _), of in wanted.items()}  # the seed makes no difference
     sent = [count for cell, _ in wanted if (count := of_method[cell]) is not None]
     return Estimate(len(cells), len(cells) - len(wanted), seconds, what, sum(sent), len(sent))
-
-
-def _filed(folder: Path) -> dict[str, list[float]]:
-    """Cell -> seconds that it took, one for each seed that has finished. Damaged files are passed over."""
-    seconds: dict[str, list[float]] = {}
-    for file in sorted(folder.glob("*/*.json")):
-        try:
-            spent: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["spent"]
-            seconds.setdefault(file.stem, []).append(
-                sum(value for name, value in spent.items() if name not in (BYTES_DOWN, BYTES_UP))
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return seconds
 
 
 def traffic(experiment: Experiment) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedvlp.run.cell_table import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
+from studies.reproduce.printed import Printed, tables
 
 UNPRINTED = "not in our sources"
 """In place of a value that docs/methods.md does not state."""
@@ -79,6 +80,12 @@ class Study:
     stands_in: str = ""  # what the demo takes in place of the paper's data, beside the built-in cohort
     differs: str = ""  # what is known to be unlike the paper on its own data
 
+    without: Study | None = None  # measures the same runs where only what this one reads more is absent
+
+    def absent(self, size: Size) -> list[str]:
+        """The data sets that are not there, where ``size`` has a root."""
+        return [name for name in self.sources if size.root and not size.folder(name).is_dir()]
+
     def refuse_absent(self, size: Size) -> None:
         """Raises ValueError where ``size`` has a root, and nothing here reads the paper's data or they are absent.
 
@@ -96,8 +103,7 @@ class Study:
                 f"reproduce: --data names {', '.join(strange)}, which {self.name} does not read; it reads "
                 f"{', '.join(self.sources)}"
             )
-        absent = [name for name in self.sources if not size.folder(name).is_dir()]
-        if absent:
+        if absent := self.absent(size):
             raise ValueError(
                 f"reproduce: the folder of --root has no folder {', '.join(absent)}; expected {', '.join(self.sources)}"
                 ", each a data set as it was published. Put or link them there, say where one is with --data "
@@ -120,6 +126,7 @@ class Entry:
     no_demo: str = field(default="", kw_only=True)  # why it runs on the paper's data alone; "": there is a demo
     note: str = field(default="", kw_only=True)  # what to know when comparing
     digits: int = field(default=2, kw_only=True)  # decimals of its values
+    table: str = field(default="", kw_only=True)  # of studies/tables, whose rows and columns it has; "": its own
     judged: tuple[str, ...] = field(default=(), kw_only=True)  # figures of claims that it is about beside its columns
 
     @property
@@ -149,6 +156,14 @@ class Entry:
         if self.study:
             self.study.refuse_absent(size)
 
+    def at(self, size: Size) -> Entry:
+        """The entry as it can be measured at a size: where data for heads alone are absent, without heads."""
+        less = self.study.without if self.study else None
+        if not self.study or not less or not (absent := self.study.absent(size)) or less.absent(size):
+            return self
+        said = f"Heads are not measured, as --root has no folder {', '.join(absent)}."
+        return replace(self, study=less, note=f"{self.note} {said}".strip())
+
     def cells(self) -> list[str]:
         """Names of its cells, each once."""
         return list(dict.fromkeys(row.cell + column.cell for row in self.rows for column in self.columns))
@@ -158,7 +173,18 @@ class Entry:
 
         Raises ValueError where a row has not one value a column.
         """
+        if self.table:
+            number = self._number(row, column)
+            return number.value if number else UNPRINTED
         values = row.printed.split()
         if values and len(values) != len(self.columns):
             raise ValueError(f"reproduce: {self.key}, {row.title}: {len(values)} values, {len(self.columns)} columns")
         return values[column] if values and values[column] != "-" else UNPRINTED
+
+    def doubt(self, row: Row, column: int) -> str:
+        """Why the paper's value may be a misprint or misread; "": nothing speaks against it."""
+        number = self._number(row, column)
+        return number.doubt if number else ""
+
+    def _number(self, row: Row, column: int) -> Printed | None:
+        return tables().get(self.table, {}).get((row.title, self.columns[column].title))

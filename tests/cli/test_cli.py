@@ -23,7 +23,7 @@ from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
 SMALL = [
-    "--sites", "2", "--set", "data.size=400", "--set", "method.local_steps=2", "--set", "training.batch_size=16",
+    "--sites", "2", "--set", "data.size=160", "--set", "method.local_steps=2", "--set", "training.batch_size=16",
     "--set", "rounds.rounds=2",
 ]  # fmt: skip
 
@@ -76,7 +76,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "feddra" / "001"
     expected = {
         "config.json", "environment.json", "partition.json", "metrics.csv", "summary.json", "report.html",
-        "checkpoints", "evaluation", "model", "tb", "writer.lock",
+        "checkpoints", "evaluation", "model", "run_status.json", "tb", "writer.lock",
     }  # fmt: skip
     assert {entry.name for entry in run.iterdir()} == expected
     assert len(set(read_assignment(run / "partition.json").tolist())) == 2

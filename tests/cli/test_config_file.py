@@ -9,6 +9,7 @@ import pytest
 
 from fedvlp.cli.config_file import ConfigFile, read
 from fedvlp.cli.overrides import configured
+from fedvlp.cli.runs import asked_for
 from fedvlp.run import presets
 from fedvlp.run.config import to_config
 
@@ -46,9 +47,11 @@ def test_a_file_says_what_the_command_line_says(tmp_path: Path) -> None:
 
 
 def test_a_setting_of_the_command_line_comes_after_those_of_the_file(tmp_path: Path) -> None:
-    file = read(written(tmp_path, TOML))
-    later = configured(file.base(None), None, None, [*file.settings, "method.rho=0.1"])
-    assert later.method.rho == 0.1  # type: ignore[attr-defined]
+    path = written(tmp_path, TOML)
+    file, options = read(path), ["method.rho=0.1"]
+    later = asked_for(None, path, None, 2, None, None, options, None)
+    assert later.method.rho == 0.1
+    assert later == configured("feddra", "label-skew", 2, [*file.settings, *options])
     assert file.base("fedrgb") == "fedrgb", "the preset of the command line comes first"
 
 

@@ -22,11 +22,11 @@ def test_without_the_studies_their_commands_say_where_they_are(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "lab_command", SimpleNamespace(app=other))
     named = [EntryPoint("measure", "lab_command:app", laboratory.GROUP)]
     monkeypatch.setattr(laboratory, "entry_points", lambda group: named)
-    app = typer.Typer()
-    laboratory.add_to(app)
-    assert CliRunner().invoke(app, ["measure"]).output == "measured\n"
+    monkeypatch.setattr(laboratory, "app", typer.Typer())
+    laboratory.add_installed()
+    assert CliRunner().invoke(laboratory.app, ["measure"]).output == "measured\n"
     for words in (["claims", "feddra", "--seeds", "0-4"], ["reproduce", "--help"]):
-        error = str(CliRunner().invoke(app, words).exception)
+        error = str(CliRunner().invoke(laboratory.app, words).exception)
         assert error.startswith(f"{words[0]} is a study")
         assert "pip install --no-deps -e studies" in error
 

@@ -119,9 +119,15 @@ def test_others_are_told_by_bytes_recall_and_features(commanded: Commanded, tmp_
     assert all(value < 0.9 for value in found.cosine.values())
 
 
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("films")
+    write(SyntheticCohort(sites=1, size=160, image_size=72), folder)
+    return folder
+
+
 def of_table(folder: Path, split: str, report: str | None) -> Experiment:
     """On a table of which 1 of 4 patients is in ``split`` with the same ``report`` (None: each its own)."""
-    write(SyntheticCohort(sites=1, size=160, image_size=72), folder)
     table = folder / "pairs.csv"
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -129,25 +135,28 @@ def of_table(folder: Path, split: str, report: str | None) -> Experiment:
     for row in rows:
         held = patients.index(row["patient_id"]) % 4 == 0
         row |= {"split": split if held else "train"} | ({"report": report} if held and report is not None else {})
+    table = folder / f"{split}-{report}.csv"
     with table.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    data = TableSource(str(table), root=str(folder), image_size=72, split_column="split", min_report_words=0)
+    data = TableSource(
+        str(table), root=str(folder), image_size=72, split_column="split", min_report_words=0, burned_in="header"
+    )
     return replace(PRESETS["tiny-pool"], data=data)
 
 
 @pytest.mark.parametrize(("split", "report"), [("val", None), ("test", "")])
-def test_without_pairs_that_are_held_out_there_is_no_recall(split: str, report: str | None, tmp_path: Path) -> None:
+def test_without_pairs_that_are_held_out_there_is_no_recall(split: str, report: str | None, films: Path) -> None:
     """It ended with an error after the whole training, and so did --resume."""
-    assembly = Assembly(of_table(tmp_path, split, report), accept_phi_risk=True)
+    assembly = Assembly(of_table(films, split, report), accept_phi_risk=True)
     found = held_out(assembly, assembly.modules()[0])
     assert found == {"queries": 0, "candidates": 32, "chance_r1": 3.125}
     assert _recall(found) == "fewer than 32 with films and reports, so no recall is measured"
 
 
-def test_pairs_that_are_held_out_are_measured(tmp_path: Path) -> None:
-    assembly = Assembly(of_table(tmp_path, "test", None), accept_phi_risk=True)
+def test_pairs_that_are_held_out_are_measured(films: Path) -> None:
+    assembly = Assembly(of_table(films, "test", None), accept_phi_risk=True)
     found = held_out(assembly, assembly.modules()[0])
     assert found["queries"] == 64
     assert {"r1", "r5"} <= found.keys()

@@ -215,7 +215,7 @@ MISTAKES = {
     "search run --data table:pairs.csv": "search takes one query; give a phrase",
     "search run edema --image images/000001.png --data table:pairs.csv": "search takes one query",
     "search run --image nowhere.png --data table:pairs.csv": "the film cannot be used: missing image",
-    "search run edema --data table:nowhere.csv": "the table (path) is not a file",
+    "search run edema --data table:nowhere.csv": "'nowhere.csv' is not there; give its table",
     "search run edema --data tabel:pairs.csv": "unknown source of --data 'tabel'; did you mean 'table'?",
     "search run edema --data table:pairs.csv --split tset": "unknown split 'tset'; expected one of train, val, test",
     "search run edema --data table:pairs.csv --top 0": "--top is 0; give how many records to show, at least 1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,9 +25,14 @@ from fedvlp.training.loop import train
 PRESETS = ("fedavg", "feddra", "fedbn", "car-mfl", "pms-fm", "creamfl")
 
 
-def built(preset: str) -> State:
+@cache
+def _built(preset: str) -> State:
     model: DualEncoder = presets.get(preset).model.build(0)
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return dict(model.state_dict())
+
+
+def built(preset: str) -> State:
+    return {name: tensor.clone() for name, tensor in _built(preset).items()}
 
 
 def first_of(state: State, ending: str) -> str:

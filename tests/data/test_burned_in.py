@@ -53,9 +53,9 @@ def drawn(film: np.ndarray, text: str, letters: int = 24, bright: bool = True) -
 @needs_reader
 @pytest.mark.parametrize("text", IDENTITIES)
 def test_what_identifies_is_found(clean: np.ndarray, text: str) -> None:
-    """On every film; in letters of 16 to 32 pixels, bright and dark, on a large film and on a small one."""
-    assert all(holds_text(drawn(film, text)) for film in clean)
-    assert all(holds_text(drawn(clean[0], text, letters, bright)) for letters in (16, 32) for bright in (True, False))
+    """On a film of every site; in letters of 16 to 32 pixels, bright and dark, on a large film and on a small one."""
+    assert all(holds_text(drawn(film, text)) for film in clean[:: len(clean) // 3])
+    assert all(holds_text(drawn(clean[0], text, letters, bright)) for letters, bright in ((16, True), (32, False)))
     large = np.kron(clean[1], np.ones((4, 4), np.uint8))  # 2048 x 2048
     assert holds_text(drawn(large, text, letters=40).astype(np.float32))
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fedvlp.cli.tables import finding_lines
 from fedvlp.data import deid
 from fedvlp.data.deid import KINDS, PHIError, refuse_phi, scan, spans
 from fedvlp.data.sources.table import TableSource
@@ -246,6 +247,27 @@ def test_padded_words_are_found_where_they_stand() -> None:
         ("phone", ["Tel", "030", "12345"]),
     ]
     assert [one.words for one in scan([report]).shown] == [report[start:end] for _, start, end in spans(report)]
+
+
+def test_equal_words_are_one_finding_with_its_count_and_some_of_its_rows() -> None:
+    """A name in 88 reports is a line; words that differ in blanks and capitals alone are equal."""
+    reports = [f"Seen by Dr.{' ' * (1 + row % 2)}Ferreira." for row in range(88)] + [
+        "Seen by Dr. Ito. Seen by Dr. Ito."
+    ]
+    found = scan(reports)
+    assert found == {"name with title": 89}
+    assert [one.where for one in found.shown] == ["1", "2", "3", "4", "5", "89", "89"]
+    _, *lines = [line.plain for line in finding_lines(found)]
+    assert lines == [
+        "1, 2, 3, 4, 5, ...: 88 reports  name with title  ...Seen by Dr. Ferreira....",
+        "89  name with title  ...Seen by Dr. Ito. Seen by Dr. Ito....",
+    ]
+
+
+@pytest.mark.parametrize("credit", ["Case courtesy of", "case Courtesy  of", "Contributed by"])
+def test_who_is_credited_with_a_published_case_is_no_patient(credit: str) -> None:
+    assert scan([f"{credit} Dr. Ferreira, effusion."]) == {}
+    assert scan([f"{credit} Dr. Ferreira, seen with Dr. Ito."]) == {"name with title": 1}
 
 
 @pytest.mark.slow(seconds=10)

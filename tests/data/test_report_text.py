@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvlp.data.report_text import clean_report
+from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_report, letters_lost, read_report
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,44 @@ def test_no_digit_and_no_sentence_of_one_word_is_lost(parts: list[tuple[str, str
 
 def test_the_papers_drop_sentences_of_one_word() -> None:
     assert clean_report("Edema. Pneumothorax. No bony abnormality.", 1, 2) == "no bony abnormality"
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (
+            "Thorax p.a. vom Vortag zum Vgl.: Pleuraerguss li. basal, ca. 3,5 cm. Kein Pneumothorax. Herzgröße o.B.",
+            "thorax p a vom vortag zum vgl pleuraerguss li basal ca 3 5 cm kein pneumothorax herzgrosse o b",
+        ),
+        (
+            "Derrame pleural izq. basal. Cardiomegalia. No se observa neumotórax.",
+            "derrame pleural izq basal cardiomegalia no se observa neumotorax",
+        ),
+        (
+            "Opacidade no lobo inf. direito, com 2.5 cm. Sem derrame. Coração normal.",
+            "opacidade no lobo inf direito com 2.5 cm sem derrame coracao normal",
+        ),
+        (
+            "1. Épanchement pleural gauche.\n2. Cœur de taille normale.\n3. Pas d'œdème.",
+            "epanchement pleural gauche coeur de taille normale pas d oedeme",
+        ),
+        (
+            "Płyn w lewej jamie opłucnowej. Serce powiększone. Bez odmy.",
+            "plyn w lewej jamie oplucnowej serce powiekszone bez odmy",
+        ),
+    ],
+)
+def test_reports_of_five_languages_lose_no_word_and_no_digit(report: str, words: str) -> None:
+    """Abbreviations end no word; a sentence of one is kept, and accents leave their letters."""
+    assert read_report(report, CLEANED, 3) == words.replace("2.5", "2 5")
+    assert read_report(report, AS_WRITTEN, 3).split() == report.split()
+
+
+@pytest.mark.parametrize(
+    "report", ["右下肺可见斑片状阴影。", "Очаг слева 12 мм.", "Χωρίς πλευριτική συλλογή.", "胸水なし。心拡大あり。"]
+)
+def test_other_scripts_are_read_as_written_alone(report: str) -> None:
+    """Where words have no blanks between them, each character counts as one."""
+    assert read_report(f" {report}\n", AS_WRITTEN, 3) == report
+    assert letters_lost(report) > 0.9
+    assert read_report("Normal.", AS_WRITTEN, 3) == ""

@@ -136,7 +136,7 @@ def test_a_published_collection_is_searched_before_it_is_decoded(tmp_path: Path,
 
 def test_only_the_column_of_reports_is_searched(tmp_path: Path) -> None:
     """A column that credits the author of a published film names no patient; in a report the same words do."""
-    credit = "Case courtesy of Dr. Ferreira, 03/11/2019"
+    credit = "Photographed by Dr. Ferreira, 03/11/2019"
     assert table(tmp_path / "a", "", credit=credit).screen().phi == {}
     in_report = table(tmp_path / "b", f" {credit}", credit=credit).screen()
     assert in_report.phi == {"name with title": 1, "date": 1}

@@ -487,6 +487,7 @@ def test_the_first_image_of_a_phones_jpeg_is_the_film(tmp_path: Path) -> None:
     assert refusal(tmp_path / "pages.tif") == "multi-frame image"
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_monai_pipeline_begins_with_decoding(tmp_path: Path) -> None:
     """What it returns is what `decode` returns, and another transform follows; making it warns of nothing."""
     from monai.transforms import Compose, ScaleIntensity
@@ -501,6 +502,7 @@ def test_a_monai_pipeline_begins_with_decoding(tmp_path: Path) -> None:
     assert (scaled.min(), scaled.max()) == (0, 1)
 
 
+@pytest.mark.slow(seconds=3)  # MONAI takes seconds to import
 @pytest.mark.parametrize("shape", [(16, 16), (16, 9), (10, 16), (16, 15), (1, 16), (16, 11, 3)])
 def test_a_film_is_padded_as_monai_pads_it(shape: tuple[int, ...]) -> None:
     """Zeros on both sides; of an odd number, the larger half after the film."""

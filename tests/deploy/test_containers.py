@@ -12,6 +12,8 @@ import pytest
 import yaml
 from support import site_network
 
+from fedvlp.flare import job_user
+
 DOCKER = Path(__file__).parents[2] / "provisioning" / "docker"
 ROOT = DOCKER.parents[1]
 PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text(encoding="utf-8"))
@@ -21,6 +23,14 @@ PROJECT = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text(encod
 def site() -> dict[str, Any]:
     """provisioning/docker/site.yml of a hospital of the consortium."""
     return site_network.interpolated(DOCKER / "site.yml", SERVER=SERVER["name"], KIT="/srv/kit", DATA="/srv/data")
+
+
+DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def instructions(word: str) -> list[str]:
+    """What follows an instruction of the Dockerfile, for each of its kind."""
+    return re.findall(rf"^{word} +(.*)$", DOCKERFILE, re.MULTILINE)
 
 
 SERVICES = {
@@ -41,15 +51,18 @@ def test_no_container_has_rights_or_writes_into_its_image(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["read_only"] is True
     assert service["init"], "as process 1 FLARE would not hear that it is to stop"
-    assert service.keys().isdisjoint({"network_mode", "pid", "ipc", "userns_mode", "devices", "user"})
+    assert service.keys().isdisjoint({"pid", "ipc", "userns_mode", "devices"})
+    assert service.get("network_mode", "service:jobs") == "service:jobs"
+    assert not str(service.get("user", "10001")).startswith(("0", "root"))
 
 
 def test_a_site_without_a_gpu_can_start() -> None:
     """A reservation that the machine cannot serve would keep the container from starting: it is a file of its own."""
-    assert "deploy" not in site()["services"]["site"]
+    assert not [name for name, service in site()["services"].items() if "deploy" in service]
     beside = yaml.safe_load((DOCKER / "gpu.yml").read_text(encoding="utf-8"))
-    assert beside["services"].keys() == {"site"}, "nothing else gets a device"
-    assert beside["services"]["site"].keys() == {"deploy"}, "nor does it get anything else"
+    assert beside["services"].keys() == {"site", "jobs"}, "nothing else gets a device"
+    for service in beside["services"].values():
+        assert service.keys() == {"deploy"}, "nor does it get anything else"
 
 
 def test_nothing_listens_but_the_server() -> None:
@@ -58,21 +71,32 @@ def test_nothing_listens_but_the_server() -> None:
     }
 
 
-def test_a_site_writes_to_its_kit_alone_and_never_to_the_data() -> None:
-    modes = {volume.split(":")[1]: volume.split(":")[2:] for volume in site()["services"]["site"]["volumes"]}
-    assert modes == {"/kit": [], "/data": ["ro"]}
-    assert "volumes" not in site()["services"]["gate"], "the gate needs no file of anybody"
+def test_jobs_alone_read_the_data_and_as_a_user_of_their_own() -> None:
+    services = site()["services"]
+    modes = {
+        name: {volume.split(":")[1]: volume.split(":")[2:] for volume in service.get("volumes", [])}
+        for name, service in services.items()
+    }
+    assert modes == {"site": {"/kit": []}, "jobs": {"/kit": [], "/data": ["ro"]}, "gate": {}}
+    user, group = services["jobs"]["user"].split(":")
+    assert "user" not in services["site"], "as the image says"
+    assert f"groupadd --gid {group} " in DOCKERFILE
+    assert f"useradd --uid {user} --gid {group} " in DOCKERFILE
+    assert user != group, "the two share the group of the image's user"
+    assert services["jobs"]["entrypoint"][1:] == ["-m", job_user.__name__, "/kit"]
+    assert instructions("ENTRYPOINT")[-1].startswith('["bash", "-c", "umask 007; ')
 
 
 def test_a_sites_only_way_out_is_the_gate() -> None:
     """By the file; the test below shows what such networks do."""
     compose = site()
-    assert compose["services"]["site"]["networks"] == ["site"]
+    assert compose["services"]["jobs"]["networks"] == ["site"]
     assert compose["networks"]["site"]["internal"] is True
     opened = {name for name, network in compose["networks"].items() if not (network or {}).get("internal")}
     assert opened == {"outside"}
     assert set(compose["services"]["gate"]["networks"]) == {"site", "outside"}
-    assert compose["services"]["site"]["dns"] == ["127.0.0.1"], "names could carry data out"
+    assert compose["services"]["site"]["network_mode"] == "service:jobs", "one network for the two"
+    assert compose["services"]["jobs"]["dns"] == ["127.0.0.1"], "names could carry data out"
     port = SERVER["fed_learn_port"]
     assert port == SERVER["admin_port"], "one gate is enough"
     listens, connects = compose["services"]["gate"]["command"]
@@ -124,14 +148,6 @@ def test_a_process_at_a_site_reaches_the_servers_port_and_nothing_else(
     found = reached[name]
     assert {what for what, answered in found.items() if answered} == {"the server's port, by its name"} | beside
     assert len(found) == 9
-
-
-DOCKERFILE = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
-
-
-def instructions(word: str) -> list[str]:
-    """What follows an instruction of the Dockerfile, for each of its kind."""
-    return re.findall(rf"^{word} +(.*)$", DOCKERFILE, re.MULTILINE)
 
 
 def test_the_base_is_taken_by_its_digest_alone() -> None:

@@ -103,7 +103,7 @@ def answered(
     ],
 )
 def test_no_update_of_a_few_records_leaves_the_site(settings: dict[str, Any], kit: Path) -> None:
-    experiment = asked(**settings)
+    experiment = asked(**settings, **LIGHT)
     records = settings["method__local_steps"] * settings["training__batch_size"]
     with pytest.raises(EnvelopeError, match="distinct records; this site sends none of fewer than 64") as refused:
         answered(kit, experiment)
@@ -134,7 +134,7 @@ def test_a_huge_learning_rate_does_not_hide_the_first_batch_among_many(
 
 
 HONEST_NOISE = {"training__dp_noise": 8.0, "training__dp_clip": 0.5, "model__head_norm": "layer"}
-"""As in benchmarks/README.md."""
+"""As in studies/README.md."""
 
 
 def test_next_to_no_noise_does_not_hide_the_first_batch_either(kit: Path) -> None:
@@ -189,7 +189,11 @@ def test_under_noise_the_records_of_each_group_weigh_what_its_gradient_does() ->
 @pytest.mark.parametrize(
     ("steps", "settings"),
     [
-        (4, {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"}),
+        pytest.param(
+            4,
+            {"training__dp_noise": 1.0, "training__batch_size": 64, "model__head_norm": "layer"},
+            marks=pytest.mark.slow(seconds=3),
+        ),
         (20, HONEST_NOISE),
     ],
 )
@@ -213,7 +217,7 @@ def test_the_records_are_counted_once_each(kit: Path) -> None:
 
 def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) -> None:
     """FedDRA's probe over every record, its training on two."""
-    experiment = asked("feddra", method__align_steps=1, training__batch_size=2, method__dro_fraction=1)
+    experiment = asked("feddra", method__align_steps=1, training__batch_size=2, method__dro_fraction=1, **LIGHT)
     with pytest.raises(EnvelopeError, match="in effect on 2 distinct records"):
         answered(kit, experiment, "align")
 
@@ -221,7 +225,10 @@ def test_reading_all_records_does_not_hide_that_two_are_trained_on(kit: Path) ->
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_the_words_of_an_update_stay_where_the_site_wants_that(decay: float, kit: Path) -> None:
     """Rows of the word embedding that move otherwise than the rest are those of words that occurred in the reports."""
-    experiment = asked(method__local_steps=1, training__batch_size=64, training__weight_decay=decay)
+    experiment = asked(
+        method__local_steps=1, training__batch_size=64, training__weight_decay=decay, model__image_size=24,
+        model__init="",
+    )  # fmt: skip
     update, _ = answered(kit, experiment)
     before = Assembly(at_site(experiment, SITE, kit / "local")).server((SITE,)).state
     words = "text_encoder.words.weight"
@@ -612,7 +619,7 @@ def test_no_film_leaves_where_nobody_accepted_that(kit: Path) -> None:
 
 def test_the_engineer_is_told_what_an_experiment_shows_before_it_is_accepted(kit: Path, tmp_path: Path) -> None:
     limits(kit)
-    wanted = replace(asked("fedfed", **SHOWING), partition=Partition())
+    wanted = replace(asked("fedfed", **SHOWING, **LIGHT), partition=Partition())
     job = write_job(wanted, tmp_path / "job", sites=(SITE,), custom=False)
     done = CliRunner().invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="n\n")
     assert done.exit_code == 1
@@ -633,7 +640,7 @@ def test_an_encrypted_job_of_a_preset_is_that_preset() -> None:
 def test_an_engineer_accepts_one_experiment(kit: Path, tmp_path: Path) -> None:
     """By the job folder that the lead sent: its fingerprint is what the server's job must have."""
     limits(kit, least_records=32)
-    wanted = asked(method__local_steps=2)
+    wanted = asked(method__local_steps=2, **LIGHT)
     job = write_job(wanted, tmp_path / "job", sites=(SITE,), custom=False)
     runner = CliRunner()
     done = runner.invoke(app, ["site", "accept", str(job), "--kit", str(kit)], input="n\n")
@@ -682,6 +689,12 @@ def test_a_job_without_a_presets_name_is_shown_whole() -> None:
 # What the receiver of an update learns of single records
 
 
+@pytest.fixture
+def few_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record costs a gradient of the model."""
+    monkeypatch.setattr(audit_outgoing, "MOST", 64)
+
+
 def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, dict[str, str]]:
     """A site that trains so many steps on so few records from towers that have learned."""
     chosen = asked(method__local_steps=steps, training__lr=1e-3, training__warmup_steps=0, training__batch_size=16)
@@ -695,10 +708,11 @@ def leak(kit: Path, steps: int, records: int) -> tuple[TaskHandler, Broadcast, d
     return handler, Broadcast(0, "train", assembly.server((SITE,)).state), run
 
 
+@pytest.mark.usefixtures("few_compared")
 def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A planted leak: sixteen records, again and again. The log has the area and nothing of a record."""
     limits(kit, least_records=2, most_membership=60)
-    handler, message, run = leak(kit, steps=80, records=16)
+    handler, message, run = leak(kit, steps=40, records=16)
     with caplog.at_level("INFO"), pytest.raises(EnvelopeError, match="can be told from others with an area of") as said:
         handler.answer(message, run, lambda: False)
     assert float(str(said.value).partition("area of ")[2].split()[0]) > 75
@@ -707,6 +721,7 @@ def test_an_update_that_gives_records_away_does_not_leave(kit: Path, caplog: pyt
     assert 14 <= int(line.rpartition(" ")[2]) <= 16, "those that others are like"
 
 
+@pytest.mark.usefixtures("few_compared")
 def test_an_honest_update_leaves_as_it_was_trained(kit: Path) -> None:
     """Measuring changes no byte of it, although the update's tensors are the model's own."""
     limits(kit, most_membership=70)

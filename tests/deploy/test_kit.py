@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import stat
-import subprocess
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from support import release
-from support.provisioned import BIN
+from support.programs import forked
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.deploy import kit as kits
 from fedvlp.deploy.kit import KitError, make
+from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.deploy.software import SoftwareError
+from fedvlp.flare.class_list import needed
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
 HOST, PORT = "fl.klinik-verbund.example", 9443
@@ -39,8 +43,8 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project["participants"] = [server, {**clients[0], "name": "maria-hilf"}, *people]
     (folder / "project.yml").write_text(yaml.safe_dump(project), encoding="utf-8")
     release.written(folder / "build" / "release")
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    words = ["nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
+    assert not forked(words, folder, os.environ).returncode
     return folder / "kits" / "fedvlp" / "prod_00"
 
 
@@ -66,6 +70,58 @@ def links(kit: Path) -> dict[str, set[str]]:
     return leads
 
 
+LAUNCHERS = {"docker": "DockerJobLauncher", "k8s": "K8sJobLauncher", "slurm": "SlurmJobLauncher"}
+
+
+@pytest.mark.parametrize("name", ["maria-hilf", HOST])
+@pytest.mark.parametrize("runtime", LAUNCHERS)
+def test_flare_prepares_a_kit_for_clusters_and_its_rules_stay(
+    runtime: str, name: str, copied: Path, tmp_path: Path
+) -> None:
+    """With the files that the page shows. FLARE's command removes ``local/resources.json``."""
+    page = (PROVISIONING / "CLUSTERS.md").read_text(encoding="utf-8")
+    (config,) = re.findall(rf"```\n(runtime: {runtime}\n.*?)```", page, re.DOTALL)
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    make(copied / name, PROVISIONING, tmp_path / "send")
+    given = {"kit": str(copied / name), "kit_flag": None, "config": str(tmp_path / "config.yaml")}
+    prepare_deployment(SimpleNamespace(output=str(tmp_path / "prepared"), **given))
+
+    kit, side = tmp_path / "prepared", "server" if name == HOST else "client"
+    assert not (kit / "local" / "resources.json").exists()
+    looked = {check.what: check.ok for check in site_checks(kit, needed(side))}
+    rules = [
+        what for what in looked if what.startswith(("messages", "jobs looked at", "class allow-list", "logs sent"))
+    ]
+    assert {looked[what] for what in rules} == {True}, looked
+    assert len(rules) == (2 if name == HOST else 5)
+    resources = json.loads((kit / "local" / "resources.json.default").read_text(encoding="utf-8"))
+    shipped = json.loads((PROVISIONING / made_for(name) / "resources.json").read_text(encoding="utf-8"))
+    assert {key: value for key, value in shipped.items() if key not in ("components", "snapshot_persistor")} == {
+        key: value for key, value in resources.items() if key not in ("components", "snapshot_persistor")
+    }
+    launchers = [part["path"] for part in resources["components"] if part["id"].endswith("_launcher")]
+    assert [path.endswith(f"{side.capitalize()}{LAUNCHERS[runtime]}") for path in launchers] == [True]
+    assert "/var/lib/fedvlp" not in json.dumps(resources)
+    written = {
+        "docker": "startup/start_docker.sh", "k8s": "helm_chart/values.yaml", "slurm": "startup/start_slurm.sh"
+    }[runtime]  # fmt: skip
+    assert {"docker": "fedvlp:0.1.0", "k8s": "claimName: fedvlp-kit", "slurm": str(kit)}[runtime] in (
+        kit / written
+    ).read_text(encoding="utf-8")
+
+
+def made_for(name: str) -> str:
+    return "server" if name == HOST else "site"
+
+
+def test_the_image_leaves_to_the_runtime_what_it_starts() -> None:
+    """Compose files say it, and FLARE's launchers give a command of their own, which an entry point would swallow."""
+    assert "ENTRYPOINT" not in (PROVISIONING / "docker" / "Dockerfile").read_text().partition(" AS fedvlp")[2]
+    for role in ("server", "site"):
+        service = yaml.safe_load((PROVISIONING / "docker" / f"{role}.yml").read_text())["services"][role]
+        assert "/kit/startup/sub_start.sh --once" in service["command"][2]
+
+
 def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> None:
     made = make(copied / "maria-hilf", PROVISIONING, tmp_path / "send")
     assert (made.role, made.name, made.server) == ("site", "maria-hilf", f"{HOST}:{PORT}")
@@ -81,7 +137,7 @@ def test_a_site_has_all_that_its_guide_names(copied: Path, tmp_path: Path) -> No
     assert f"SERVER={HOST}" in guide
     assert f"TCP {PORT}" in guide
     linked = links(kit)
-    assert linked["README.md"] == {"PRIVACY.md", "RUNBOOK.md", "own-data.md", "security.md"}
+    assert linked["README.md"] == {"CLUSTERS.md", "PRIVACY.md", "RUNBOOK.md", "own-data.md", "security.md"}
     assert "README.md" in linked["security.md"], "the site's guide, by its name in the kit"
     assert (kit / "docker" / "gpu.yml").is_file()
     commands = "\n".join(re.findall(r"^ *```sh\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE))

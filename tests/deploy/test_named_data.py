@@ -61,7 +61,7 @@ def table(kit: Path, name: str, seed: int, size: int, films_alone: bool = False)
 def kit(folder: Path, own: int = 0, films_alone: bool = False, lists: tuple[str, ...] = ("openi",)) -> Path:
     """The local folder of a machine that has the public set, and a site its own records."""
     columns = {"report_column": "report", "label_columns": list(FINDINGS)}
-    entry = {"source": "table", "path": "pairs.csv", "min_report_words": 2, **columns}
+    entry = {"source": "table", "path": "pairs.csv", "min_report_words": 2, "burned_in": "header", **columns}
     sets = {"openi": {**entry, "root": "openi"}}
     table(folder, "openi", seed=9, size=40)
     if own:

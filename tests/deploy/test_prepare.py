@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import programs
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
@@ -37,10 +38,12 @@ def hospital(root: Path) -> Path:
 def test_the_command_says_what_is_there_and_writes_cache_and_sheet(tmp_path: Path) -> None:
     """Six rows, five used; the second time nothing is decoded. No report, name or path of a patient is printed."""
     root, out = hospital(tmp_path / "export"), tmp_path / "out"
-    command = [FEDVLP, "prepare", "table", "--root", root, "--path", "export.csv", "--out", out, "--image-size", "32"]
+    command = ["fedvlp", "prepare", "table", "--root", root, "--path", "export.csv", "--out", out, "--image-size", "32"]
     command += ["--workers", "2", "--set", "label_columns=Edema"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    again = CliRunner().invoke(app, [str(word) for word in command[1:]], catch_exceptions=False)
+    command = [str(word) for word in command]
+    done = programs.forked(command, tmp_path, os.environ)
+    assert done.returncode == 0, done.stderr
+    again = CliRunner().invoke(app, command[1:], catch_exceptions=False)
     words = [" ".join(run.stdout.split()) for run in (done, again)]
     for said in (
         "rows │ 6",
@@ -122,6 +125,16 @@ def test_findings_and_unused_rows_are_shown_on_the_owners_terminal(tmp_path: Pat
     assert "duplicate image: row 4" in words
     assert words.index("Seen by") < words.index("seem to identify people, so nothing")
     assert not (tmp_path / "out").exists()
+
+
+def test_prepare_takes_what_simulate_takes(tmp_path: Path) -> None:
+    """A table with its settings, as after --data, decodes into the same cache as a name with --root and --path."""
+    root = hospital(tmp_path / "export")
+    for words in (f"table:{root}/export.csv,min_report_words=1", f"table --root {root} --path export.csv"):
+        command = ["prepare", *words.split(), "--out", str(tmp_path / "out"), "--image-size", "32", "--workers", "1"]
+        said = CliRunner().invoke(app, [*command, "--accept-phi-risk"], catch_exceptions=False).output
+        assert "used" in said
+    assert "nothing, the cache was there" in said
 
 
 def test_a_source_is_found_by_name_with_its_usual_table(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import textwrap
 import threading
 import zipfile
@@ -25,6 +24,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from support import release
+from support.programs import forked
 
 from fedvlp import __version__
 from fedvlp.data.sources.table import TableSource
@@ -36,10 +36,14 @@ from fedvlp.deploy.site_doctor import site_checks
 from fedvlp.flare.class_list import needed
 from fedvlp.run.lock import only_writer
 
-BIN = Path(sys.executable).parent
 POLICIES = Path(__file__).parents[2] / "provisioning"
 Kits = tuple[Path, Path]
 FUNCTION = "fedvlp.core.checkpoint.replace_durably"
+
+
+def provision(folder: Path, kits: str) -> subprocess.CompletedProcess[str]:
+    words = ["nvflare", "provision", "-p", "project.yml", "-w", kits, "--force", "-s"]
+    return forked(words, folder, os.environ)
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +54,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Kits:
     (folder / "project.yml").write_text(text)
     release.written(folder / "build" / "release")
     for name in ("ours", "theirs"):
-        command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", name, "--force", "-s"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120, umask=0o022)
+        assert not provision(folder, name).returncode
     return folder / "ours" / "fedvlp" / "prod_00", folder / "theirs" / "fedvlp" / "prod_00"
 
 
@@ -72,6 +75,26 @@ def kit(bare: Path) -> Path:
     shutil.copy(POLICIES / "site" / "fedvlp.json", bare / "local")
     write(SyntheticCohort(sites=1, size=40, image_size=72), bare / "data" / "cxr")
     return bare
+
+
+def test_the_doctor_looks_whether_flares_account_may_read_the_data(kit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> dict[str, Check]:
+        return {check.what: check for check in site_doctor._job_user(kit)}
+
+    assert said()["user of jobs"].ok is None
+    with socket.socket(socket.AF_UNIX) as listens:
+        monkeypatch.chdir(kit)
+        listens.bind(site_doctor.JOBS_SOCKET)
+        assert said()["user of jobs"].ok is True, "the account of jobs itself"
+        monkeypatch.setattr(os, "getuid", lambda: kit.stat().st_uid + 1)
+        assert said()["user of jobs"].ok is True
+        found = said()["data that FLARE's account may read"]
+        assert found.ok is False
+        assert "pretrain" in found.found
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert said()["data that FLARE's account may read"].ok is True
+        change(kit / "local" / "resources.json", lambda c: c.update(components=[]))
+        assert said()["user of jobs"].ok is False
 
 
 def change(file: Path, edit: Any) -> None:
@@ -365,8 +388,7 @@ def test_the_guides_own_commands_find_what_was_altered(what: str, bare: Path, pr
 def test_without_a_release_nothing_is_provisioned(tmp_path: Path) -> None:
     """FLARE's provisioning says that it failed and leaves no kits."""
     shutil.copy(POLICIES / "project.yml", tmp_path)
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = provision(tmp_path, "kits")
     assert done.returncode != 0
     assert "there is no readable SHA256SUMS; `make release` writes it" in done.stdout + done.stderr
     assert not list(tmp_path.glob("kits/fedvlp/prod_*/*"))
@@ -418,13 +440,18 @@ def test_who_runs_the_kit_or_has_the_servers_port_is_told(provisioned: Kits, tmp
     assert found(kit)["processes of this kit"].ok is False
 
 
+def test_a_kit_below_a_path_that_flare_splits_cannot_start_jobs(provisioned: Kits, tmp_path: Path) -> None:
+    kit = Path(shutil.copytree(provisioned[0] / "localhost", tmp_path / "Eigene Dateien" / "localhost"))
+    (line,) = (check for check in site_checks(kit, ()) if check.what == "folder of the kit")
+    assert (line.ok, "white space" in line.found) == (False, True)
+
+
 def test_without_resources_there_is_nothing_to_guard(tmp_path: Path) -> None:
     """The builders in another order make no kits, in the place of open ones."""
     project = yaml.safe_load((POLICIES / "project.yml").read_text())
     project["builders"] = [entry for entry in project["builders"] if not entry["path"].endswith("StaticFileBuilder")]
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
-    command = [BIN / "nvflare", "provision", "-p", "project.yml", "-w", "kits", "--force", "-s"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = provision(tmp_path, "kits")
     assert done.returncode != 0
     assert "name fedvlp.flare.GuardedKits after StaticFileBuilder" in done.stdout + done.stderr
 
@@ -472,6 +499,6 @@ def test_no_line_holds_what_is_in_the_table(kit: Path) -> None:
 
 
 def test_a_folder_that_is_no_kit(tmp_path: Path) -> None:
-    done = subprocess.run([BIN / "fedvlp", "doctor", "--site", tmp_path], capture_output=True, text=True, check=False)
+    done = forked(["fedvlp", "doctor", "--site", str(tmp_path)], tmp_path, os.environ)
     assert done.returncode == 1
     assert "FAIL  kit: no readable startup/fed_client.json" in done.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.cases import cases
 
 from fedvlp.evaluation.audit.site_inference import told
 
@@ -39,7 +40,7 @@ def test_updates_that_differ_by_nothing_are_not() -> None:
         assert found.chance.value == pytest.approx(50, abs=1)
 
 
-@pytest.mark.parametrize(("sites", "most"), [(2, 0), (3, 0), (5, 2), (6, 3)])
+@pytest.mark.parametrize(("sites", "most"), cases([(2, 0), (3, 0), (5, 2), (6, 3)], often=(3, 5)))
 def test_noise_lies_above_chance_as_seldom_as_it_is_said(sites: int, most: int) -> None:
     """In 2.5 % of trials at most, and with fewer than five sites never: of 40 trials of noise in ``most`` or fewer.
 

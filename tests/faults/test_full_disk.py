@@ -238,6 +238,7 @@ def fedvlp(*arguments: str) -> tuple[int, str]:
     return 0, errors.getvalue()
 
 
+@pytest.mark.slow(seconds=5)
 def test_the_command_exits_with_2_and_one_line_and_resumes(tmp_path: Path) -> None:
     """There is room for one checkpoint and a half: the first is written, its successor beside it is not."""
 

@@ -224,7 +224,7 @@ class Empty:
             yield site, replace(reply, num_samples=0)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].uses_public])
+@pytest.mark.parametrize("name", cases(name for name in METHODS if not METHODS[name].uses_public))
 def test_row_8_nobody_has_samples_the_model_stays(name: str) -> None:
     """Where the server trains on a public set of its own, its model may move without any site."""
     one = world(name)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import ADAMW, Fuse, Toy, Wired, World, clone, differs, forked, pairs, same_bytes, small, three_sites
 from torch import Tensor
 
@@ -226,7 +227,15 @@ def test_the_default_sends_the_very_tensors_and_counts_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "wire"), [*((FedDRA, wire) for wire in OPTIONS), (FedAvg, INT8), (FedRGB, SKIP), (FedRGB, INT8)]
+    ("kind", "wire"),
+    [
+        *((FedDRA, wire) for wire in (SKIP, INT8)),
+        (FedRGB, INT8),
+        *(
+            pytest.param(kind, wire, marks=pytest.mark.slow(seconds=1))
+            for kind, wire in [*((FedDRA, wire) for wire in OPTIONS[:-2]), (FedAvg, INT8), (FedRGB, SKIP)]
+        ),
+    ],
 )
 def test_forked_workers_and_folders_give_the_same_bytes(kind: type, wire: Wire, tmp_path: Path) -> None:
     one = world(kind, wire, model=partial(Toy, norm=True)).run()
@@ -310,7 +319,7 @@ def test_an_update_in_another_form_is_dropped_and_named() -> None:
 
 
 @pytest.mark.parametrize("wire", [SKIP, INT8])
-@pytest.mark.parametrize("at", [2, 8, 11, 14, 17])
+@pytest.mark.parametrize("at", cases((2, 8, 11, 14, 17), often=(8, 17)))
 def test_killed_and_resumed_gives_the_same_bytes(wire: Wire, at: int, tmp_path: Path) -> None:
     """Two rounds of (1 + 2) steps at three sites: 18 batches; residuals and the server's copy are as they were."""
     fuse = Fuse(at)

@@ -70,7 +70,7 @@ def test_two_runs_with_one_seed_give_the_same_bytes_and_another_seed_does_not(na
 
 
 @pytest.mark.parametrize("name", cases(SMALL))
-@pytest.mark.parametrize(("workers", "statistics"), [(2, "averaged"), (5, "site")])
+@pytest.mark.parametrize(("workers", "statistics"), cases([(2, "averaged"), (5, "site")], often=(2,)))
 def test_forked_workers_give_the_same_bytes_as_in_turn(
     tmp_path: Path, name: str, workers: int, statistics: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.towers import client, encoder, records
 from support.toy import (
     ADAMW,
@@ -162,7 +163,7 @@ def test_what_does_not_travel_needs_no_noise() -> None:
 # What it changes
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 def test_a_model_without_batch_norm_trains_the_same_bytes(name: str) -> None:
     averaged, site = (world(SMALL[name], kind, model=Toy).run() for kind in KINDS)
     same_bytes(averaged.state, site.state)

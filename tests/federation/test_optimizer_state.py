@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.toy import ADAMW, Fuse, Recorder, Toy, World, clone, differs, forked, pairs, same_bytes, small
 
 from fedvlp.core.checkpoint import load_tensors
@@ -144,7 +145,7 @@ def test_a_warm_up_is_made_up_where_there_is_one(monkeypatch: pytest.MonkeyPatch
 # What it must not do
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", cases(SMALL))
 def test_nothing_of_it_leaves_the_site_or_is_taken_for_the_methods_memory(name: str, tmp_path: Path) -> None:
     """The server's own optimiser, of methods that train there, is another."""
     one = world(SMALL[name], tmp_path, rounds=2)
@@ -233,7 +234,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted(
         one = world(DRA, tmp_path / "counted", training)
         burning(one, patch, count)
         one.run()
-    drawn = random.Random(checkpoint_steps).sample(range(1, count.count + 1), 8 if checkpoint_steps else 4)
+    drawn = random.Random(checkpoint_steps).sample(range(1, count.count + 1), 8 if checkpoint_steps else 2)
     for moment in sorted({1, count.count, *drawn}):
         folder = tmp_path / str(moment)
 

@@ -55,6 +55,15 @@ def test_only_errors_of_ours_are_told_in_words() -> None:
     assert reason(NotFiniteError("a: loss is nan")) == "NotFiniteError: a: loss is nan"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, whose generator is set")
+def test_a_task_notes_nothing_for_devices_that_are_not_there() -> None:
+    """torch keeps the text of the caller's stack for each of their seeds, for as long as the process lives."""
+    world = World(Method())
+    before = len(torch.cuda._queued_calls)
+    world.site("a").handle(message(world))
+    assert len(torch.cuda._queued_calls) == before
+
+
 @pytest.fixture(params=["disk", "process"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path if request.param == "disk" else None

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
-from nvflare.fuel.flare_api.api_spec import JobNotFound, NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning, NoConnection
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.flare import job_status as module
-from fedvlp.flare.job_status import ResubmitError, UnreachableError, judge, read_status, resubmit, session
+from fedvlp.flare.job_status import ResubmitError, UnreachableError, all_jobs, judge, read_status, resubmit, session
 from fedvlp.run.lock import only_writer
 
 STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
@@ -200,6 +200,23 @@ def test_status_of_a_downloaded_job(tmp_path: Path) -> None:
     )  # fmt: skip
     file.write_text(json.dumps({**told, "schema": 2}))
     assert "the status has form 2, this fedvlp reads 1" in str(shown(str(tmp_path)).exception)
+
+
+def test_the_board_of_a_server_has_what_runs_and_what_flare_says_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ("FINISHED:COMPLETED", "FINISHED:ABORTED", "SUBMITTED", "RUNNING", "RUNNING")
+    jobs = [{"job_id": str(number), "job_name": "a", "status": status} for number, status in enumerate(states)]
+    server: Any = SimpleNamespace(list_jobs=lambda: jobs)
+
+    def stats(job: str, target: str) -> Any:
+        if job == "4":
+            raise JobNotRunning
+        return {"server": {"progress": SAID}}
+
+    server.show_stats = stats
+    shown = all_jobs(server)
+    assert list(shown) == ["a 4", "a 3", "a 2", "a 1", "a 0"]
+    assert shown["a 3"] == SAID
+    assert [shown[f"a {n}"]["status"] for n in (0, 1, 2, 4)] == ["finished", "FINISHED:ABORTED", "running", "running"]
 
 
 ABSENT = {"state": "dropped", "dropped": 2, "reason": "no reply\x1b[2J", "absent_since": 2}

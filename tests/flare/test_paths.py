@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.flare_memory import Engine
 
+from fedvlp.core.method import Method
 from fedvlp.flare import paths as paths_module
-from fedvlp.flare.paths import HOME, SIMULATED, TRAINED, PathError, SitePaths, folder_at_site, runs_root, under
+from fedvlp.flare.controller import FederatedController
+from fedvlp.flare.paths import (
+    HOME,
+    SIMULATED,
+    TRAINED,
+    PathError,
+    SitePaths,
+    folder_at_site,
+    refuse_split_workspace,
+    runs_root,
+    under,
+)
 from fedvlp.run.lock import only_writer
 
 
@@ -118,3 +131,17 @@ def test_an_id_of_another_form_is_refused_and_nothing_goes(tmp_path: Path, numbe
     with pytest.raises(PathError, match="32 hexadecimal digits"):
         folder_at_site(paths, {"folder": "fedavg/001", "id": number})
     assert (own / "00000-0.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["Eigene Dateien", "tab\tbed", "Jim's", 'a"b', "#1", "back\\slash"])
+def test_a_simulator_whose_sites_could_not_start_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE would wait minutes for sites that do not come, and end with 0; other folders of the same form are fine."""
+    for folder, refused in ((tmp_path / name, True), (tmp_path / "Köln-1,2", False)):
+        (folder / "server" / SIMULATED).mkdir(parents=True)
+        monkeypatch.chdir(folder / "server")
+        with pytest.raises(ValueError, match="another workspace") if refused else nullcontext():
+            FederatedController(name="fedavg", method=Method())
+        monkeypatch.chdir(folder)
+        refuse_split_workspace()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.cases import cases
 from support.flare_memory import Engine
 from support.short_jobs import committed
 from torch import Tensor
@@ -32,6 +33,8 @@ from fedvlp.run.experiment import Experiment
 pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="pip install 'fedvlp[privacy]'")
 
 PROVISIONING = Path(__file__).parents[2] / "provisioning"
+OFTEN = cases(COMMITTED, often=("car-mfl", "creamfl", "feddra"))
+"""A classifier, representations and two phases: what their updates hold is what those of the others hold too."""
 
 
 def filters_of(policy: str) -> list[Any]:
@@ -95,7 +98,7 @@ def said(preset: str) -> tuple[str, str]:
     return cells[3], cells[4]
 
 
-@pytest.mark.parametrize("preset", COMMITTED)
+@pytest.mark.parametrize("preset", OFTEN)
 def test_the_shipped_policy_lets_every_figure_of_a_preset_go(preset: str, tmp_path: Path) -> None:
     """One that is not on its list would cost the update: a classifier's weight on the image did."""
     assert sent(committed(preset, **LIGHT), "privacy.json", tmp_path / "kit", evaluate=2) == ""
@@ -123,7 +126,7 @@ def test_the_shipped_policy_takes_frozen_towers_and_adapters(rank: int, layers: 
     assert any(not torch.equal(tensor, received[name]) for name, tensor in update.state.items())
 
 
-@pytest.mark.parametrize("preset", COMMITTED)
+@pytest.mark.parametrize("preset", OFTEN)
 def test_a_preset_runs_with_noise_or_is_refused_as_the_table_says(preset: str, tmp_path: Path) -> None:
     noise, _ = said(preset)
     left = sent(committed(preset, **LIGHT), "privacy-dp.json", tmp_path / "kit")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from nvflare.fuel.flare_api.api_spec import AuthorizationError, JobNotFound, JobNotRunning
 from support.hospitals import ADMIN, LEAD, MEMBER, SITES, Hospitals, joined, opened, run, submitted
 from support.provisioned import processes, until
 from support.short_jobs import committed
@@ -352,7 +354,74 @@ def test_encrypted_sites_keep_the_plain_model_and_the_server_has_none(here: Hosp
         assert not folder.model.exists()
 
 
-# Who is turned away, and the end
+# What the operator is told, who is turned away, and the end
+
+
+def test_a_site_that_is_killed_is_named_by_console_file_and_command_within_one_phase(here: Hospitals) -> None:
+    """And the run's end says since when it was missing, whatever FLARE calls it: failed, here, as a client is dead."""
+    here.adopt("privacy.json")
+    longer = committed("fedavg", **TWO, rounds__rounds=8, method__local_steps=4)
+    job = write_job(replace(longer, data=NamedData("pretrain")), here.folder / "killed", sites=SITES, custom=False)
+    config = job / "app" / "config" / "config_fed_server.json"
+    content = json.loads(config.read_text())
+    content["workflows"][0]["args"]["grace"] = 5
+    config.write_text(json.dumps(content))
+    lead = opened(here, LEAD)
+    try:
+        job_id = lead.submit_job(str(job))
+        until(lambda: told(lead, job_id).get("round", 0) >= 1, "the second round is complete")
+        for process in processes(str(here.kits / SITES[2])):
+            process.kill()
+        began = told(lead, job_id)["phases_done"]
+        seen = until(lambda: (said := told(lead, job_id)).get("dropped") and said, "the site is dropped")
+        assert seen["phases_done"] <= began + 2, "the phase in which it was killed, or the next one"
+        since = seen["sites"][SITES[2]]["absent_since"]
+        assert seen["summary"].endswith(f"without site-3 from round {since}")
+        assert status_of(here.newest("fedavg"))["sites"][SITES[2]]["absent_since"] == since
+        assert f"site-3 dropped in round {since}, train" in str(lead.show_errors(job_id, "server"))
+        command = ["jobs", "status", job_id, "--kit", str(here.kits / LEAD)]
+        shown = CliRunner().invoke(cli, command)
+        assert (shown.exit_code, f"without site-3 from round {since}" in shown.output) == (3, True), shown.output
+        until(lambda: lead.get_job_status(job_id).startswith("FINISHED"), "the job has ended", 400)
+        shown = CliRunner().invoke(cli, command)
+        assert shown.exit_code == 3
+        assert shown.stdout.startswith(f"completed without site-3 from round {since}\n")
+    finally:
+        lead.close()
+    (here.kits / SITES[2] / "daemon_pid.fl").unlink()  # of a process that is ended, but that nobody has waited for
+    here.start(SITES[2])
+    until(lambda: joined(here) == set(SITES), "the site is back")
+
+
+def told(lead: Any, job_id: str) -> dict[str, Any]:
+    """What ``show_stats`` says of the run; empty while the job starts."""
+    try:
+        return dict((lead.show_stats(job_id, "server") or {}).get("server", {}).get("progress") or {})
+    except (JobNotRunning, JobNotFound):
+        return {}
+
+
+def test_a_job_of_200_mb_is_refused_at_submission(here: Hospitals) -> None:
+    job = exported(here, "large")
+    with (job / "app" / "config" / "config_fed_server.json").open("a") as file:
+        file.write(" " * 200_000_000)
+    lead = opened(here, LEAD)
+    try:
+        with pytest.raises(Exception, match=r"a file of the job has 200,\d{3},\d{3} bytes; at most 4,194,304 are read"):
+            lead.submit_job(str(job))
+    finally:
+        lead.close()
+
+
+@pytest.mark.parametrize("kit", ["localhost", SITES[0]])
+def test_a_second_process_of_one_kit_ends_at_once(here: Hospitals, kit: str) -> None:
+    side = "server" if kit == "localhost" else "client"
+    program = [sys.executable, "-m", f"nvflare.private.fed.app.{side}.{side}_train", "-m", str(here.kits / kit)]
+    options = ["-s", f"fed_{side}.json", "--set", "secure_train=true", f"uid={kit}", "org=x", "config_folder=config"]
+    done = subprocess.run([*program, *options], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert f"not started: the kit of {kit} is in use: process {here.parent(kit).pid} on " in done.stdout + done.stderr
+    assert joined(here) == set(SITES)
 
 
 def test_a_site_of_another_root_cannot_join(here: Hospitals) -> None:

@@ -10,18 +10,19 @@ from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import EventScope, FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import EventScope, FedEventHeader, FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
+from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 from support.flare_memory import Engine, MemoryFlare, toy_experiment
 from support.toy import three_sites
 
 from fedvlp.core.types import Failure, FailureKind, Update
 from fedvlp.flare import messages
-from fedvlp.flare.curves import SiteCurves, announce_update
+from fedvlp.flare.curves import SiteCurves, announce_update, only_figures
 from fedvlp.flare.tracking import RUN_FOLDER, TensorBoardReceiver, announce_record
 
 METRICS = {"loss/contrastive": 0.5, "val/mean/r1": 25.0, "seconds": 2.0}
@@ -44,6 +45,26 @@ def curves(used: Engine) -> dict[str, tuple[float, int]]:
 
 def update(phase: str = "align", round: int = 3) -> Update:
     return Update("site-1", round, phase, 5, metrics=METRICS)
+
+
+@pytest.mark.parametrize(
+    ("event", "passes"), [("fed.analytix_log_stats", True), (EventType.FATAL_SYSTEM_ERROR, False), (None, False)]
+)
+def test_a_site_fires_no_event_at_the_server_but_its_figures(tmp_path: Path, event: str | None, passes: bool) -> None:
+    used, heard = engine(tmp_path, "server"), []
+
+    def received(topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        heard.append(request)
+        return Shareable()
+
+    runner = used.run_manager.aux_runner
+    runner.register_aux_message_handler(FED_EVENT_TOPIC, received)
+    only_figures(used)
+    request = Shareable()
+    request.set_header(FedEventHeader.EVENT_TYPE, event)
+    request.set_peer_props({ReservedKey.IDENTITY_NAME: "site-1"})
+    runner.dispatch(topic=FED_EVENT_TOPIC, request=request, fl_ctx=used.new_context())
+    assert (heard == [request]) == passes
 
 
 def test_an_updates_losses_and_seconds_are_told_apart_by_phase(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ def memories(folder: Path) -> dict[str, bytes]:
 LONG = [pytest.param(name, marks=pytest.mark.slow(seconds=10)) for name in ("fedx", "fedema", "fedmae", "feddra")]
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize("name", ["fedu", *LONG])
 def test_forked_workers_and_a_kill_in_the_middle_of_a_phase_change_no_byte(name: str, tmp_path: Path) -> None:
     """The second run is of two workers; the third is killed at b's second step of the second round, and resumed.
@@ -61,6 +62,7 @@ def test_forked_workers_and_a_kill_in_the_middle_of_a_phase_change_no_byte(name:
     assert memories(tmp_path / "killed") == memories(tmp_path / "alone")
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", ["fedu", "fedema"])
 def test_a_new_site_for_every_task_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
     """As in a simulator with fewer threads than sites: the target network and the divergence are on disk."""

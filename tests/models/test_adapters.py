@@ -197,7 +197,11 @@ class _StoppedError(Exception):
     """A run was stopped on purpose."""
 
 
-@pytest.mark.parametrize("changes", [{}, {"adapter_layers": "every", "adapter_private": True}], ids=["all", "every"])
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({}, marks=pytest.mark.slow(seconds=3)), {"adapter_layers": "every", "adapter_private": True}],
+    ids=["all", "every"],
+)
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(changes: dict[str, object], tmp_path: Path) -> None:
     """In one process, and stopped after a phase and gone on with in two worker processes, each with its own towers."""
     experiment = small(FedDRA(local_steps=2, align_steps=1), **changes)

@@ -113,6 +113,7 @@ def test_a_resumed_run_goes_on_with_the_freeze(method: Method, tmp_path: Path) -
     same_bytes(world(method, tmp_path).run().state, whole.state)
 
 
+@pytest.mark.slow(seconds=3)
 def test_measuring_leaves_the_batch_statistics_of_its_heads_alone(tmp_path: Path) -> None:
     """A site that keeps its modules, whose objective the last phase froze, and one that builds them anew for each task:
     the same bytes, although both measure the received model first.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support import report_pages
-from support.report_pages import page_of, run_of
+from support.report_pages import page_of, run_of, undrawn
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.sources.table import TableSource
@@ -48,7 +48,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def page(folder: RunFolder) -> str:
-    text = report.write(folder).read_text(encoding="utf-8")
+    with undrawn():
+        text = report.write(folder).read_text(encoding="utf-8")
     return text.partition("<h2>Classifier</h2>")[2].partition("<h2>")[0]
 
 
@@ -85,6 +86,7 @@ def test_the_model_of_the_best_round_is_called_that_and_is_no_point_after_the_la
         )
     )  # fmt: skip
     assert best_first["Classifier"][0] == ["AUC on the public set", "split", "initial", "best round on val (1)"]
+    assert best_first["Classifier"][1] == ["macro", "test", "0.5", "0.8"]
     assert best_last["Classifier"][0][-1] == "best round on val (3)"
     assert unknown["Classifier"][0][-1] == "last"
     for tables, rounds in ((best_first, "012"), (best_last, "0123"), (unknown, "0123")):
@@ -122,7 +124,8 @@ def test_only_public_images_are_drawn(run: RunFolder, monkeypatch: pytest.Monkey
 
 def drawn(folder: RunFolder, films: bool = False) -> int:
     """Films in the drawings of a page: they are base64 within base64."""
-    source = report.write(folder, films).read_text(encoding="utf-8")
+    with undrawn():
+        source = report.write(folder, films).read_text(encoding="utf-8")
     drawings = re.findall(r"data:image/svg\+xml;base64,([^\"]*)", source)
     return source.count("data:image/png") + sum(base64.b64decode(one).count(b"data:image/png") for one in drawings)
 
@@ -132,7 +135,9 @@ def test_patients_of_a_public_set_are_in_no_page_that_nobody_asked_for(run: RunF
     assert drawn(run) == 4, "two rounds at two sites"
     experiment = run.experiment()
     write(experiment.data, tmp_path / "data")
-    table = TableSource(str(tmp_path / "data" / "pairs.csv"), image_size=36, label_columns=experiment.model.labels)
+    table = TableSource(
+        str(tmp_path / "data" / "pairs.csv"), image_size=36, label_columns=experiment.model.labels, burned_in="header"
+    )
     folder = RunFolder.create(tmp_path, replace(experiment, data=table))
     for name in ("checkpoints", "sites"):
         shutil.copytree(run.path / name, folder.path / name)

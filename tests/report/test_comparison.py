@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.report_pages import Page, robust, run_of
 
 from fedvlp.evaluation.intervals import Interval
-from fedvlp.report.comparison import write
+from fedvlp.report.comparison import _settings, verdict, write
 from fedvlp.report.figures import look, ranges
 from fedvlp.report.html import ABSENT
 from fedvlp.run.compare import Comparison, Row
@@ -36,6 +38,25 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_the_verdict_comes_first(page: Page) -> None:
     verdict = "feddra is ahead of fedavg here: average ahead, worst site ahead (one seed)."
     assert page.text.index(verdict) < page.text.index("Recall is on held-out test records")
+
+
+def test_the_verdict_is_on_the_run_before_the_last() -> None:
+    behind = Row("local", Interval(-4, -7, -1), Interval(-5, -8, -2))
+    three = replace(COMPARED, ahead=(behind, *COMPARED.ahead))
+    assert verdict(three).startswith("feddra is ahead of fedavg here")
+
+
+def test_a_setting_that_any_of_the_runs_has_alone_is_shown() -> None:
+    """The first, one in the middle, the last; and none that all have."""
+    for odd in range(3):
+        runs: dict[str, Any] = {
+            name: SimpleNamespace(config={"args": {"lr": 0.1 * (1 + (index == odd)), "seed": 0}})
+            for index, name in enumerate("abc")
+        }
+        shown = _settings(runs)
+        assert shown.count("<td>0.1</td>") == 2, odd
+        assert shown.count("<td>0.2</td>") == 1, odd
+        assert "seed" not in shown
 
 
 def test_every_figure_has_its_interval_and_chance(page: Page) -> None:

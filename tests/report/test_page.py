@@ -9,6 +9,8 @@ import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from support.report_pages import NAN, SITES, Page, page_of, recalls, record, rob
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
 from fedvlp.report.html import ABSENT, number, shown
-from fedvlp.report.loss import MOST
+from fedvlp.report.loss import MOST, section
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
@@ -89,6 +91,14 @@ def test_a_site_that_was_absent_looks_absent(tmp_path: Path) -> None:
     ]
 
 
+def test_the_average_loss_is_over_the_sites_that_have_it() -> None:
+    metrics: dict[str, dict[str, float]] = {"a": {"loss/x": 1.0}, "b": {"loss/x": 3.0}, "c": {}}
+    run: Any = SimpleNamespace(
+        training=[({"round": 0, "phase": "train"}, metrics)], sites=list(metrics), style=lambda site: {}
+    )
+    assert "<td>0</td><td>2</td><td>1</td><td>3</td>" in section(run)
+
+
 def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     evil = 'site-<img src=x onerror="y">$a_'
     history = robust()
@@ -100,7 +110,7 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     del history[1]["sites"]["site-10"]
     folder = run_of(tmp_path, history)
     (folder.path / "run_status.json").write_text(json.dumps({"status": "<i>failed", "reason": "<script>2</script>"}))
-    page = page_of(folder)
+    page = page_of(folder, drawn=True)
     known = "html head meta title style body h1 h2 h3 p span dl dt dd div table thead tbody tr th td figure img"
     assert {tag for tag, _ in page.tags} == {*known.split(), "details", "summary"}
     assert page.source.count("<script") == 0
@@ -116,7 +126,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
 
     before = dict(matplotlib.rcParams)
     folder = run_of(tmp_path, robust())
-    page = page_of(folder)
+    page = page_of(folder, drawn=True)
     policy = next(attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     for tag, attrs in page.tags:
@@ -126,7 +136,7 @@ def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
             assert kind == "data:image/svg+xml;"
             assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
     assert dict(matplotlib.rcParams) == before
-    assert page_of(folder).source == page.source  # the same run, the same page
+    assert page_of(folder, drawn=True).source == page.source  # the same run, the same page
     assert str(tmp_path) not in page.source
 
 
@@ -149,10 +159,10 @@ def test_the_chance_line_is_drawn(tmp_path: Path) -> None:
         drawing = base64.b64decode(sources[0].partition(",")[2]).decode()
         return len(re.findall("stroke-dasharray", drawing))
 
-    page = page_of(run_of(tmp_path / "a", robust()))
+    page = page_of(run_of(tmp_path / "a", robust()), drawn=True)
     assert dashed(page, "R@1 by site") == 1
     small = [record(0, "train", {s: recalls(20 + i, "val", scopes=("all/",)) for i, s in enumerate(SITES)})]
-    page = page_of(run_of(tmp_path / "b", small, "fedavg"))
+    page = page_of(run_of(tmp_path / "b", small, "fedavg"), drawn=True)
     assert dashed(page, "R@1 by site") == 0
     assert page.tables["R@1 by site, val, whole set (%)"][1:] == [["site-1", "20"], ["site-2", "21"], ["site-10", "22"]]
     assert page.tables["Val split: initial"][1] == ["R@1, whole set", "21.00", "20.00", "0.82", ABSENT]
@@ -213,7 +223,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
     history = robust()
     del history[-1]["sites"]["site-2"]
     history[-1]["sites"]["site-1"]["val/all/mean/r5"] = 1e200  # its square is beyond a float
-    page = page_of(run_of(tmp_path, history))
+    page = page_of(run_of(tmp_path, history), drawn=True)
     assert "Not the same sites were measured at both ends (site-2)" in page.text
     assert "Left out, as no model has such figures: 1 recalls or areas out of their range." in page.text
     assert page.tables["R@1 by site, test, in batches of 32 (%); dashed line: chance 3.125"][2] == [
@@ -222,7 +232,7 @@ def test_sites_that_miss_an_end_and_absurd_metrics_are_named(tmp_path: Path) -> 
         ABSENT,
     ]
     many = [record(0, "train", {"site-1": {f"loss/{i:03}": 1e300 for i in range(MOST + 5)}})]
-    page = page_of(run_of(tmp_path, many))
+    page = page_of(run_of(tmp_path, many), drawn=True)
     assert "train: 5 more terms are in metrics.csv." in page.text
 
 

@@ -89,6 +89,14 @@ def test_the_last_one_is_compared_with_each_of_the_others(compared: Comparison) 
     assert compared.steps["fedavg"] == f"{STEPS} / {STEPS}"
 
 
+def test_who_is_behind_is_behind_by_as_much_as_the_other_is_ahead(three: list[RunFolder]) -> None:
+    """Both ends of both intervals, with the sign turned: nothing is cut, as a figure is, where it is a difference."""
+    (ahead,), (behind,) = compare(three[1:], 5).ahead, compare(three[:0:-1], 5).ahead
+    for one, other in ((ahead.average, behind.average), (ahead.worst, behind.worst)):
+        assert (one.value, one.low, one.high) == pytest.approx((-other.value, -other.high, -other.low))
+        assert min(one.low, other.low) < 0
+
+
 def test_patients_are_drawn_and_not_their_records(three: list[RunFolder], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those test pairs that were measured, which are whole batches."""
     given = []

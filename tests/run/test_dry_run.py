@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.cli.tables import dry_run_lines
 from fedvlp.data.deid import PHIError
+from fedvlp.data.screening import rows_used, screen_all
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
@@ -45,6 +47,26 @@ def test_it_says_what_the_run_then_takes(method: object, tmp_path: Path) -> None
     expected = {"align": 1, "joint": STEPS, "train": STEPS, "evaluate": 0}
     assert [phase.steps for phase in told.phases] == [expected[phase.name] for phase in told.phases]
     assert {site: splits["train"] for site, splits in told.records.items()} == train_sizes(experiment.data.build())
+
+
+def test_rows_that_are_left_out_are_counted_before_it_trains_and_after_a_dry_run(tmp_path: Path) -> None:
+    """Of a table and of a site's own beside it: sums over both, as `prepare` counts them."""
+    write(SyntheticCohort(sites=2, size=80, image_size=72), tmp_path)
+    with (tmp_path / "pairs.csv").open(encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    rows[0][header.index("report")] = "Normal."
+    rows[1][header.index("image")] = "absent.png"
+    with (tmp_path / "own.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    source = TableSource(str(tmp_path / "own.csv"), image_size=72)
+    said: list[str] = []
+    experiment = replace(small(FedAvg(local_steps=1)), data=source, rounds=Rounds(rounds=1, seed=7))
+    simulate(experiment, RunFolder.create(tmp_path / "runs", experiment), say=said.append)
+    expected = "data: 78 of 80 rows are used; left out: missing image 1, report too short 1"
+    assert said == [expected]
+    assert dry_run_lines(dry_run(experiment), 1)[0] == expected
+    whole = screen_all([source, TableSource(str(tmp_path / "pairs.csv"), image_size=72)], lambda both: both[0])
+    assert rows_used(whole.prepare()[1]).startswith("158 of 160 rows are used; left out: missing image 1, ")
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,7 +423,11 @@ def test_only_sites_that_are_there_can_be_left_out(left_out: str, sentence: str)
         _ = Assembly(Experiment("small", FedAvg(), MODEL, data=data, partition=Partition(left_out=left_out))).cohort
 
 
-@pytest.mark.parametrize("method", [FedEMA(local_steps=2), FedU(local_steps=2)], ids=["fedema", "fedu"])
+@pytest.mark.parametrize(
+    "method",
+    [FedEMA(local_steps=2), pytest.param(FedU(local_steps=2), marks=pytest.mark.slow(seconds=3))],
+    ids=["fedema", "fedu"],
+)
 def test_a_run_whose_target_networks_stay_at_its_sites_is_evaluated(tmp_path: Path, method: Method) -> None:
     """The server has no target network: it is filled in for whoever loads the trained model, as at a new site."""
     cohort = SyntheticCohort(sites=2, size=160, image_size=36, test_rows=36)

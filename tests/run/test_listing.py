@@ -10,11 +10,13 @@ import pytest
 from support.plugins import fresh, pulled
 from support.presets import SMALL
 
+from fedvlp.core.types import EVALUATE
+from fedvlp.evaluation import metric_names as names
 from fedvlp.federation.loop import Rounds
 from fedvlp.run import plugins
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.listing import listed
+from fedvlp.run.listing import _recall, listed
 from fedvlp.run.lock import in_use, only_writer
 from fedvlp.run.metrics import overall, summary
 from fedvlp.run.simulate import simulate
@@ -76,6 +78,19 @@ def test_recall_is_that_of_the_runs_summary(root: Path) -> None:
     assert f'"test/all/mean/r1/worst": {whole.worst}' in summed.read_text()
     assert 0 <= whole.worst <= whole.average <= 100
     assert math.isnan(next(run for run in listed(root) if run.name == "idle/001").average)
+
+
+def test_recall_in_batches_goes_before_that_of_the_whole_set() -> None:
+    whole = {names.over_sites(names.recall("test", 1, names.WHOLE_SET), names.WORST): 2.0}
+    in_batch = {names.over_sites(names.recall("test", 1), names.WORST): 30.0}
+    assert [_recall(figures, names.WORST) for figures in (whole | in_batch, whole)] == [30.0, 2.0]
+    assert math.isnan(_recall(in_batch, names.AVERAGE))
+
+
+def test_the_last_evaluation_of_a_run_of_no_rounds_is_of_the_trained_model() -> None:
+    record = {"round": 0, "phase": EVALUATE, "members": ["a"], "sites": {"a": {names.recall("test", 1): 50.0}}}
+    assert summary([record]).keys() == {"initial", "trained"}
+    assert summary([{**record, "phase": "train"}]).keys() == {"initial"}
 
 
 def test_a_run_that_has_not_trained_yet_has_no_recall_of_a_trained_model(root: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from support.cases import cases
 
 from fedvlp.cli.progress_bar import RunBar
 from fedvlp.core.types import Broadcast, Failure, FailureKind
@@ -45,7 +46,7 @@ def test_phases_that_are_left() -> None:
     assert phases_left(method, Rounds(rounds=3, evaluate_every=0), 0, 0) == 6
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", cases((1, 2), often=(2,)))
 def test_a_run_is_followed_to_its_end(workers: int, tmp_path: Path) -> None:
     """Steps of both sites in every phase, whichever process takes them; what is done grows from 0 to all."""
     seen: list[tuple[float, str, int]] = []

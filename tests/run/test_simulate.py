@@ -405,7 +405,7 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest
     """The whole thing, towers, cohort and evaluation: SIGKILL at some writes, resumed through ``simulate``."""
     experiment, last = UNINTERRUPTED[name]
     expected = model_of(experiment, tmp_path / "whole")
-    for moment in (1, 6, last):
+    for moment in (6, last):
 
         def killed(moment: int = moment) -> None:
             fuse, rename = Fuse(moment), os.replace
@@ -418,6 +418,7 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path: Path, monkeypatch: pytest
         assert resumed == whole
 
 
+@pytest.mark.slow(seconds=3)
 def test_sites_side_by_side_give_the_same_bytes(tmp_path: Path) -> None:
     alone, aside = RunFolder(tmp_path / "alone"), RunFolder(tmp_path / "aside")
     simulate(TWO, alone, workers=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 from fedvlp.cli import app
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run import presets
+from fedvlp.run.cell_results import CellResults
 from fedvlp.run.cell_table import Origin, Table
 from fedvlp.run.config import override
 from fedvlp.run.sweep import as_rows, grid_of, name_for_folder, seeded, shown, swept, variants, write
@@ -183,11 +183,11 @@ def test_cells_of_other_code_are_told(tmp_path: Path) -> None:
         return swept({"fedavg": override(one, "data.sites", "2")}, [0], tmp_path, 1, lambda *said: None)
 
     assert table().origins == {}
-    (file,) = (tmp_path / "results").rglob("*.json")
-    content = json.loads(file.read_text())
-    file.write_text(json.dumps(content | {"code": "0123456789abcdef"}))
+    filed = CellResults(tmp_path / "results", "cells")
+    filed.cells["fedavg", 0]["code"] = "0123456789abcdef"
+    filed.write()
     again = table()
-    assert again.origins == {("fedavg", 0): Origin(content["machine"]["processor"], this_code=False)}
+    assert again.origins == {("fedavg", 0): Origin(filed.cells["fedavg", 0]["processor"], this_code=False)}
     page, _ = write(again, tmp_path)
     last = page.read_text().splitlines()[-1]
     assert last.startswith("1 cells; 1 of them taken from files of results")

@@ -59,6 +59,7 @@ def test_their_mean_is_the_macro_auc(folder: RunFolder, measured: list[Area]) ->
             assert one.area.low <= one.area.value <= one.area.high
 
 
+@pytest.mark.slow(seconds=3)
 def test_kept_features_of_frozen_towers_give_the_same(tmp_path: Path) -> None:
     """Whose batches have no films."""
     frozen = ModelConfig(init="tiny-pool", head_norm="layer", alignment=False, adapters="lora", adapter_rank=0)

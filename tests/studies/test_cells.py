@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,9 +21,9 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import cell_results as results
 from fedvlp.run import cells, plugins, presets
+from fedvlp.run.cell_results import CellResults, flattened, nested
 from fedvlp.run.cell_table import Table, origin
 from fedvlp.run.cells import DONE, FILED, HERE, finished, measured
-from fedvlp.run.config import to_config
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.site_sources import SiteSources
@@ -126,15 +125,13 @@ def test_a_result_of_another_device_is_of_the_same_experiment(filed: tuple[Path,
     one, experiments = scenario(), tiny(0)
     asked = cells_of(one, list(experiments), (0,), "cuda")
     assert {cell: experiment.training.device for cell, experiment in asked.items()} == dict.fromkeys(asked, "cuda")
-    file = results.path(folder / "results", "tiny", "local", 0)
-    content = json.loads(file.read_text())
-    content["machine"]["gpu"] = "A GPU"
-    file.write_text(json.dumps(content))
-    found = results.load(file, asked["local", 0], one.figures)
+    table = CellResults(folder / "results", "tiny")
+    table.cells["local", 0]["gpu"] = "A GPU"
+    found = table.load(("local", 0), asked["local", 0], one.figures)
     assert found is not None
-    assert found[1].processor == f"{content['machine']['processor']}, A GPU"
+    assert found[1].processor == f"{table.cells['local', 0]['processor']}, A GPU"
     other = replace(asked["local", 0], training=replace(asked["local", 0].training, lr=1.0))
-    assert results.load(file, other, one.figures) is None
+    assert table.load(("local", 0), other, one.figures) is None
     trained_apart = replace(experiments["fedavg"], server_training=experiments["fedavg"].training)
     there: Any = results.on_device(trained_apart, "auto").server_training
     assert there.device == "auto"
@@ -142,23 +139,34 @@ def test_a_result_of_another_device_is_of_the_same_experiment(filed: tuple[Path,
 
 
 def test_a_result_is_text_of_figures_and_settings_alone(filed: tuple[Path, Table]) -> None:
-    """Each site's figures, the rounds', the machine, versions; no path, and no line of a report."""
-    file = results.path(filed[0] / "results", "tiny", "fedavg", 0)
-    content = json.loads(file.read_text())
-    assert content.keys() == {
-        "figures", "spent", "sites", "rounds", "processor_seconds", "machine", "packages", "code", "experiment",
-    }  # fmt: skip
-    assert content["sites"].keys() == {"site-1", "site-2"}
-    of_sites = [site["test/all/mean/r10"] for site in content["sites"].values()]
-    assert sum(of_sites) / 2 == pytest.approx(content["figures"][FIGURE], abs=1e-3)
-    rounds = results.by_round(file)
+    """The figures, the rounds', the machine; no path, and no line of a report. Both cells share what they can."""
+    table = CellResults(filed[0] / "results", "tiny")
+    row = table.cells["fedavg", 0]
+    rounds = table.by_round(("fedavg", 0))
     assert list(rounds) == [0, 1]
     last = "test/all/mean/r1/average"
-    assert rounds[1][last] == content["figures"][last]
+    assert str(rounds[1][last]) == row[last]
     assert rounds[0].keys() == rounds[1].keys()
-    assert content["machine"]["processor"]
-    assert not re.search(r'": "[^"]*/', file.read_text()), "a value with a slash: a path?"
-    assert file.stat().st_size < 12_000
+    assert row["processor"]
+    assert float(row["seconds"]) > 0
+    text = "".join(file.read_text() for file in (filed[0] / "results").glob("*.csv"))
+    assert not re.search(r"(^|,)[^,]*(?<![RGBa-z0-9])/[^,]*", re.sub(r"(val|test)/[\w/]+", "", text)), "a path?"
+    assert len(text) < 9_000
+
+
+def test_settings_come_back_as_they_were() -> None:
+    """By hand: text that JSON would read as something else, a name with a dot, no settings, the seed of the cell."""
+    config = {"path": "a.B", "args": {
+        "name": "one", "text": "1", "empty": "", "word": "of the cell", "none": None, "seed": 7, "nothing": {},
+        "many": [{"seed": 7}], "inner": {"path": "C", "args": {"seed": 7, "other_seed": 7, "rate": 0.1}},
+    }, "plugins": {"mine.own": "d"}}  # fmt: skip
+    row = flattened(config, 7)
+    assert row["args.inner.args.rate"] == "0.1"
+    assert row["path"] == "a.B"
+    assert nested(row, "one", 7) == config
+    other = nested(row, "two", 8)["args"]
+    assert (other["name"], other["seed"], other["inner"]["args"]["seed"]) == ("two", 8, 8)
+    assert other["inner"]["args"]["other_seed"] == 7
 
 
 def test_a_result_is_of_the_weights_that_it_starts_from_wherever_they_are(tmp_path: Path) -> None:
@@ -173,18 +181,15 @@ def test_a_result_is_of_the_weights_that_it_starts_from_wherever_they_are(tmp_pa
     digest, _ = save_initial(tiny(0)["fedavg"].model.build(seed=1), here, {})
     _, said = ask(started(here), tmp_path)
     assert said == {("fedavg", 0): DONE}
-    content = json.loads(results.path(tmp_path / "results", "tiny", "fedavg", 0).read_text())
-    assert content["experiment"]["args"]["model"]["args"]["init"] == f"start@{digest}"
+    assert settings_of(CellResults(tmp_path / "results", "tiny"), "fedavg")["args.model.args.init"] == f"start@{digest}"
     here.parent.rename(there.parent)
     assert ask(started(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
     save_initial(tiny(0)["fedavg"].model.build(seed=2), there, {})
     assert ask(started(there), tmp_path, jobs=0)[1] == {}
 
 
-def change(file: Path, key: str, value: Any) -> None:
-    content = json.loads(file.read_text())
-    (content if key == "code" else content["experiment"]["args"])[key] = value
-    file.write_text(json.dumps(content))
+def settings_of(table: CellResults, method: str) -> dict[str, str]:
+    return table.settings[table.cells[method, 0]["settings"]]
 
 
 def test_what_measures_is_code_that_decides_a_figure() -> None:
@@ -199,26 +204,28 @@ def test_a_result_counts_for_its_own_experiment_alone(filed: tuple[Path, Table],
     """Not with another setting; as before where a setting is younger than the file; of other code it is said."""
     folder = tmp_path / "copy"
     shutil.copytree(filed[0], folder)
-    one, other = (results.path(folder / "results", "tiny", method, 0) for method in ("fedavg", "local"))
     more = replace(scenario(), experiments=lambda seed: {
         name: replace(of, training=replace(of.training, lr=0.1)) for name, of in tiny(seed).items()
     })  # fmt: skip
     table, said = ask(more, folder, jobs=0)
     assert (table.cells, said) == ({}, {})
-    content = json.loads(one.read_text())
-    del content["experiment"]["args"]["server_training"]
-    one.write_text(json.dumps(content))
-    change(other, "code", "0123456789abcdef")
+    filed_here = CellResults(folder / "results", "tiny")
+    del settings_of(filed_here, "fedavg")["args.server_training"]
+    filed_here.cells["local", 0]["code"] = "0123456789abcdef"
+    filed_here.write()
     table, said = ask(scenario(), folder, jobs=0)
     assert set(said.values()) == {FILED}
     assert table.origins["fedavg", 0].this_code
     assert not table.origins["local", 0].this_code
     assert "1 were run by a fedvlp with other code" in origin(table)
-    change(one, "unheard_of", 1)
+    settings_of(filed_here, "fedavg")["args.unheard_of"] = "1"
+    filed_here.write()
     assert ("fedavg", 0) not in ask(scenario(), folder, jobs=0)[0].cells
-    other.write_text(other.read_text()[:50])
-    with pytest.raises(ValueError, match=r"the result tiny/0/local\.json is damaged"):
-        ask(scenario(), folder, jobs=0)
+    whole = (folder / "results" / "tiny.csv").read_text()
+    for damaged in (whole[:-50], whole[:-1], whole.replace("fedavg", "fedavg,", 1)):
+        (folder / "results" / "tiny.csv").write_text(damaged)
+        with pytest.raises(ValueError, match=r"the results tiny\.csv are damaged"):
+            ask(scenario(), folder, jobs=0)
 
 
 def of_plugin(file: Path) -> Scenario:
@@ -266,16 +273,15 @@ def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> 
     })  # fmt: skip
     assert ask(one, tmp_path)[1] == {("fedavg", 0): DONE}
     assert ask(one, tmp_path)[1] == {("fedavg", 0): FILED}
-    file = results.path(tmp_path / "results", "tiny", "fedavg", 0)
-    filed = file.read_text()
-    assert json.loads(filed)["cohort"]
-    file.write_text(json.dumps({key: value for key, value in json.loads(filed).items() if key != "cohort"}))
+    filed = CellResults(tmp_path / "results", "tiny")
+    records = filed.cells["fedavg", 0].pop("cohort")
+    filed.write()
     assert ask(one, tmp_path)[1] == {("fedavg", 0): HERE}
-    assert json.loads(file.read_text())["cohort"] == json.loads(filed)["cohort"]
+    assert CellResults(tmp_path / "results", "tiny").cells["fedavg", 0]["cohort"] == records
     table.write_text(before.replace(" and ", " or ", 1), encoding="utf-8")
     assert table.read_text(encoding="utf-8") != before
     assert ask(one, tmp_path, jobs=0)[1] == {}, "its file is of other records"
-    file.unlink()
+    shutil.rmtree(tmp_path / "results")
     assert ask(one, tmp_path, jobs=0)[1] == {}, "its run is, too"
     assert ask(one, tmp_path)[1] == {("fedavg", 0): DONE}
     assert len(list((tmp_path / "runs" / "tiny" / "0" / "fedavg").iterdir())) == 2
@@ -284,10 +290,7 @@ def test_figures_of_data_that_have_changed_are_measured_anew(tmp_path: Path) -> 
 
 @pytest.mark.slow(seconds=10)
 def test_a_result_of_moved_data_counts_and_names_no_folder(tmp_path: Path) -> None:
-    """Where the records lie is no setting of theirs: their fingerprint says which they are, of all that are pooled.
-
-    A file that has the folder, as older ones have, counts as well.
-    """
+    """Where the records lie is no setting of theirs: their fingerprint says which they are, of all that are pooled."""
 
     def at(folder: Path) -> Scenario:
         source = TableSource(path=str(folder / "pairs.csv"), root=str(folder), image_size=36)
@@ -298,15 +301,8 @@ def test_a_result_of_moved_data_counts_and_names_no_folder(tmp_path: Path) -> No
     here.mkdir()
     write(SyntheticCohort(sites=2, size=260, image_size=36), here)
     assert ask(at(here), tmp_path)[1] == {("fedavg", 0): DONE}
-    file = results.path(tmp_path / "results", "tiny", "fedavg", 0)
-    content = json.loads(file.read_text())
-    assert str(tmp_path) not in file.read_text()
+    assert str(tmp_path) not in (tmp_path / "results" / "settings.csv").read_text()
     here.rename(there)
-    assert ask(at(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
-    config = to_config(at(here).experiments(0)["fedavg"])["args"]["data"]
-    file.write_text(json.dumps({**content, "experiment": {**content["experiment"], "args": {
-        **content["experiment"]["args"], "data": config,
-    }}}))  # fmt: skip
     assert ask(at(there), tmp_path, jobs=0)[1] == {("fedavg", 0): FILED}
     table = there / "pairs.csv"
     table.write_text(table.read_text(encoding="utf-8").replace(" and ", " or ", 1), encoding="utf-8")
@@ -321,8 +317,7 @@ def test_drawn_records_are_not_drawn_to_be_compared(filed: tuple[Path, Table], m
 
     monkeypatch.setattr(SyntheticCohort, "build", build)
     assert set(ask(scenario(), filed[0], jobs=0)[1].values()) == {FILED}
-    content = json.loads(results.path(filed[0] / "results", "tiny", "fedavg", 0).read_text())
-    assert "cohort" not in content
+    assert "cohort" not in CellResults(filed[0] / "results", "tiny").cells["fedavg", 0]
 
 
 @pytest.mark.slow(seconds=10)
@@ -370,7 +365,7 @@ def test_after_a_failure_no_cell_begins_and_what_was_under_way_is_filed(tmp_path
         ask(replace(scenario(), experiments=lambda seed: many), tmp_path, jobs=2)
     begun = {folder.name for folder in (tmp_path / "runs" / "tiny" / "0").iterdir()}
     assert begun <= {"broken", "whole-0"}
-    assert [file.stem for file in (tmp_path / "results").rglob("*.json")] == ["whole-0"]
+    assert list(CellResults(tmp_path / "results", "tiny").cells) == [("whole-0", 0)]
 
 
 def by_hand(fedavg: float) -> Table:

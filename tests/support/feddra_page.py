@@ -156,7 +156,7 @@ length; a star marks what is frozen; N sites have the weights w; η is the learn
 
 The last column is a setting that takes the line away, for example `fedvlp simulate feddra --set method.mu=0`. With
 `align_steps=0`, `mu=0` and `rho=0` together, FedDRA is FedAvg with uniform weights, bit for bit.
-`benchmarks/ablation.py` measures FedDRA without its two stages, without the constraint, and without robust weights.
+`studies/programs/ablation.py` measures FedDRA without its two stages, the constraint, and robust weights.
 
 This page is written by `make docs` from the comments in the code that carry these numbers.
 `tests/test_feddra_page.py` fails when a line has no code, a test is not there, or the page is out of date.

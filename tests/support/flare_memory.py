@@ -39,6 +39,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.fuel.utils import fobs
+from nvflare.private.aux_runner import AuxRunner
 from nvflare.widgets.info_collector import InfoCollector
 from nvflare.widgets.widget import WidgetID
 from torch import nn
@@ -247,6 +248,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._contexts = FLContextManager(self, self.name, self.job_id)
+        self.run_manager = SimpleNamespace(aux_runner=AuxRunner(self))
 
     def new_context(self) -> FLContext:
         context: FLContext = self._contexts.new_context()

@@ -1,4 +1,4 @@
-"""`fedvlp ...` and `python ...` in a process of its own that begins with its libraries imported.
+"""`fedvlp ...`, `nvflare ...` and `python ...` in a process of its own that begins with its libraries imported.
 
 Importing is what a short command mostly does. The process is forked from one that has imported them and done nothing
 else. What a command imports itself is checked by tests/test_architecture.py, and the program as it is installed runs
@@ -95,6 +95,12 @@ def _main(words: list[str], folder: Path, environment: dict[str, str], streams: 
     if words[0] == "python":
         _python(words[1:])
         return
+    if words[0] == "nvflare":
+        from nvflare.cli import main as nvflare
+
+        os.umask(0o022)  # what FLARE writes is judged as it is where nobody changed that
+        sys.argv = words
+        sys.exit(nvflare())
     sys.argv = ["fedvlp", *words[1:]]
     from fedvlp.cli import main
 

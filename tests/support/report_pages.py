@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, patch
 
 import torch
 
 from fedvlp.core.server_state import Server
+from fedvlp.report import figures
 from fedvlp.report.page import write
 from fedvlp.run import presets
 from fedvlp.run.folder import RunFolder
@@ -95,7 +99,16 @@ def run_of(tmp_path: Path, history: list[Record], preset: str = "feddra", **head
     return folder
 
 
-def page_of(folder: RunFolder) -> Page:
-    path = write(folder)
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Leaves curves and bars out of pages, which take most of their time; their titles and tables of values stay."""
+    with patch.object(figures, "_axes", lambda *_, **__: (MagicMock(), MagicMock())):
+        yield
+
+
+def page_of(folder: RunFolder, drawn: bool = False) -> Page:
+    """The page of a run, with drawings only where a test looks at them."""
+    with nullcontext() if drawn else undrawn():
+        path = write(folder)
     assert path == folder.path / "report.html"
     return Page(path)

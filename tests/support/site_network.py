@@ -76,7 +76,7 @@ def reached(compose: dict[str, Any]) -> dict[str, bool]:
     base, bits = subnet.rpartition(".")[0], subnet.partition("/")[2]
     passage = gate["networks"]["site"]["ipv4_address"]
     _build(base, bits, passage, network, gate)
-    name_of_server, _, address = compose["services"]["site"]["extra_hosts"][0].rpartition(":")
+    name_of_server, _, address = compose["services"]["jobs"]["extra_hosts"][0].rpartition(":")
     assert name_of_server, "the site knows the server by its name"
     tries = {
         "the server's port, by its name": (address, PORT),

@@ -34,7 +34,7 @@ def experiment(crop: int = 64, **training: Any) -> Experiment:
         demo,
         method=FedDRA(align_steps=2, local_steps=3, mu=5.0, rho=0.1),
         model=FROZEN,
-        data=SyntheticCohort(size=240, sites=2, image_size=crop, seed=3),
+        data=SyntheticCohort(size=120, sites=2, image_size=crop, seed=3),
         partition=replace(demo.partition, sites=2),
         training=replace(demo.training, batch_size=8, **training),
         rounds=replace(demo.rounds, rounds=2),
@@ -53,7 +53,9 @@ def assert_same(tensor: torch.Tensor, expected: torch.Tensor, name: str) -> None
     torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=2e-5, msg=lambda said: f"{name}: {said}")
 
 
-@pytest.mark.parametrize("normalised", [False, True], ids=["tiny", "batch norm"])
+@pytest.mark.parametrize(
+    "normalised", [pytest.param(False, marks=pytest.mark.slow(seconds=5)), True], ids=["tiny", "batch norm"]
+)
 def test_training_is_the_same(normalised: bool, tmp_path: Path) -> None:
     """A whole run of two rounds with anchors, evaluation and both phases, to the last digits of float32.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,12 +71,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Update, Path]
     return replace(update, state=clone(update.state)), folder
 
 
-@pytest.mark.parametrize("killed_at", [2, 3, 4, STEPS])
+@pytest.mark.parametrize("killed_at", [2, 4, STEPS])
 @pytest.mark.parametrize("precision", ["float32", pytest.param("float16", marks=pytest.mark.slow(seconds=2))])
 def test_killed_and_resumed_it_ends_with_the_same_bytes(
     killed_at: int, precision: str, undisturbed: tuple[Update, Path], tmp_path: Path
 ) -> None:
-    """SIGKILL before batch 2, 3, ... of a phase that is checkpointed after steps 2, 4 and 6."""
+    """SIGKILL before batch 2, 4 or 7 of a phase that is checkpointed after steps 2, 4 and 6."""
     training = replace(TRAINING, precision=precision)
     fuse = Fuse(killed_at)
     assert forked(lambda: site(tmp_path, training, fuse).handle(message()) and None) == -9
@@ -116,12 +117,16 @@ def test_an_aborted_task_that_comes_again_goes_on(tmp_path: Path) -> None:
     assert steps_done(tmp_path, TRAINING, message()) == STEPS - 4
 
 
-@pytest.mark.parametrize(
-    "other",
-    ["round", "lr_scale", "state", "training"],
-)
-def test_another_tasks_checkpoint_is_not_used(other: str, tmp_path: Path) -> None:
-    break_off(tmp_path)
+@pytest.fixture(scope="module")
+def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("broken off")
+    break_off(folder)
+    return folder
+
+
+@pytest.mark.parametrize("other", ["round", "lr_scale", "state", "training"])
+def test_another_tasks_checkpoint_is_not_used(other: str, broken_off: Path, tmp_path: Path) -> None:
+    shutil.copytree(broken_off, tmp_path, dirs_exist_ok=True)
     sent, training = message(), TRAINING
     if other == "round":
         sent = message(1)

@@ -20,7 +20,7 @@ app.add_typer(presets.app)
 app.add_typer(runs.app)
 app.add_typer(use.app)
 app.add_typer(sweep.app)
-laboratory.add_to(app)
+app.add_typer(laboratory.app)
 app.add_typer(pretrain.app)
 app.add_typer(sites.app)
 app.add_typer(towers.app, name="towers")
@@ -63,6 +63,7 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the name of a file need not be text
     try:
+        laboratory.add_installed()
         app()
     except stopping.Stopped:
         print(f"fedvlp: {stopping.said()}", file=sys.stderr)

@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,6 +194,33 @@ def jobs_status(
         print("\n".join(printable(line) for line in run_status.in_words(told)))
     if code := run_status.exit_code(told, alive):
         raise typer.Exit(code)
+
+
+@app.command("board")
+def jobs_board(
+    runs: Annotated[Path, typer.Argument(help="Where runs are kept; at a server runs/ of its kit.")] = Path("runs"),
+    kit: Annotated[Path | None, typer.Option(help="Startup kit of the lead: the server is asked for its jobs.")] = None,
+    port: Annotated[int, typer.Option(help="0 = any free one.")] = 7870,
+    every: Annotated[int, typer.Option(min=1, help="Seconds between two looks.")] = 10,
+) -> None:
+    """Serves one page over all runs to this machine alone, and their figures for Prometheus at /metrics."""
+    from fedvlp.report import board
+
+    read = partial(_status_of_jobs, kit) if kit else partial(board.statuses, runs)
+    with board.served(read, port, every) as server:
+        print(f"{board.where(server)}  (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+
+
+def _status_of_jobs(kit: Path) -> dict[str, dict[str, Any]]:
+    """All jobs of the server: what FLARE says of each, and of those that run what their run says."""
+    from fedvlp.flare import job_status
+
+    try:
+        with redirect_stdout(StringIO()), job_status.session(kit) as opened:
+            return job_status.all_jobs(opened)
+    except ValueError as error:
+        return {"server": {"status": "unknown", "summary": str(error)}}
 
 
 def _status_of_job(job: str, kit: Path) -> tuple[dict[str, Any], bool]:

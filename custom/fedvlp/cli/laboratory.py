@@ -11,8 +11,11 @@ GROUP = "fedvlp.commands"
 
 STUDIES = ("claims", "reproduce")
 
+app = typer.Typer()
+"""Empty until :func:`add_installed`: importing fedvlp imports no other distribution."""
 
-def add_to(app: typer.Typer) -> None:
+
+def add_installed() -> None:
     """Adds every command that an entry point names; in place of a study that is not installed, where it is."""
     named = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in dict.fromkeys((*STUDIES, *named)):

@@ -148,8 +148,12 @@ def _by_the_papers(data: Any) -> Any:
     """The data set with the papers' rule that a sentence of one word is dropped, where it has reports to clean."""
     from dataclasses import replace
 
+    from fedvlp.data.report_text import PAPERS
+    from fedvlp.data.sources.table import TableSource
     from fedvlp.run.site_sources import SiteSources
 
+    if isinstance(data, TableSource):
+        return replace(data, reports=PAPERS)
     if isinstance(data, SiteSources):
         return replace(data, sites=tuple((name, _by_the_papers(source)) for name, source in data.sites))
     return replace(data, min_sentence_words=2) if hasattr(data, "min_sentence_words") else data
@@ -282,10 +286,15 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     if rest:
         source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
         path = Path(location).absolute()
-        if path.is_dir() and hasattr(source, "at"):
+        if not path.exists() or (path.is_dir() and not hasattr(source, "at")):
+            what = "is a folder" if path.is_dir() else "is not there"
+            raise ValueError(f"{kind} source: {location!r} {what}; give its table, or the folder of a collection")
+        if path.is_dir():
             chosen = source.at(path, image_size=image_size)
         elif _needed(source) - {"path"}:
-            raise ValueError(f"{kind} source: there is no such folder; give that of the data set as it was published")
+            raise ValueError(
+                f"{kind} source: {location!r} is no folder; give that of the collection as it was published"
+            )
         else:
             chosen = source(path=str(path), image_size=image_size)
         for option in options:
@@ -296,6 +305,10 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     if kind in COHORTS:
         return COHORTS[kind]
     if data not in (None, "synthetic"):
+        meant = Path(data)
+        if meant.exists():
+            form = f"SOURCE:{data}, e.g. mimic_cxr:{data}" if meant.is_dir() else f"table:{data}"
+            raise ValueError(f"--data is {data!r}; what it is stands before it: {form}")
         known = ", ".join(["synthetic", *COHORTS])
         raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
     return None
@@ -316,12 +329,13 @@ def split_site(given: str) -> tuple[str, str]:
     return name, spec
 
 
-def site_source(spec: str, image_size: int) -> Source:
-    """The data set of one ``--site``. Raises ValueError for one that deals records to sites itself, as the built-in."""
-    kind, _, rest = spec.partition(":")
-    source = source_of(spec, image_size) if rest and kind != "named" else None
-    if source is None or hasattr(source, "by_site"):
-        raise ValueError(f"--site takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
+def site_source(spec: str, image_size: int, option: str = "--site") -> Source:
+    """The data set of one ``option``. Raises ValueError for one that deals records to sites itself, as the built-in."""
+    from fedvlp.data.synthetic.cohort import SyntheticCohort
+
+    source = None if spec.startswith("named:") else source_of(spec, image_size)
+    if source is None or isinstance(source, SyntheticCohort) or hasattr(source, "by_site"):
+        raise ValueError(f"{option} takes a data set of files, SOURCE:FOLDER or table:PATH.csv, not {spec!r}")
     return source
 
 

@@ -138,6 +138,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
         accept_phi_risk=accept,
         report=report,
         caution=caution,
+        say=lambda sentence: console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True),
         watch=bar.showing,
         mlflow=mlflow,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,9 +19,11 @@ policy = typer.Typer(no_args_is_help=True, help="A site's own rules: classes and
 
 @app.command()
 def prepare(
-    source: Annotated[str, typer.Argument(help="table, chexpert, ... or a plugin's; another name lists them all.")],
-    root: Annotated[Path, typer.Option(help="Folder of the images.")],
+    source: Annotated[
+        str, typer.Argument(help="As in --data: table:FILE, SOURCE:FOLDER[,SETTING=VALUE]; or its name, with --root.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the decoded images: the cache, in local/fedvlp.json.")],
+    root: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
     path: Annotated[str | None, typer.Option(help="The table, below root; default: as published.")] = None,
     image_size: Annotated[int, typer.Option(help="Side of the decoded squares; jobs must ask for the same.")] = 256,
     settings: Setting = None,
@@ -44,6 +46,7 @@ def prepare(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
+    from fedvlp.cli.overrides import overridden, site_source, stored
     from fedvlp.cli.tables import finding_lines, prepared_tables, unused_lines
     from fedvlp.data.overview import contact_sheet
     from fedvlp.deploy.prepare import prepared, source_of
@@ -65,7 +68,13 @@ def prepare(
             )
 
     goes_on_as_typed()
-    chosen = source_of(source, root, out, path, image_size, settings or [])
+    chosen: Any
+    if root is not None:
+        chosen = source_of(source, root, out, path, image_size, settings or [])
+    elif path is None:
+        chosen = overridden(stored(site_source(source, image_size, "prepare"), out), settings)
+    else:
+        raise ValueError("--path is below --root; give that too, or SOURCE:FILE instead of both")
     columns = ("decoding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)

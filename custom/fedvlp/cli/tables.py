@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from fedvlp.data.cohort import Cohort
+    from fedvlp.data.deid import Finding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
 
@@ -80,6 +81,7 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
     spent = plan.seconds(workers)
     shown = f"{spent:.0f} s" if spent < 120 else f"{spent / 60:.0f} min" if spent < 7200 else f"{spent / 3600:.1f} h"
     return [
+        *([f"data: {plan.used}"] if plan.used else []),
         f"steps: {plan.rounds} rounds, at each site {steps}",
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
@@ -134,19 +136,25 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
     """What the scan of the reports found, a line each with the words in question: for its owner's terminal alone."""
     from rich.text import Text
 
-    shown = getattr(phi, "shown", ())
+    from fedvlp.data.deid import SHOWN, Findings
+
     if not phi:
         return [Text("no report seems to identify anybody")]
+    if not isinstance(phi, Findings):  # its words were left behind
+        return [Text(f"{reports} reports with {kind}") for kind, reports in phi.items()]
     lines = [Text("reports that seem to identify people: row, kind, words")]
-    for finding in shown:
-        before, words, after = (printable(text) for text in (finding.before, finding.words, finding.after))
-        lines.append(
-            Text.assemble(f"{finding.where}  {finding.kind}  ...{before}", (words, "bold reverse"), f"{after}...")
-        )
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in phi.shown:
+        alike.setdefault(finding.same, []).append(finding)
+    for same, findings in sorted(alike.items(), key=lambda item: -phi.reports.get(item[0], 1)):  # ties as they were
+        rows = ", ".join(dict.fromkeys(finding.where for finding in findings))
+        more = f", ...: {phi.reports[same]} reports" if phi.reports.get(same, 1) > len(findings) else ""
+        one = findings[0]
+        before, words, after = (printable(text) for text in (one.before, one.words, one.after))
+        lines.append(Text.assemble(f"{rows}{more}  {one.kind}  ...{before}", (words, "bold reverse"), f"{after}..."))
     for kind, reports in phi.items():
-        rows = len({finding.where for finding in shown if finding.kind == kind})
-        if rows < reports:
-            lines.append(Text(f"and {reports - rows} more reports with {kind}"))
+        if (distinct := sum(of == kind for of, _ in alike)) >= SHOWN:
+            lines.append(Text(f"{distinct} different words with {kind} are shown, of {reports} reports that hold any"))
     return lines
 
 

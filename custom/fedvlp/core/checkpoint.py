@@ -24,11 +24,12 @@ from fedvlp.core.json_file import refuse_special
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State
 
-HEADER, SUMS = "fedvlp", "crc32"
-"""The entry of a safetensors file's metadata, and in it the checksums by tensor, the header's under "".
+HEADER = "fedvlp"
+"""The only entry of a safetensors file's metadata, whose order is not the same in every process. Its first line has the
+checksums by tensor, that of the second line under ""; the second is the header. Both are JSON."""
 
-It is one entry: safetensors writes several in an order that differs from file to file, and a run has its bytes.
-"""
+SUMS = "crc32"
+"""Entry of a header: checksums of other files."""
 
 
 class CheckpointError(SiteError, RuntimeError):
@@ -92,7 +93,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
-        save_file(contiguous, temporary, metadata={HEADER: json.dumps({HEADER: text, SUMS: sums}, sort_keys=True)})
+        save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums, sort_keys=True)}\n{text}"})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)
@@ -113,12 +114,12 @@ def _load(path: Path, with_tensors: bool) -> tuple[dict[str, Tensor], dict[str, 
     try:
         refuse_special(path)
         with safe_open(path, framework="pt") as file:
-            metadata, text, sums = file.metadata() or {}, "{}", None
-            # A file of another writer has neither header nor checksums: a model's has those of its folder. Any other
-            # entry is the header's, its name damaged.
-            if not metadata.keys() <= {"format"}:
-                written = json.loads(metadata[HEADER])
-                text, sums = written[HEADER], written[SUMS]
+            metadata = file.metadata() or {}
+            if metadata.keys() - {HEADER, "format"}:
+                raise ValueError("its metadata are of no known kind")
+            # A file of another writer has neither checksums nor header: a model's has those of its folder.
+            first, _, text = metadata.get(HEADER, "null\n{}").partition("\n")
+            sums = json.loads(first)
             if sums is not None and sums[""] != zlib.crc32(text.encode()):
                 raise ValueError("the header is not as it was written")
             tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118

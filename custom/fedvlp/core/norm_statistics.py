@@ -5,7 +5,7 @@ site. The server then has none of these tensors: they are not in its state, its 
 gate refuses an update that holds one. A site completes every model that it receives: with its own affine weights, and
 with statistics that it estimates anew on its training records (Li et al., 2017, https://arxiv.org/abs/1603.04779).
 Differs from FedBN: there a site's running statistics are those of its last training, of other weights than the
-received mean (``benchmarks/norm_statistics.py`` measures both).
+received mean (``studies/programs/norm_statistics.py`` measures both).
 
 Private adapters (models/adapters.py) are kept in the same way, whatever is done with the normalisation: a site begins
 with initial ones, which change nothing, and goes on with those of its last training.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedvlp.core import history
 from fedvlp.core.change import EXACT_NUMEL
-from fedvlp.core.checkpoint import SUMS, CheckpointError, load_tensors, save_tensors, unread
+from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors, unread
 from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.snapshots import APART
@@ -152,7 +152,7 @@ class Server:
             "history": asdict(self.written),
         }
         if self.apart:
-            header[APART], header[SUMS] = self.apart, {file: self.sums[file] for file in self.apart.values()}
+            header[APART], header["crc32"] = self.apart, {file: self.sums[file] for file in self.apart.values()}
         save_tensors(path, tensors, header)
 
     @staticmethod
@@ -172,7 +172,7 @@ class Server:
         server.samples, server.missed = header["samples"], header["missed"]
         server.enrolled = header["enrolled"]
         server.apart, server.folder = header.get(APART, {}), (newest or path).parent
-        server.sums = header.get(SUMS, {})
+        server.sums = header.get("crc32", {})
         for file in set(server.apart.values()):
             beside = TensorFile(server.folder / APART / file)  # which says so if it is missing or cut
             if beside.checksum() != server.sums.get(file):

@@ -2,12 +2,13 @@
 
 The patterns follow the identifiers of the HIPAA Safe Harbor list (45 CFR 164.514(b)(2)) that occur in radiology
 reports. This is a gate and no de-identification: it misses identifiers without a typical form, e.g. a surname without a
-title (benchmarks/identifiers.py measures what it misses). Only a person can decide that reports are safe.
+title (studies/programs/identifiers.py measures what it misses). Only a person can decide that reports are safe.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -51,17 +52,18 @@ _NO_LEVELS = (  # so that three such numbers are a date: no bone stands before t
     + rf"(?!{_LEVELS}\s(?i:(?:left|right|anterior|posterior|lateral)\s){{0,2}}(?i:ribs?|vertebra[el]?)\b)"
 )
 
+_NO_CREDIT = r"(?<!(?i:courtesy\sof)\s)(?<!(?i:contributed\sby)\s)"  # these credit the author of a published case
 _STREET = r"(?:street|st\.?|avenue|ave\.?|road|rd\.?|lane|drive|boulevard|blvd\.?|square|stra\u00dfe|strasse)"
 _OVER_89 = r"(?:9\d|1[01]\d)"
 _NUMBER = r"(?:\s?(?:number|num|no\.?|#|id))?\s?"  # before a number: "no. "
 
 KINDS: dict[str, re.Pattern[str]] = {
     "name with title": re.compile(
-        r"\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|MRS|MS|PROF|DOCTOR"
+        rf"{_NO_CREDIT}\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Doctor|Professor|Herr|Frau|Dott|Sig|Mme|Sr|Sra|MRS|MS|PROF|DOCTOR"
         rf"|(?:MR|DR)(?!\s(?i:{_BODY})\b))\b\.?"
         rf"\s{_BEFORE_NAME}{_NAME}"
         # in small letters where nothing else is so written: "DR artefact", "MR imaging" and "Ms" without a dot are
-        rf"|\b(?:[Dd]r\.?|DR\.|Mr\.|Mrs\.?|Ms\.|Prof\.)\s(?!{_REMOVED})[{_LETTER}]{{2,40}}"
+        rf"|{_NO_CREDIT}\b(?:[Dd]r\.?|DR\.|Mr\.|Mrs\.?|Ms\.|Prof\.)\s(?!{_REMOVED})[{_LETTER}]{{2,40}}"
     ),
     "labelled name": re.compile(
         r"\b(?i:patient(?:'s)?\sname|patient|pt|name|signed\sby|dictated\sby|read\sby|referr(?:ed|ing)\s(?:by|physician))"
@@ -112,7 +114,10 @@ Accepted = bool | Collection[str]
 """What a person accepts of that which ``scan`` finds: True is every kind, False none, else these kinds of ``KINDS``."""
 
 SHOWN = 1000
-"""Findings of each kind that are remembered for ``fedvlp prepare --show-findings``; all reports are counted."""
+"""Different words of each kind that are remembered for ``fedvlp prepare --show-findings``; all reports are counted."""
+
+PLACES = 5
+"""Findings that are remembered of the same words."""
 
 CONTEXT = 30
 """Characters of a report before and after the words of a finding, at most."""
@@ -135,6 +140,11 @@ class Finding:
     words: str
     after: str
 
+    @property
+    def same(self) -> tuple[str, str]:
+        """Kind and words, the same for findings that differ in blanks and capitals alone."""
+        return self.kind, " ".join(self.words.split()).casefold()
+
 
 class Findings(dict[str, int]):
     """Kind of identifier (of ``KINDS``) -> number of reports that hold one; kinds that do not occur are left out.
@@ -142,9 +152,12 @@ class Findings(dict[str, int]):
     ``shown`` remembers the words themselves; a copy, as ``dict`` or by pickle, holds counts alone.
     """
 
-    def __init__(self, counts: Mapping[str, int], shown: Iterable[Finding] = ()) -> None:
+    def __init__(
+        self, counts: Mapping[str, int], shown: Iterable[Finding] = (), reports: Mapping[tuple[str, str], int] = {}
+    ) -> None:
         super().__init__(counts)
         self.shown = tuple(shown)
+        self.reports = reports  # kind and words, as ``Finding.same`` has them -> reports that hold these words
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, int]]]:
         return dict, (dict(self),)
@@ -153,17 +166,24 @@ class Findings(dict[str, int]):
 def scan(reports: Iterable[str], where: Iterable[object] | None = None) -> Findings:
     """What is found in the ``reports``. ``where`` says of each what ``Finding.where`` is; None: 1, 2, ..."""
     counts = dict.fromkeys(KINDS, 0)
-    shown: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
+    shown: dict[tuple[str, str], list[Finding]] = {}  # by kind and words
+    distinct, holding = Counter[str](), Counter[tuple[str, str]]()
     for name, report in zip(count(1) if where is None else where, reports, strict=False):
         matches = spans(report)
         for kind in {kind for kind, _, _ in matches}:
             counts[kind] += 1
-        for kind, start, end in matches:
-            if len(shown[kind]) < SHOWN:
-                shown[kind].append(_finding(str(name), kind, report, start, end))
+        findings = [_finding(str(name), kind, report, start, end) for kind, start, end in matches]
+        for finding in findings:
+            if finding.same not in shown and distinct[finding.kind] < SHOWN:
+                shown[finding.same] = []
+                distinct[finding.kind] += 1
+            if len(shown.get(finding.same, range(PLACES))) < PLACES:
+                shown[finding.same].append(finding)
+        holding.update({finding.same for finding in findings} & shown.keys())
     return Findings(
         {kind: number for kind, number in counts.items() if number},
-        (finding for kind in KINDS for finding in shown[kind]),
+        (finding for kind in KINDS for (of, _), same in shown.items() if of == kind for finding in same),
+        holding,
     )
 
 

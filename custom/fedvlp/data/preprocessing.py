@@ -11,11 +11,8 @@ import torch
 from torch import Tensor
 
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film
-from fedvlp.data.report_text import clean_phrase
+from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_phrase
 from fedvlp.data.transforms import DECODING, eval_batch, square
-
-CLEANED, AS_WRITTEN = "cleaned", "as written"
-"""Of reports: lower-case words alone (``report_text.clean_report``), as most sources have them, or all characters."""
 
 FIELDS = ("decoding", "longest_side", "input_size", "reports")
 """What a description must have; all else in it is for people, and for programs other than fedvlp."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 
+CLEANED, AS_WRITTEN, PAPERS = "cleaned", "as written", "papers"
+"""How reports are read: words in small Latin letters; all that is written; the words, without sentences of one."""
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W_]+")  # Chinese and Japanese have no blanks between theirs
 _SENTENCE_END = re.compile(r"(?<![0-9])\.|\.(?![0-9])")  # a full stop, but for that of "3.5"
 # blanks behind a line break end at the next one, so that blank lines are not read from each of them to the last
 _LIST_NUMBER = re.compile(r"(?:(^|;|:(?=\s)|\.(?=\s)|(?<![0-9])\.)\s*|([\r\n])[^\S\r\n]*)([0-9]{1,2})\.(?![0-9])")
@@ -40,6 +44,14 @@ def clean_report(text: str, min_words: int = 3, min_sentence_words: int = 1) -> 
         if len(tokens) >= min_sentence_words:
             words += tokens
     return " ".join(words) if len(words) >= min_words else ""
+
+
+def read_report(text: str, how: str, min_words: int) -> str:
+    """A report as ``how`` says (CLEANED, AS_WRITTEN, PAPERS); "" when fewer than ``min_words`` remain."""
+    if how != AS_WRITTEN:
+        return clean_report(text, min_words, 2 if how == PAPERS else 1)
+    written = " ".join(_composed(text).split())
+    return written if len(_WORD.findall(written)) >= min_words else ""
 
 
 def letters_lost(text: str) -> float:

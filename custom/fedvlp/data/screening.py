@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -10,6 +11,9 @@ from fedvlp.data.cohort import Cohort
 
 Summary = dict[str, int]
 """What is counted (rows, used, "skipped: <reason>") -> how many."""
+
+SKIPPED = "skipped: "
+"""How the keys of a summary begin that count rows which are not used, before the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,4 +68,21 @@ def screen_all(sources: Sequence[Source], join: Callable[[Sequence[Cohort]], Coh
         for kind, number in one.phi.items():
             counts[kind] = counts.get(kind, 0) + number
     records = sum(one.records for one in screened)
-    return Screened(counts, records, lambda: (join([one.build() for one in screened]), {}))
+
+    def prepare() -> tuple[Cohort, Summary]:
+        made = [one.prepare() for one in screened]
+        together = Counter[str]()
+        for _, summary in made:
+            together.update(summary)
+        return join([cohort for cohort, _ in made]), dict(together)
+
+    return Screened(counts, records, prepare)
+
+
+def rows_used(summary: Summary) -> str:
+    """How many rows of a data set are used, and why others are left out; "" where nothing is counted."""
+    if "rows" not in summary:
+        return ""
+    reasons = {name.removeprefix(SKIPPED): count for name, count in summary.items() if name.startswith(SKIPPED)}
+    left_out = ", ".join(f"{reason} {count}" for reason, count in reasons.items() if count)
+    return f"{summary['used']} of {summary['rows']} rows are used" + (f"; left out: {left_out}" if left_out else "")

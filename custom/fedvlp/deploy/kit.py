@@ -24,8 +24,8 @@ STARTUP = {SITE: "fed_client.json", SERVER: "fed_server.json"}
 DOCS = ("docs/own-data.md", "docs/security.md")
 """Pages for both roles that are not in ``provisioning/`` but beside it."""
 GUIDES = {
-    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", *DOCS),
-    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "RUNBOOK.md", *DOCS),
+    SITE: ("README.md", "PRIVACY.md", "RUNBOOK.md", "CLUSTERS.md", *DOCS),
+    SERVER: ("LEAD.md", "README.md", "PRIVACY.md", "RUNBOOK.md", "CLUSTERS.md", *DOCS),
 }
 CONTAINERS = {
     SITE: ("Dockerfile", "Dockerfile.dockerignore", "site.yml", "gpu.yml"),
@@ -135,11 +135,17 @@ def _policies(given: Path, local: Path) -> tuple[str, ...]:
             _copy(file, local)
         elif (local / file.name).read_bytes() != file.read_bytes():
             differing.append(file.name)
+    # `nvflare deploy prepare` begins with the default and removes the file that a site has in its stead.
+    _write(local / "resources.json.default", _read(local / "resources.json"))
     return tuple(differing)
 
 
 def _copy(file: Path, folder: Path) -> None:
-    (folder / file.name).write_text(_read(file), encoding="utf-8")
+    _write(folder / file.name, _read(file))
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
 
 
 def _guide(kit: Path, role: str, provisioning: Path, names: Mapping[str, str]) -> None:

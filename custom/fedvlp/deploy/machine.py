@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 NEEDED = ("nvflare", "torch", "torchvision", "monai", "transformers", "timm", "numpy", "safetensors", "tensorboard")
 OPTIONAL = {"pydicom": "to read DICOM: pip install 'fedvlp[dicom]'"}
 FREE_GB = 5  # of disk space wanted
+JOBS_SOCKET = "jobs.sock"
+"""In a kit: where a second account of the machine starts jobs (flare/job_user.py)."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,30 @@ def checks() -> Iterator[Check]:
             yield Check(package, True, version(package))
         except PackageNotFoundError:
             yield Check(package, None, f"missing; needed {remedy}")
+    yield path_check("python's folder", sys.executable)
+    yield path_check("this folder", Path.cwd())
     yield _pair()
     yield Check("cores", True, str(os.cpu_count()))
     yield _gpu()
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     yield Check("disk", free > FREE_GB, f"{free:.0f} GB free here (at least {FREE_GB} GB wanted)")
+
+
+def whole_in_command(path: Path | str) -> bool:
+    """Whether ``path`` stays one word in the commands of FLARE's processes: it joins and splits them at blanks."""
+    try:
+        return shlex.split(str(path), comments=True) == [str(path)]
+    except ValueError:  # a quotation mark that nothing closes
+        return False
+
+
+def path_check(what: str, path: Path | str) -> Check:
+    """Whether FLARE can start processes with ``path`` in their command."""
+    if whole_in_command(path):
+        return Check(what, True, "its path is one word")
+    return Check(
+        what, False, "white space, quotation marks, '#' or '\\' in its path: FLARE's processes do not start; move it"
+    )
 
 
 def _pair() -> Check:

@@ -25,12 +25,14 @@ from fedvlp.core.types import WIRE_VERSIONS
 from fedvlp.data.burned_in import ACCEPT, HEADER, SEARCH, can_search
 from fedvlp.data.sources import FileSource
 from fedvlp.deploy import software
-from fedvlp.deploy.machine import FREE_GB, Check
+from fedvlp.deploy.machine import FREE_GB, JOBS_SOCKET, Check, path_check
 from fedvlp.deploy.site_config import SiteConfig, SiteConfigError
 from fedvlp.run.lock import FolderInUseError, in_use
 
 FLARE = "2.9."  # server and sites run one minor version
 PERIMETER = "fedvlp.flare.Perimeter"
+LAUNCHER = "fedvlp.flare.SiteJobLauncher"
+KEPT = ("cache", "runs", "privacy")  # folders of a kit that only jobs read and write
 SERVER_FILE, SERVER_KEY = "fed_server.json", "server.key"  # in startup/ of the server's kit
 EXECUTORS = ("fedvlp.flare.ChildExecutor", "fedvlp.flare.SiteExecutor")  # without one of them no job runs
 EXPIRES_DAYS = 30  # before the end of a certificate that its renewal is due
@@ -46,6 +48,7 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
 
     Of the server's kit, what guards it.
     """
+    yield path_check("folder of the kit", kit.resolve())
     if (kit / "startup" / SERVER_FILE).exists():
         yield from _server_kit(kit)
         return
@@ -60,7 +63,9 @@ def site_checks(kit: Path, classes: Collection[str]) -> Iterator[Check]:
     yield Check("nvflare for this kit", installed.startswith(FLARE), f"{installed} (server and sites run {FLARE}x)")
     yield from _policies(kit / "local", classes)
     yield _privacy(kit / "local" / "privacy.json")
-    yield from _data(kit / "local")
+    yield from _job_user(kit)
+    if not _hidden(kit):
+        yield from _data(kit / "local")
     free = shutil.disk_usage(kit).free / 1e9
     yield Check("disk of the kit", free > FREE_GB, f"{free:.0f} GB free (at least {FREE_GB} GB wanted)")
     yield _private_keys(kit, client["client"]["ssl_private_key"])
@@ -87,6 +92,43 @@ def _perimeter(resources: dict[str, Any], side: str) -> Check:
     need = f"{PERIMETER} with side {side!r}"
     said = "checked" if guarded else f"any account's: add a component {need} to local/resources.json"
     return Check(f"messages to {where}", guarded, said)
+
+
+def _hidden(kit: Path) -> bool:
+    """Whether another account than this one starts the jobs, and reads the data."""
+    listens = kit / JOBS_SOCKET
+    return listens.is_socket() and listens.stat().st_uid != os.getuid()
+
+
+def _job_user(kit: Path) -> Iterator[Check]:
+    """Whether FLARE's process, which needs none of the data, may read them."""
+    what, listens = "user of jobs", kit / JOBS_SOCKET
+    if not listens.is_socket():
+        yield Check(what, None, "FLARE's own, which then may read the data: a second one is step 6 of the site's guide")
+        return
+    if not _hidden(kit):
+        yield Check(what, True, f"this account, uid {os.getuid()}; run the doctor as FLARE's account too")
+        return
+    try:
+        components = [component["path"] for component in _read(kit / "local" / "resources.json")["components"]]
+        config = SiteConfig.load(kit / "local")
+    except (OSError, ValueError, KeyError) as error:
+        yield Check(what, False, f"local/ cannot be read by this account ({_kind(error)})")
+        return
+    if LAUNCHER not in components:
+        yield Check(what, False, f"jobs do not ask it: name {LAUNCHER} as process_launcher in local/resources.json")
+    else:
+        yield Check(what, True, f"uid {listens.stat().st_uid}")
+    folders = {
+        folder: name
+        for name, source in config.data.items()
+        for folder in (vars(source)["root"], source.cache)  # each source has the folder that it reads
+        if folder is not None
+    }
+    folders |= {kit / name: f"{name}/ of the kit" for name in KEPT}
+    readable = sorted({str(name) for folder, name in folders.items() if os.access(folder, os.R_OK)})
+    said = f"{', '.join(readable)}: take this account's right to read it away" if readable else "none"
+    yield Check("data that FLARE's account may read", not readable, said)
 
 
 def _server_kit(kit: Path) -> Iterator[Check]:
@@ -314,7 +356,8 @@ def _private_keys(kit: Path, own: str) -> Check:
         return Check("private key", False, f"no {own} in startup/: ask the consortium for the kit again")
     keys = [path for folder in ("startup", "local") for path in sorted((kit / folder).rglob("*")) if _is_key(path)]
     modes = {path.relative_to(kit).as_posix(): path.stat().st_mode & 0o777 for path in keys}
-    open_ones = [name for name, mode in modes.items() if mode & 0o077]
+    others = 0o037 if (kit / JOBS_SOCKET).is_socket() else 0o077  # the group: the accounts of FLARE and of jobs
+    open_ones = [name for name, mode in modes.items() if mode & others]
     said = ", ".join(f"{name} has mode {mode:03o}" for name, mode in modes.items())
     return Check("private key", not open_ones, said + (f" (chmod 600 {' '.join(open_ones)})" if open_ones else ""))
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.method import Method
-from fedvlp.core.seeds import seed
+from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Broadcast, State, with_prefix, without_prefix
 from fedvlp.federation.site import Evaluate
 from fedvlp.training import autotune
@@ -60,7 +60,7 @@ class ServerTrainer:
     def session(self, state: Mapping[str, Tensor], *purpose: object) -> Iterator[Client]:
         """The client with ``state`` loaded, in eval mode; random numbers are seeded by ``purpose``, then restored."""
         with self.threads(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed(self.client.seed, self.client.name, *purpose))
+            set_global(seed(self.client.seed, self.client.name, *purpose))
             self.client.load(self._complete(state) if self.client.site_only else state)
             self.client.model.eval()
             self.client.objective.eval()

@@ -14,7 +14,7 @@ from fedvlp.core import metric_names, norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.device import to_host
 from fedvlp.core.method import Method
-from fedvlp.core.seeds import seed
+from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.site_error import UNTOLD, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
@@ -115,7 +115,7 @@ class Site:
         phases = method.phases(message.round)
         index = phases.index(message.phase) if message.phase in phases else len(phases)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed(client.seed, client.name, message.round, index))
+            set_global(seed(client.seed, client.name, message.round, index))
 
             # 2. What this site remembers from before this very task: a task that comes twice begins alike.
             remembered = client.here(self.memory.before((message.round, index)))

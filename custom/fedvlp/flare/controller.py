@@ -31,7 +31,8 @@ from fedvlp.deploy.site_config import accepts_phi_risk, at_server, is_server, wi
 from fedvlp.federation.loop import Federation, QuorumLostError, Rounds
 from fedvlp.federation.site import reason
 from fedvlp.flare import messages
-from fedvlp.flare.paths import runs_root
+from fedvlp.flare.curves import only_figures
+from fedvlp.flare.paths import refuse_split_workspace, runs_root
 from fedvlp.flare.tensor_stream import PieceDecomposer, UndeliveredError
 from fedvlp.flare.tracking import RUN_FOLDER, announce_record
 from fedvlp.run.assembly import Assembly
@@ -85,6 +86,7 @@ class FederatedController(Controller):
             _is_number(task_check_period) and 0 < task_check_period < math.inf,
             f"task_check_period is {task_check_period!r}; it takes seconds above 0, e.g. 0.05",
         )
+        refuse_split_workspace()
         super().__init__(task_check_period=task_check_period)
         self.experiment = Experiment(**experiment)
         self.task_timeout = task_timeout
@@ -106,6 +108,8 @@ class FederatedController(Controller):
         self.cancel_all_tasks()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.START_RUN:
+            only_figures(fl_ctx.get_engine())
         if event_type == EventType.FATAL_SYSTEM_ERROR:
             said = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
             why = said if isinstance(said, str) else "the server's log says why"

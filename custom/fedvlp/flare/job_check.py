@@ -112,15 +112,35 @@ def unfit_archive(archive: bytes | str) -> str:
     return ""
 
 
+RESOURCES = frozenset({"num_of_gpus", "mem_per_gpu_in_GiB", "num_of_cpus", "memory"})
+"""What a job may ask of a site's machine."""
+
+
+def unfit_meta(meta: dict[str, Any]) -> str:
+    """Why a job of this ``meta.json`` is not run; "" for one that leaves to a site in what its process runs.
+
+    FLARE's launchers for Docker, Kubernetes and Slurm take a container image from the job: any program, with the site's
+    data, past the list of classes.
+    """
+    asked = meta.get("resource_spec") or {}
+    plain = isinstance(asked, dict) and all(isinstance(own, dict) and own.keys() <= RESOURCES for own in asked.values())
+    if plain and not meta.get("launcher_spec"):
+        return ""
+    return f"the job says in what it runs; it may ask for {', '.join(sorted(RESOURCES))} in resource_spec alone"
+
+
 def bound_submissions() -> None:
-    """Makes the server refuse a job that is too large when it is submitted. FLARE has no hook before it parses one."""
+    """Makes the server refuse what is unfit when it is submitted. FLARE has no hook before it parses a job."""
     from nvflare.private.fed.server import job_cmds  # the server's alone
     from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
     class Bounded(JobMetaValidator):
         def validate(self, job_name: str, job_data: bytes) -> tuple[bool, str, dict[str, Any]]:
-            why = unfit_archive(job_data)
-            return (False, why, {}) if why else super().validate(job_name, job_data)
+            if why := unfit_archive(job_data):
+                return False, why, {}
+            valid, said, meta = super().validate(job_name, job_data)
+            why = unfit_meta(meta) if valid else ""
+            return (False, why, meta) if why else (valid, said, meta)
 
     job_cmds.JobMetaValidator = Bounded
 

@@ -21,7 +21,7 @@ from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning, NoConnec
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedvlp.core.json_file import read_json
-from fedvlp.run.status import FAILED, FINISHED, STOPPED
+from fedvlp.run.status import FAILED, FINISHED, RUNNING, STOPPED
 from fedvlp.run.status import FILE as STATUS_FILE
 
 TIMEOUT = 20.0  # seconds to connect to the server
@@ -153,10 +153,27 @@ def job_status(opened: Session, job_id: str) -> tuple[dict[str, Any], bool]:
     It is empty where the run never began. Raises ResubmitError for a job that the server does not know.
     """
     if judge(opened, job_id).running:
-        with suppress(JobNotRunning):  # it has just ended
+        with suppress(JobNotRunning, JobNotFound):  # it has just ended
             told = (opened.show_stats(job_id, "server") or {}).get("server", {}).get("progress", {})
             return (dict(told) if told else {}), True
     return own_status(opened, job_id), False
+
+
+def all_jobs(opened: Session) -> dict[str, dict[str, Any]]:
+    """Every job of the server by name and id, the newest first, as ``fedvlp jobs board`` shows it.
+
+    What a job that has ended says of itself is in its results, which are not fetched: `fedvlp jobs status` does.
+    """
+    jobs = {}
+    for job in reversed(opened.list_jobs()):
+        status = job.get(JobMetaKey.STATUS.value, "")
+        ended = FINISHED if status == RunStatus.FINISHED_COMPLETED.value else status
+        told: dict[str, Any] = {"status": ended if status.startswith("FINISHED") else RUNNING, "summary": status}
+        if status == RunStatus.RUNNING.value:
+            with suppress(JobNotRunning, JobNotFound):
+                told = (opened.show_stats(job["job_id"], "server") or {}).get("server", {}).get("progress") or told
+        jobs[f"{job.get('job_name', '')} {job['job_id']}"] = told
+    return jobs
 
 
 def read_status(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from nvflare.apis.fl_context import FLContext
 
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.validate import NAME
+from fedvlp.deploy.machine import whole_in_command
 from fedvlp.run import lock
 
 HOME = "FEDVLP_HOME"
@@ -57,6 +58,20 @@ def runs_root(fl_ctx: FLContext) -> Path:
     if fl_ctx.get_job_id() == SIMULATED:
         return workspace.parent.parent / "runs"  # the workspace is <given>/server or <given>/<site>
     return workspace / "runs"
+
+
+def refuse_split_workspace() -> None:
+    """Raises ValueError in a simulator whose sites cannot start, for the path of its workspace.
+
+    It would wait minutes for them, and end with the exit code 0. Where a server's components are built, that of the
+    simulator works in <workspace>/server. Once they are built, nothing ends it before it has waited.
+    """
+    here = Path.cwd()
+    if (here / SIMULATED).is_dir() and not whole_in_command(here.parent):
+        raise ValueError(
+            "FLARE's simulator cannot start sites below a folder whose path has white space, quotation marks, '#' or "
+            "'\\': its commands are split there. Give it another workspace: nvflare simulator JOB -w /tmp/workspace"
+        )
 
 
 def under(root: Path, name: object) -> Path:

@@ -1,15 +1,15 @@
 """The site's guard on incoming messages: which sender may ask the site's FLARE process for what.
 
 FLARE's server forwards messages between all accounts of a consortium, and a site's FLARE process carries out what
-arrives on the channel ``admin`` without asking who sent it. ``Perimeter`` stands before that. A request passes when it
-carries a token that the consortium's server signed, for the server itself or for this site's own job processes. Then
-``ADMIN_TOPICS`` says what each of these two may ask for.
+arrives on the channel ``admin`` without asking who sent it. ``Perimeter`` stands before that, at both ends;
+``MAY_SEND`` is its table of who may send what.
 
-The server's signature is the same in every message, so each account has seen it once. ``Perimeter`` with ``side``
-"server" therefore looks, at the server, at every message that came with a certificate from outside. None is passed on
-to another site, none carries a token of somebody else, and ``ACCOUNT_TOPICS`` and ``SITE_TOPICS`` say what it may ask
-of the server and its jobs. The console needs no more: it sends every command to the server, which asks the sites
-itself. A site relies on that: a server that is itself taken over passes.
+At a site a request passes when it carries a token that the consortium's server signed, for the server itself or for
+this site's own job processes, and the table lists it. The server's signature is the same in every message, so each
+account has seen it once. With ``side`` "server", at the server, ``Perimeter`` therefore looks at every message that
+came with a certificate from outside: it has the sender's own token and origin, and goes no further than the table says.
+The console needs no more: it sends every command to the server, which asks the sites itself. A site relies on that: a
+server that is itself taken over passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import FLContextKey, ServerCommandNames
+from nvflare.apis.fl_constant import FLContextKey, ReservedTopic, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.defs import (
     CellChannel,
@@ -45,75 +45,99 @@ from nvflare.fuel.utils.admin_name_utils import is_valid_admin_client_name
 from nvflare.private.defs import (
     AUTH_CLIENT_NAME_FOR_SJ,
     CellMessageHeaderKeys,
+    ClientType,
     InfoCollectorTopic,
     RequestHeader,
     SysCommandTopic,
     TrainingTopic,
 )
 from nvflare.private.stream_runner import TOPIC_STREAM_ABORT, TOPIC_STREAM_REQUEST
+from nvflare.widgets.fed_event import FED_EVENT_TOPIC
 
-from fedvlp.flare.job_check import bound_submissions, unfit_archive
+from fedvlp.flare.job_check import bound_submissions, unfit_archive, unfit_meta
 from fedvlp.flare.kit_lock import hold_kit
 
-SERVER, SERVER_JOB, SITE = "server", AUTH_CLIENT_NAME_FOR_SJ, "site"
-"""Senders: FLARE's server, a job's process at the server, and the processes of this site. The first two are also the
-names to which FLARE's server issues its own tokens."""
-
-ADMIN_TOPICS: dict[str, frozenset[str]] = {
-    # a job: asked for, sent, started, watched and ended
-    TrainingTopic.CHECK_RESOURCE: frozenset({SERVER}),
-    TrainingTopic.CANCEL_RESOURCE: frozenset({SERVER}),
-    TrainingTopic.DEPLOY: frozenset({SERVER}),
-    TrainingTopic.START_JOB: frozenset({SERVER}),
-    TrainingTopic.ABORT: frozenset({SERVER}),
-    TrainingTopic.ABORT_TASK: frozenset({SERVER}),
-    TrainingTopic.DELETE_RUN: frozenset({SERVER}),
-    TrainingTopic.CHECK_STATUS: frozenset({SERVER}),
-    TrainingTopic.NOTIFY_JOB_STATUS: frozenset({SERVER, SITE}),
-    TrainingTopic.CONFIGURE_JOB_LOG: frozenset({SERVER}),
-    InfoCollectorTopic.SHOW_STATS: frozenset({SERVER}),
-    InfoCollectorTopic.SHOW_ERRORS: frozenset({SERVER}),
-    InfoCollectorTopic.RESET_ERRORS: frozenset({SERVER}),
-    # the site itself, as console commands of an operator ask the server
-    TrainingTopic.SHUTDOWN: frozenset({SERVER}),
-    TrainingTopic.RESTART: frozenset({SERVER}),
-    TrainingTopic.GET_SCOPES: frozenset({SERVER}),
-    SysCommandTopic.SYS_INFO: frozenset({SERVER}),
-    SysCommandTopic.REPORT_RESOURCES: frozenset({SERVER}),
-    SysCommandTopic.REPORT_ENV: frozenset({SERVER}),
-    SysCommandTopic.REPORT_VERSION: frozenset({SERVER}),
-    SysCommandTopic.CONFIGURE_SITE_LOG: frozenset({SERVER}),
-}
-"""Who may send which topic on the channel ``admin``. A topic that is not listed is refused, ``sys.shell`` above all."""
+SERVER, SERVER_JOB, SITE, ACCOUNT = "server", AUTH_CLIENT_NAME_FOR_SJ, "site", "account"
+"""Who sends and receives: FLARE's server, a job's process at the server, a site with its jobs, a person's console. The
+first two are also the names to which FLARE's server issues its own tokens."""
 
 ANY = None
 STREAM_TOPICS = frozenset({STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC})
 """What is said about a stream. What a stream carries has a channel and a topic of its own."""
 
-ACCOUNT_TOPICS: dict[str, frozenset[str] | None] = {
-    CellChannel.SERVER_MAIN: frozenset({CellChannelTopic.Challenge, CellChannelTopic.Register}),  # the login
-    CellChannel.HCI: ANY,  # the console's commands, for which FLARE asks authorization.json
-    CellChannel.AUX_COMMUNICATION: frozenset({TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT}),  # a job, there and back
-    OBJ_DOWNLOADER_CHANNEL: ANY,  # the files of a job
-    CellChannel.RETURN_ONLY: ANY,  # answers
-    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
-    STREAM_CHANNEL: STREAM_TOPICS,
-}
-"""What an account may ask of the server, by channel."""
+ADMIN_TOPICS = frozenset(
+    {
+        # a job: asked for, sent, started, watched and ended
+        TrainingTopic.CHECK_RESOURCE,
+        TrainingTopic.CANCEL_RESOURCE,
+        TrainingTopic.DEPLOY,
+        TrainingTopic.START_JOB,
+        TrainingTopic.ABORT,
+        TrainingTopic.ABORT_TASK,
+        TrainingTopic.DELETE_RUN,
+        TrainingTopic.CHECK_STATUS,
+        TrainingTopic.NOTIFY_JOB_STATUS,
+        TrainingTopic.CONFIGURE_JOB_LOG,
+        InfoCollectorTopic.SHOW_STATS,
+        InfoCollectorTopic.SHOW_ERRORS,
+        InfoCollectorTopic.RESET_ERRORS,
+        # the site itself, as console commands of an operator ask the server
+        TrainingTopic.SHUTDOWN,
+        TrainingTopic.RESTART,
+        TrainingTopic.GET_SCOPES,
+        SysCommandTopic.SYS_INFO,
+        SysCommandTopic.REPORT_RESOURCES,
+        SysCommandTopic.REPORT_ENV,
+        SysCommandTopic.REPORT_VERSION,
+        SysCommandTopic.CONFIGURE_SITE_LOG,
+    }
+)
+"""What the server may ask of a site. ``sys.shell`` is not among it."""
 
-SITE_TOPICS: dict[str, frozenset[str] | None] = {
-    CellChannel.SERVER_MAIN: ANY,  # login, heartbeat, the end of a job
-    CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
-    CellChannel.AUX_COMMUNICATION: ANY,  # between the two halves of a job; figures
-    OBJ_DOWNLOADER_CHANNEL: ANY,  # the tensors of a task and of a result
-    CellChannel.RETURN_ONLY: ANY,
-    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
-    STREAM_CHANNEL: STREAM_TOPICS,
+MAY_SEND: dict[tuple[str, str], dict[str, frozenset[str] | None]] = {
+    # sender, receiver: channel, topics
+    (ACCOUNT, SERVER): {
+        CellChannel.SERVER_MAIN: frozenset({CellChannelTopic.Challenge, CellChannelTopic.Register}),  # the login
+        CellChannel.HCI: ANY,  # the console's commands, for which FLARE asks authorization.json
+        CellChannel.AUX_COMMUNICATION: frozenset({TOPIC_STREAM_REQUEST, TOPIC_STREAM_ABORT}),  # a job, there and back
+        OBJ_DOWNLOADER_CHANNEL: ANY,  # the files of a job
+        CellChannel.RETURN_ONLY: ANY,  # answers
+        CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
+        STREAM_CHANNEL: STREAM_TOPICS,
+    },
+    (SITE, SERVER): {
+        CellChannel.SERVER_MAIN: ANY,  # login, heartbeat, the end of a job
+        CellChannel.CELLNET: frozenset({CellChannelTopic.Bye}),
+    },
+    (SITE, SERVER_JOB): {
+        CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
+        CellChannel.AUX_COMMUNICATION: frozenset(
+            {
+                ReservedTopic.SYNC_RUNNER,
+                ReservedTopic.JOB_HEART_BEAT,
+                ReservedTopic.TASK_CHECK,
+                FED_EVENT_TOPIC,  # figures; ``curves.only_figures`` drops other events
+            }
+        ),
+        OBJ_DOWNLOADER_CHANNEL: ANY,  # the tensors of a task and of a result
+        CellChannel.RETURN_ONLY: ANY,
+        STREAM_CHANNEL: STREAM_TOPICS,
+    },
+    (SERVER, SITE): {CellChannel.CLIENT_MAIN: ADMIN_TOPICS},
+    (SITE, SITE): {  # a job's process there
+        CellChannel.CLIENT_MAIN: frozenset({TrainingTopic.NOTIFY_JOB_STATUS}),
+        "*": ANY,  # the other channels
+    },
 }
-"""What a site and its jobs may ask of the server and of the server's part of a job."""
+"""Who may send what to whom. What is not listed is refused: all that leads from one account or site to another, too."""
+
+STARTS = (TrainingTopic.DEPLOY, TrainingTopic.START_JOB)
+"""Topics that come with the job's ``meta.json``."""
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A job's id, a UUID. FLARE deletes the folder of this name, and the kit has other folders."""
+
+LOGIN = (CellChannel.SERVER_MAIN, CellChannelTopic.Register)
 
 REFUSED = "message_refused"
 """The action of the audit line."""
@@ -137,6 +161,7 @@ class Perimeter(FLComponent):
             raise ValueError(f"Perimeter: side is {side!r}; it is one of client, server")
         self.side, self.allow_shell = side, allow_shell
         self._own_name = ""  # in the server's certificate
+        self._mutual = False  # whether the server asks everybody for a certificate
         hold_kit()
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
 
@@ -148,6 +173,7 @@ class Perimeter(FLComponent):
         core = self._site.cell.core_cell
         if self.side == "server":
             self._own_name = core.identity_resolver.resolve(SERVER)
+            self._mutual = core.credential_manager.enforce_identity
             core.add_incoming_filter("*", "*", self.check_at_server)
             bound_submissions()
         elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
@@ -164,18 +190,24 @@ class Perimeter(FLComponent):
 
     def check_request(self, message: Message) -> Message | None:
         """Refuses what this sender may not ask of the site's process."""
-        if message.get_header(MessageHeaderKey.CHANNEL) != CellChannel.CLIENT_MAIN:
-            return None
         asked, sender = message.payload, self._sender(message)
-        topic = getattr(asked, "topic", None)
-        if topic == SysCommandTopic.SHELL and self.allow_shell and sender == SERVER:
+        channel, topic = _asked(message)
+        if channel == CellChannel.CLIENT_MAIN:  # FLARE takes the topic from the content
+            topic = getattr(asked, "topic", "")
+            if topic == SysCommandTopic.SHELL and self.allow_shell and sender == SERVER:
+                return None
+        elif _neighbour_leaves(message):
             return None
-        if not isinstance(topic, str) or sender not in ADMIN_TOPICS.get(topic, ()):
+        if not _may_send(sender or "", SITE, channel, topic):
             return self._refuse(message, f"{_quoted(topic)} is not for this sender")
-        job = asked.get_header(RequestHeader.JOB_ID)
-        if topic == TrainingTopic.DELETE_RUN and not (isinstance(job, str) and JOB_ID.fullmatch(job)):
-            return self._refuse(message, f"{topic} names no job")
-        if topic == TrainingTopic.DEPLOY and (why := unfit_archive(asked.body)):
+        if channel == CellChannel.CLIENT_MAIN and topic == TrainingTopic.DELETE_RUN:
+            job = asked.get_header(RequestHeader.JOB_ID)
+            if not (isinstance(job, str) and JOB_ID.fullmatch(job)):
+                return self._refuse(message, f"{topic} names no job")
+        if channel == CellChannel.CLIENT_MAIN and topic == TrainingTopic.DEPLOY and (why := unfit_archive(asked.body)):
+            return self._refuse(message, why)
+        meta = asked.get_header(RequestHeader.JOB_META) if topic in STARTS else None
+        if meta and (why := unfit_meta(meta)):
             return self._refuse(message, why)
         return None
 
@@ -196,28 +228,31 @@ class Perimeter(FLComponent):
     # at the server
 
     def check_at_server(self, message: Message) -> Message | None:
-        """Refuses what a certificate from outside may not send, to whomever it is.
-
-        Without a certificate, or with the server's own, come the jobs' processes of this machine.
-        """
-        peer = message.get_prop(MessagePropKey.COMMON_NAME)
-        if not peer or peer == self._own_name:
+        """Refuses what a certificate from outside may not send, to whomever it is."""
+        peer, cell = message.get_prop(MessagePropKey.COMMON_NAME), _cell(message)
+        if not peer and not (self._mutual and _family(cell) == SERVER):
+            return self._refuse(message, "it has no certificate; the server's connection_security is to be mtls")
+        if not peer or peer == self._own_name:  # this process itself, or a job's on this machine
             return None
+        account = is_valid_admin_client_name(cell)
         name, _, _ = _credentials(message)
-        if name and name != peer:
-            return self._refuse(message, "its token is another's")
-        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
-            return None
-        family, *child = FQCN.split(message.get_header(MessageHeaderKey.DESTINATION))
-        account = _is_account(message)
+        origin = message.get_header(MessageHeaderKey.ORIGIN)
+        if (name and name != peer) or (origin != cell if account else _family(origin) != peer):
+            return self._refuse(message, "it speaks for another")
+        family, *child = FQCN.split(str(message.get_header(MessageHeaderKey.DESTINATION)))
         if family == peer and not account:  # a job's process at a site and the site
             return None
         if family != SERVER or (account and child):
             return self._refuse(message, f"nobody but the server sends to {_quoted(FQCN.join([family, *child]))}")
+        if message.get_header(MessageHeaderKey.MSG_TYPE) != MessageType.REQ:
+            return None
         channel, topic = _asked(message)
-        topics = (ACCOUNT_TOPICS if account else SITE_TOPICS).get(channel, frozenset())
-        if topics is not ANY and topic not in topics:
+        sender = ACCOUNT if account else SITE
+        if not _may_send(sender, SERVER_JOB if child else SERVER, channel, topic):
             return self._refuse(message, f"{_quoted(topic)} is not for this sender")
+        joins_as = message.get_header(CellMessageHeaderKeys.CLIENT_TYPE)
+        if (channel, topic) == LOGIN and (joins_as == ClientType.ADMIN) != account:
+            return self._refuse(message, f"it may not join as {_quoted(joins_as)}")
         return None
 
     def _refuse(self, message: Message, why: str) -> Message:
@@ -247,20 +282,29 @@ def _asked(message: Message) -> tuple[str, str]:
     return str(channel), str(topic)
 
 
-def _is_account(message: Message) -> bool:
-    """Whether a console sent it. FLARE lets no other certificate than the site's connect under a site's name."""
+def _may_send(sender: str, receiver: str, channel: str, topic: Any) -> bool:
+    """Whether the table lists it."""
+    channels = MAY_SEND.get((sender, receiver), {})
+    topics = channels.get(channel, channels.get("*", frozenset()))
+    return topics is ANY or (isinstance(topic, str) and topic in topics)
+
+
+def _cell(message: Message) -> str:
+    """The directly connected cell. FLARE lets no other certificate than a site's connect under the site's name."""
     endpoint = message.get_prop(MessagePropKey.ENDPOINT)
-    return endpoint is None or is_valid_admin_client_name(endpoint.name)
+    return str(endpoint.name) if endpoint else ""
+
+
+def _family(cell: Any) -> str:
+    """The first part of a cell's name: a site, or the server."""
+    return str(FQCN.split(cell)[0]) if isinstance(cell, str) and cell else ""
 
 
 def _neighbour_leaves(message: Message) -> bool:
     """Whether a directly connected process takes its leave, which FLARE sends without a token."""
-    endpoint = message.get_prop(MessagePropKey.ENDPOINT)
-    return (
-        message.get_header(MessageHeaderKey.CHANNEL) == CellChannel.CELLNET
-        and message.get_header(MessageHeaderKey.TOPIC) == CellChannelTopic.Bye
-        and endpoint is not None
-        and message.get_header(MessageHeaderKey.ORIGIN) == endpoint.name
+    said = (message.get_header(MessageHeaderKey.CHANNEL), message.get_header(MessageHeaderKey.TOPIC))
+    return said == (CellChannel.CELLNET, CellChannelTopic.Bye) and (
+        message.get_header(MessageHeaderKey.ORIGIN) == _cell(message)
     )
 
 

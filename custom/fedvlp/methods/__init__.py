@@ -5,6 +5,7 @@ from fedvlp.methods.car_mfl import CARMFL
 from fedvlp.methods.centralized import Centralized
 from fedvlp.methods.creamfl import CreamFL
 from fedvlp.methods.fedavg import FedAvg
+from fedvlp.methods.fedcca import FedCCA
 from fedvlp.methods.feddra import FedDRA
 from fedvlp.methods.fedema import FedEMA
 from fedvlp.methods.fedet import FedET
@@ -49,4 +50,5 @@ METHODS: dict[str, type[Method]] = {
     "fednova": FedNova,
     "fedldawa": FedLDAWA,
     "fedmoon": FedMOON,
+    "fedcca": FedCCA,
 }

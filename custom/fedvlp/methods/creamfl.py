@@ -42,7 +42,7 @@ class CreamFL(PublicEnsemble):
     times) or gca are the reamFL variants.
     ``contrast_sample`` below the number of items P takes the sum of inter from items that are drawn for each batch:
     exp(r_k . g^opp_k / T) + (P - 1) / m sum_{j in the m drawn, j != k} exp(r_k . g^opp_j / T). That sum is unbiased and
-    the loss, its logarithm, a little too small (methods/math/contrast.py; benchmarks/sampled_contrast.py measures it).
+    the loss, its logarithm, a little too small (methods/math/contrast.py; measured in studies/programs).
     ``gca_sample`` does the same with the sum of Eq. 4, for every supplier of a round with the same items.
     Differs from the released code: gamma also where one of the terms is off, each modality is distilled once, the
     positive is not in the sum of Eq. 4, every party sees the same public inputs in eval mode. From the paper: T = 0.5,

@@ -15,6 +15,7 @@ import numpy as np
 from fedvlp.core.checkpoint import save_text
 from fedvlp.data import overview
 from fedvlp.data.cohort import Cohort
+from fedvlp.data.screening import SKIPPED
 from fedvlp.data.subgroups import VIEW
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report import figures, html
@@ -24,10 +25,6 @@ BINS = 32  # of grey levels
 MOST_LABELS = 20  # drawn
 SHEET = "contact-sheet.png"
 """Some films with split, site and view, beside the page (data/overview.py)."""
-
-SKIPPED = "skipped: "
-"""How the keys of a summary begin that count rows which are not used, before the reason."""
-
 NUMBERS = "Row 1 is the first below the table's header."
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 

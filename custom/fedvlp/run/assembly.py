@@ -21,7 +21,7 @@ from fedvlp.data.kept import kept_tokens
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition, published_columns
 from fedvlp.data.report_imputation import retrieve_reports
-from fedvlp.data.screening import screen
+from fedvlp.data.screening import Summary, screen
 from fedvlp.evaluation.classification import Classification
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer
@@ -51,6 +51,7 @@ class Assembly:
         self.folder = folder
         self.accept_phi_risk = accept_phi_risk
         self.side_by_side = False  # whether image and text towers may take a thread each: for a process alone here
+        self.summary: Summary = {}  # of the data set, once the gate has been passed
         self._cohort: Cohort | None = None
         self._modules: dict[ModelConfig, tuple[Any, Any]] = {}
         self._public: dict[ModelConfig, SiteData] = {}
@@ -250,7 +251,8 @@ class Assembly:
             return
         screened = screen(self.experiment.data)
         refuse_phi(screened.phi, screened.records, self.accept_phi_risk)
-        self._cohort = self._dealt(screened.build())
+        cohort, self.summary = screened.prepare()
+        self._cohort = self._dealt(cohort)
 
     def client(self, name: str, data: Any, site: str | None = None) -> Client:
         """A client named ``name`` that trains the model of ``site`` (None: the server's) on ``data``."""

@@ -1,17 +1,19 @@
-"""Results of finished cells as small text files, to be committed: the figures and what made them.
+"""Results of finished cells as tables, to be committed: the figures and what made them.
 
 They hold no weights, no texts and no paths of data, so that a ledger that takes hours can go on at another time and on
-another machine: ``<folder>/<scenario>/<seed>/<method>.json``. A file counts where its experiment is the one that is
-wanted: with the same plugins, and with the same records where these are read from a disk.
+another machine. A line counts where its experiment is the one that is wanted: with the same plugins, and with the same
+records where these are read from a disk.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import logging
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,12 +34,12 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_table import Figures, Origin
 from fedvlp.run.config import described, fingerprint, from_config, to_config
 from fedvlp.run.experiment import Experiment
-from fedvlp.run.folder import RunFolder, environment
-from fedvlp.run.metrics import Record, by_site, overall
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.lock import only_writer
+from fedvlp.run.metrics import Record, overall
 from fedvlp.run.paths import with_paths
 from fedvlp.run.pretrain import machine
 from fedvlp.run.simulate import noted_cohort
-from fedvlp.run.terms import processor_seconds
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,15 @@ DECIMALS = 4
 LEFT_OUT = "..."
 """In place of a path."""
 
-GPU = "gpu"
-PACKAGES = ("fedvlp", "numpy")
+SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH, SECONDS = (
+    "settings", "cohort", "code", "processor", "gpu", "torch", "seconds",
+)  # fmt: skip
+HEAD = ("seed", "method", "round", SETTINGS, COHORT, CODE, PROCESSOR, GPU, TORCH, SECONDS)
+"""Columns before the figures. A line of a round has the first three alone."""
+
+Row = dict[str, str]
+"""Column -> text, of the columns that are not empty."""
+
 ROOMS = ("core", "training", "federation", "models", "objectives", "data", "methods", "evaluation", "run")
 """Whose code decides a figure; with it the module that measures."""
 
@@ -80,37 +89,194 @@ def is_drawn(experiment: Experiment) -> bool:
     return isinstance(experiment.data, SyntheticCohort | LatentCohort)
 
 
-def path(folder: Path, scenario: str, method: str, seed: int) -> Path:
-    """The file of a cell."""
-    return folder / scenario / str(seed) / f"{method}.json"
+class CellResults:
+    """The table of the finished cells of one kind: ``<folder>/<name>.csv``, and their settings in ``settings.csv``.
+
+    A cell has a line with its figures, and one for each round that was evaluated. Cells that differ in their name and
+    seed alone share a line of settings. Raises ValueError for a table that is damaged.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self._read()
+
+    def _read(self) -> None:
+        """Reads the tables as they are now; where there is none they are empty."""
+        self.settings = {row.pop(SETTINGS): row for row in self._rows(SETTINGS)}
+        self.cells: dict[tuple[str, int], Row] = {}
+        self.rounds: dict[tuple[str, int], list[Row]] = {}
+        for row in self._rows(self.name):
+            try:
+                cell = row["method"], int(row["seed"])
+                if "round" in row:
+                    self.rounds.setdefault(cell, []).append(row)
+                else:
+                    self.cells[cell] = row
+            except (KeyError, ValueError) as error:
+                raise self._damaged(self.name, error) from None
+
+    def _rows(self, name: str) -> list[Row]:
+        """The lines of a table, without the cells that are empty."""
+        file = self.folder / f"{name}.csv"
+        if not file.exists():
+            return []
+        text = file.read_bytes().decode("utf-8", "replace")
+        rows: list[Any] = list(csv.DictReader(io.StringIO(text, newline=""), restkey=""))
+        if not text.endswith("\n") or any("" in row or None in row.values() for row in rows):
+            raise self._damaged(name, ValueError())  # a line was cut, or has more cells than there are columns
+        return [{key: text for key, text in row.items() if text} for row in rows]
+
+    def _damaged(self, name: str, error: Exception) -> ValueError:
+        return ValueError(
+            f"the results {name}.csv are damaged ({type(error).__name__}); restore them, or remove what is damaged to "
+            "run those cells again"
+        )
+
+    def load(
+        self, cell: tuple[str, int], experiment: Experiment, measure: Measure, records: Records | None = None
+    ) -> tuple[Figures, Origin] | None:
+        """The figures of a cell (method, seed) and where they are from, if there are some of this very experiment.
+
+        A setting that is younger than the table counts as it has its default, as in a run's own configuration. On which
+        device it trained makes no other experiment: like another processor, it is told. It is another where a plugin
+        has other content now, and where records that are read from a disk have changed, which ``records`` tells; None:
+        they are not read, and count as unchanged. Raises ValueError for a damaged line.
+        """
+        if cell not in self.cells:
+            return None
+        row = self.cells[cell]
+        try:
+            config = nested(self.settings[row[SETTINGS]], *cell)
+            measured = {name: float(value) for name, value in row.items() if name not in HEAD}
+            origin = Origin(", ".join(row[one] for one in (PROCESSOR, GPU) if one in row), row[CODE] == code(measure))
+        except (KeyError, ValueError) as error:
+            raise self._damaged(self.name, error) from None
+        if config.get("plugins", {}) != plugins.digests(experiment):
+            return None
+        try:
+            filed = on_device(from_config(config), experiment.training.device)
+            same = fingerprint(portable(filed)) == fingerprint(portable(experiment.pinned()))
+        except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
+            log.warning("%s of seed %d is run again: %s", *cell, error)
+            return None
+        if same and records is not None:
+            same = row.get(COHORT) == records.of(experiment)
+        return (measured, origin) if same else None
+
+    def save(
+        self, cell: tuple[str, int], run: RunFolder, figures: Figures, measure: Measure, seconds: float = 0.0
+    ) -> Figures:
+        """Writes the lines of a finished cell; ``seconds``: of measuring the figures. Returns them as they are there.
+
+        Other processes may write the same tables: they are read again first, by one process at a time.
+        """
+        experiment, history = run.experiment(), run.history()
+        by, rounded = machine() | gpu(experiment), _rounded(figures)
+        flat = flattened(described(portable(experiment)), cell[1])
+        of = {"method": cell[0], "seed": str(cell[1])}
+        head = {
+            **of, SETTINGS: digest(json.dumps(flat, sort_keys=True))[:8],
+            COHORT: "" if is_drawn(experiment) else noted_cohort(run) or "", CODE: code(measure),
+            **{name: str(by[name]) for name in (PROCESSOR, GPU, TORCH) if name in by},
+            SECONDS: str(round(spent(history)[PHASES] + seconds, DECIMALS)),
+        }  # fmt: skip
+        rounds = [
+            {**of, "round": str(record["round"]), **_texts(_rounded(_in_short(record)))}
+            for record in history
+            if overall(record)
+        ]
+        with only_writer(self.folder, patience=60.0):
+            self._read()
+            self.settings[head[SETTINGS]] = flat
+            self.cells[cell], self.rounds[cell] = {**head, **_texts(rounded)}, rounds
+            self.write()
+        return rounded
+
+    def write(self) -> None:
+        """Writes both tables, in an order of their own: what was run first makes no difference."""
+        lines = [{SETTINGS: name, **row} for name, row in sorted(self.settings.items())]
+        _write(self.folder / f"{SETTINGS}.csv", (SETTINGS,), lines)
+        cells = sorted(self.cells, key=lambda cell: (cell[1], cell[0]))
+        _write(
+            self.folder / f"{self.name}.csv",
+            HEAD,
+            [row for cell in cells for row in (self.cells[cell], *self.rounds.get(cell, ()))],
+        )
+
+    def by_round(self, cell: tuple[str, int]) -> dict[int, Figures]:
+        """Average and worst R@1 of a cell after every round that was evaluated, 0 the start."""
+        return {
+            int(row["round"]): {name: float(value) for name, value in row.items() if name not in HEAD}
+            for row in self.rounds.get(cell, ())
+        }
+
+    def seconds(self) -> dict[str, list[float]]:
+        """Method -> seconds that it took, with measuring, one for each seed that has finished."""
+        by_method: dict[str, list[float]] = {}
+        for (method, _), row in self.cells.items():
+            by_method.setdefault(method, []).append(float(row[SECONDS]))
+        return by_method
 
 
-def save(file: Path, run: RunFolder, figures: Figures, measure: Measure, seconds: float = 0.0) -> Figures:
-    """Writes the file of a finished cell; ``seconds``: of measuring the figures. Returns them as the file has them."""
-    experiment, history = run.experiment(), run.history()
-    versions = environment(experiment)["packages"]
-    held_out = [record for record in history if overall(record)]
-    rounded = _rounded(figures)
-    content = {
-        "figures": rounded,
-        "spent": _rounded(spent(history) | {MEASURING: seconds}),
-        "sites": {site: _rounded(of_site) for site, of_site in _last(held_out).items()},
-        "rounds": [{"round": record["round"], **_rounded(_in_short(record))} for record in held_out],
-        "processor_seconds": _rounded({"of a site in a round": processor_seconds(history)}),
-        "machine": machine() | gpu(experiment),
-        "packages": {name: versions[name] for name in PACKAGES},
-        "code": code(measure),
-        "experiment": described(portable(experiment)),
-    }
-    if not is_drawn(experiment):
-        content["cohort"] = noted_cohort(run)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_text(file, json.dumps(content, indent=1, allow_nan=False) + "\n")
-    return rounded
+def _write(file: Path, first: Sequence[str], rows: Sequence[Row]) -> None:
+    """One line a row; the columns ``first``, then all others that some row has, by name."""
+    others = sorted({name for row in rows for name in row} - set(first))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*first, *others], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    save_text(file, text.getvalue())
 
 
-MEASURING, PHASES = "seconds of measuring", "seconds of phases"
-"""What a cell took beside training, and what its phases took, evaluations among them."""
+def _texts(figures: Figures) -> Row:
+    return {name: str(value) for name, value in figures.items()}
+
+
+OF_CELL = "of the cell"
+"""In place of the seed of a cell, and of its name: settings that are one line for all seeds."""
+
+
+def flattened(config: Mapping[str, Any], seed: int) -> Row:
+    """ "args.method.args.mu" -> the setting as text: a string as it is, unless JSON reads something else in it."""
+    row: Row = {}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value and not any("." in name for name in value):
+            for name, inner in value.items():
+                add(f"{key}.{name}" if key else name, inner)
+        elif key == "args.name" or (key.endswith(".seed") and value == seed):
+            row[key] = OF_CELL
+        elif isinstance(value, str) and value not in ("", OF_CELL) and _read(value) is value:
+            row[key] = value
+        else:
+            row[key] = json.dumps(value)
+
+    add("", config)
+    return row
+
+
+def nested(row: Row, method: str, seed: int) -> dict[str, Any]:
+    """The configuration of a cell whose settings are ``row``: the reverse of :func:`flattened`."""
+    config: dict[str, Any] = {}
+    for key, text in row.items():
+        *groups, name = key.split(".")
+        group_of = config
+        for group in groups:
+            group_of = group_of.setdefault(group, {})
+        group_of[name] = (method if key == "args.name" else seed) if text == OF_CELL else _read(text)
+    return config
+
+
+def _read(text: str) -> Any:
+    """What JSON reads in ``text``, or the very text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+PHASES = "seconds of phases"
+"""What the phases of a run took, evaluations among them."""
 
 
 def spent(history: list[Record]) -> dict[str, float]:
@@ -119,49 +285,6 @@ def spent(history: list[Record]) -> dict[str, float]:
         PHASES: sum(record["seconds"] for record in history),
         **{name: sum(record.get("bytes", {}).get(name, 0) for record in history) for name in (BYTES_DOWN, BYTES_UP)},
     }
-
-
-def load(
-    file: Path, experiment: Experiment, measure: Measure, records: Records | None = None
-) -> tuple[Figures, Origin] | None:
-    """The figures in ``file`` and where they are from, if there is one of this very experiment.
-
-    A setting that is younger than the file counts as it has its default, as in a run's own configuration. On which
-    device it trained makes no other experiment: like another processor, it is told. It is another where a plugin has
-    other content now, and where records that are read from a disk have changed, which ``records`` tells; None: they
-    are not read, and count as unchanged. Raises ValueError for a damaged file.
-    """
-    if not file.exists():
-        return None
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        measured = {name: float(value) for name, value in content["figures"].items()}
-        config = content["experiment"]
-        of_plugins = config.get("plugins", {})
-        of, by = str(content["code"]), content["machine"]
-        ran_on = ", ".join([str(by["processor"]), *([str(by[GPU])] if GPU in by else [])])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"claims: the result {file.parent.parent.name}/{file.parent.name}/{file.name} is damaged "
-            f"({type(error).__name__}); restore it, or remove it to run the cell again"
-        ) from None
-    if of_plugins != plugins.digests(experiment):
-        return None
-    try:
-        filed = on_device(from_config(config), experiment.training.device)
-        same = fingerprint(portable(filed)) == fingerprint(portable(experiment.pinned()))
-    except ValueError as error:  # it names what this fedvlp does not have, so it is another experiment
-        log.warning("claims: %s of seed %s is run again: %s", file.stem, file.parent.name, error)
-        return None
-    if same and records is not None:
-        same = content.get("cohort") == records.of(experiment)
-    return (measured, Origin(ran_on, of == code(measure))) if same else None
-
-
-def by_round(file: Path) -> dict[int, Figures]:
-    """Average and worst R@1 after every round that was evaluated, 0 the start, of a file that :func:`load` has read."""
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return {entry.pop("round"): entry for entry in content["rounds"]}
 
 
 def gpu(experiment: Experiment) -> dict[str, str]:
@@ -203,15 +326,6 @@ def code(measure: Measure) -> str:
     of_rooms = sorted(file for room in ROOMS for file in (package / room).rglob("*.py"))
     pieces = [piece for file in of_rooms for piece in (file.relative_to(package).as_posix(), file.read_bytes())]
     return digest(*pieces, Path(str(sys.modules[measure.__module__].__file__)).read_bytes())[:16]
-
-
-def _last(held_out: list[Record]) -> dict[str, dict[str, float]]:
-    """Site -> the recalls and areas of the last evaluation."""
-    sites = by_site(held_out[-1]) if held_out else {}
-    return {
-        site: {name: value for name, value in of_site.items() if names.is_recall(name) or names.parse_auc(name)}
-        for site, of_site in sites.items()
-    }
 
 
 def _in_short(record: Record) -> dict[str, float]:

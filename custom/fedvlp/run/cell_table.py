@@ -15,7 +15,7 @@ class NotRunError(ValueError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the figures of a cell are from that were taken from a file (run/cell_results.py)."""
+    """Where the figures of a cell are from that were taken from results (run/cell_results.py)."""
 
     processor: str  # name of the CPU that ran it
     this_code: bool  # whether that fedvlp had the same code as this one

@@ -1,6 +1,6 @@
 """Runs the cells of a table, one run folder each; what was finished is read, what was stopped goes on.
 
-The figures of a finished cell are also in a file (run/cell_results.py), which outlasts its run.
+The figures of a finished cell are also in a table (run/cell_results.py), which outlasts its run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Protocol
 
 from fedvlp.core.validate import require
 from fedvlp.data.deid import Accepted
-from fedvlp.run import cell_results, plugins
-from fedvlp.run.cell_results import Measure, is_drawn
+from fedvlp.run import plugins
+from fedvlp.run.cell_results import CellResults, Measure, Records, is_drawn
 from fedvlp.run.cell_table import Figures, Origin, Table
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import noted_cohort, simulate
 
 DONE, HERE, FILED = "done", "there already", "in the results"
-"""What became of a cell: it was run now, its run was finished, or its figures are in a file."""
+"""What became of a cell: it was run now, its run was finished, or its figures are in the results."""
 
 Said = Callable[[str, int, str], None]
 """Called with method, seed and one of these."""
@@ -66,23 +66,21 @@ def measured(
     ``jobs`` cells run at a time; stopped and started again, it goes on. With ``jobs`` 0 nothing is run, and the cells
     that have not finished are not in the table. ``accept_phi_risk`` is that of ``run.simulate``. The runs are in
     ``<root>/<scenario>/<seed>/<method>/``, and what has finished is written to ``files``. A figure is the same whether
-    it was measured now or read from its file. Raises what a run raises: no other begins then, and those under way end
+    it was measured now or read there. Raises what a run raises: no other begins then, and those under way end
     and are written first.
     """
     figures: dict[tuple[str, int], Figures] = {}
     origins: dict[tuple[str, int], Origin] = {}
     wanted: Cells = {}
-    records = cell_results.Records()
+    records, results = Records(), CellResults(files, of.name)
     require(jobs >= 0, f"--jobs is {jobs}; give how many runs at a time, or 0 to run nothing")
 
     def noted(cell: tuple[str, int], one: Measured) -> None:
         path, measures, seconds = one
-        figures[cell] = cell_results.save(
-            cell_results.path(files, of.name, *cell), RunFolder(path), measures, of.figures, seconds
-        )
+        figures[cell] = results.save(cell, RunFolder(path), measures, of.figures, seconds)
 
     for cell, experiment in cells.items():
-        filed = cell_results.load(cell_results.path(files, of.name, *cell), experiment, of.figures, records)
+        filed = results.load(cell, experiment, of.figures, records)
         run = None if filed else finished(_folder(of, root, cell), experiment, records)
         if filed:
             figures[cell], origins[cell] = filed
@@ -195,11 +193,10 @@ def measure(path: Path, figures: Measure) -> Measured:
     return path, measured, time.perf_counter() - began
 
 
-def finished(root: Path, experiment: Experiment, records: cell_results.Records | None = None) -> RunFolder | None:
+def finished(root: Path, experiment: Experiment, records: Records | None = None) -> RunFolder | None:
     """The finished run of this very configuration, with the same plugins, if there is one.
 
-    ``records``: as in :func:`cell_results.load`. A run that noted no fingerprint of its records counts, as it may go
-    on.
+    ``records``: as in ``CellResults.load``. A run that noted no fingerprint of its records counts, as it may go on.
     """
     wanted = experiment.pinned()  # a run's own configuration has the checksum of what it starts from
     for path in sorted((root / experiment.name).glob("[0-9]*")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import json
@@ -179,7 +180,12 @@ def _read(text: str, owner: Any, name: str) -> Any:
 
 def type_of(kind: type, name: str) -> Any:
     """The declared type of a field."""
-    return typing.get_type_hints(kind)[name]
+    return _types_of(kind)[name]
+
+
+@functools.cache
+def _types_of(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def fits(value: Any, hint: Any) -> bool:

@@ -20,6 +20,7 @@ from fedvlp.core.metric_names import SECONDS
 from fedvlp.core.types import EVALUATE, Batch
 from fedvlp.data.cohort import SPLITS
 from fedvlp.data.deid import Accepted
+from fedvlp.data.screening import rows_used
 from fedvlp.federation.exchange import SequentialExchange
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
@@ -51,6 +52,7 @@ class DryRun:
     phases: tuple[Phase, ...]  # of a round, as the first one has them; then the last evaluation, if there is one
     bytes: int  # of tensors to and from all sites in the whole run
     peak_bytes: int  # memory of this process; of the accelerator where the run uses one
+    used: str = ""  # how many rows of the data set are, and why others are not
 
     def seconds(self, workers: int) -> float:
         """Of the whole run with sites trained side by side by so many workers, each as fast as one alone."""
@@ -107,6 +109,7 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
         tuple(phases),
         traffic,
         _peak(experiment),
+        rows_used(assembly.summary),
     )
 
 

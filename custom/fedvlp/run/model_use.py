@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
+from fedvlp.data.preprocessing import Preprocessing
+from fedvlp.data.report_text import AS_WRITTEN, CLEANED
 from fedvlp.data.synthetic.cases import LABEL_SETS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.prompts import PROMPTS, prompts

@@ -17,6 +17,7 @@ from fedvlp.methods import (
     Centralized,
     CreamFL,
     FedAvg,
+    FedCCA,
     FedDRA,
     FedEMA,
     FedET,
@@ -113,13 +114,18 @@ def _real(name: str, method: Method, batch_size: int = 32) -> Experiment:
     """For the films and reports of a few hundred patients (``--data``) on a machine without a GPU.
 
     Four times as many steps recall no more of other patients. These steps already learn the training records by heart
-    (benchmarks/README.md).
+    (studies/README.md).
     """
     training = Training(
         batch_size=batch_size, lr=5e-4, weight_decay=0.05, warmup_steps=10, threads=2, cache_features=True
     )
     data = SyntheticCohort(image_size=224)  # whole: what is computed once is not cropped at random
     return Experiment(name, method, REAL, data=data, training=training, rounds=Rounds(rounds=6))
+
+
+def _closed_form(experiment: Experiment, method: FedCCA, **model: Any) -> Experiment:
+    """The experiment with FedCCA and the linear heads that it solves for; ``model``: other settings of the model."""
+    return replace(experiment, method=method, model=replace(experiment.model, head_hidden=None, **model))
 
 
 def _self_supervised(name: str, method: Method, objective: Objective) -> Experiment:
@@ -250,6 +256,7 @@ PRESETS: dict[str, Experiment] = {
         _own_norm("fedbn", FedAvg(local_steps=50)),
         _demo("fedldawa", FedLDAWA(local_steps=50)),
         _demo("fedmoon", FedMOON(local_steps=50)),
+        _closed_form(_demo("fedcca", FedAvg()), FedCCA(local_steps=50)),
         _demo("local", Local(local_steps=50)),
         _demo("centralized", Centralized(local_steps=50), batch_size=5 * 32),  # as many records a step as five sites
         _demo("feddra", FedDRA(align_steps=10, local_steps=40, mu=5.0, rho=0.1)),
@@ -279,6 +286,10 @@ PRESETS: dict[str, Experiment] = {
         # a site with fewer training records than dro_batch has no v_i, and the smallest of our sources has 28
         _real("feddra-real", FedDRA(align_steps=2, local_steps=10, mu=5.0, rho=0.1, dro_batch=16)),
         _real("fedavg-real", FedAvg(local_steps=12)),
+        replace(
+            _closed_form(_real("fedcca-real", FedAvg()), FedCCA(local_steps=0), embedding_dim=1280 + 1 + 128),
+            rounds=Rounds(rounds=1),
+        ),
         _real("local-real", Local(local_steps=12)),
         _real("central-real", Centralized(local_steps=12), batch_size=4 * 32),  # as many records a step as four sites
         _paper("feddra-paper", FedDRA(align_steps=20, local_steps=50, mu=5.0, rho=0.1, **TENTH)),

@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from fedvlp.run.experiment import Experiment
@@ -38,7 +39,8 @@ def settings_of(experiment: Experiment) -> list[Setting]:
 
 
 def _settings(group: Any, above: str) -> Iterator[Setting]:
-    meanings = _comments(type(group))
+    kind: type = type(group)
+    meanings = _comments(kind)
     for field in dataclasses.fields(group):
         if not field.init or not (above or field.name != "name"):
             continue
@@ -55,6 +57,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
+@cache
 def _comments(kind: type) -> dict[str, str]:
     """Field -> comment, of a class and of those that it has its fields from."""
     meanings: dict[str, str] = {}

@@ -15,6 +15,7 @@ from fedvlp.data.deid import Accepted
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import as_written
 from fedvlp.data.report_imputation import provenance
+from fedvlp.data.screening import rows_used
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
@@ -88,12 +89,14 @@ def simulate(
     accept_phi_risk: Accepted = False,
     report: Callable[[Record], None] = lambda record: None,
     caution: Callable[[str], None] = log.warning,
+    say: Callable[[str], None] = log.info,
     watch: Callable[[Progress], AbstractContextManager[Any]] = nullcontext,
     mlflow: str = "",
 ) -> list[Record]:
     """Runs ``experiment`` here, resuming where ``folder`` stopped; ``workers`` > 1 trains sites side by side.
 
-    ``caution`` is told, before anything is trained, what to know of this run (run/cautions.py). ``watch`` may show how
+    ``say`` is told how many rows of the data set are used, and ``caution``, before anything is trained, what to know of
+    this run (run/cautions.py). ``watch`` may show how
     far it is while it trains. ``mlflow``: URI of a tracking server that gets the curves as well. Same bytes
     for any number of workers. Returns the history; the model is in ``folder.model``. Raises PHIError, DeviceError,
     OtherDataError for a run that began with other records, and FolderInUseError when another process writes ``folder``.
@@ -104,6 +107,8 @@ def simulate(
         experiment.training.torch_device()  # a device that is not here, said once and not by every site
         assembly = Assembly(experiment, folder.path, accept_phi_risk)
         assembly.gate()
+        if counted := rows_used(assembly.summary):
+            say(f"data: {counted}")
         sites = assembly.sites()
         refuse_other_data(assembly, folder)
         _note_partition(assembly, folder)

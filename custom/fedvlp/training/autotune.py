@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedvlp.core.checkpoint import save_json
+from fedvlp.core.seeds import set_global
 from fedvlp.training import distributed
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def measured(device: torch.device, threads: int) -> dict[tuple[str, str], float]
     """Seconds of a transformer block, forward and backward, in each variant: the least of a few interleaved runs."""
     seconds = dict.fromkeys(VARIANTS, float("inf"))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        set_global(0)
         records, width, heads = SIZES[device.type]
         tokens = torch.randn(records, TOKENS, width).to(device)
         shapes = ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fedvlp.core.seeds import seed
+from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.training import distributed
 
@@ -80,5 +80,5 @@ def random_numbers_of_this_rank(several: bool) -> Iterator[None]:
     drawn = int(torch.randint(2**62, ()))
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed(drawn, distributed.rank()))
+        set_global(seed(drawn, distributed.rank()))
         yield

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.client import Client, NoLossError
-from fedvlp.core.seeds import seed
+from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
 from fedvlp.training.autotune import choose
@@ -76,7 +76,7 @@ class Stepper:
         # 1. Of several processes each takes its own rows, unless all see the whole batch.
         several, gather = distributed.together(), self.training.gather_negatives
         if several:
-            torch.manual_seed(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
+            set_global(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
         if several and not gather:
             batch = own_rows(batch)
 

@@ -178,7 +178,13 @@ STAND_IN = (
 )
 RECALL = Study("alignment", "alignment", alignment, lambda size: measures.Alignment(), sources=("mimic_cxr",))
 HEADS = Study(
-    "alignment-heads", "alignment", alignment, downstream, sources=("mimic_cxr", "rsna", "covidx"), stands_in=STAND_IN
+    "alignment-heads",
+    "alignment",
+    alignment,
+    downstream,
+    sources=("mimic_cxr", "rsna", "covidx"),
+    stands_in=STAND_IN,
+    without=RECALL,
 )
 """The same runs, and heads on their image towers, which take longer than a table of recalls should."""
 

@@ -182,6 +182,7 @@ def test_four_collections_are_one_federation(joined: JoinedSource) -> None:
     assert (cohort.images(mixed)[[0, 3]] == np.stack([cohort.images(mixed[i : i + 1])[0] for i in (0, 3)])).all()
 
 
+@pytest.mark.slow(seconds=3)
 def test_creamfl_trains_on_them(joined: JoinedSource) -> None:
     from fedvlp.federation.exchange import SequentialExchange
     from fedvlp.federation.loop import Federation

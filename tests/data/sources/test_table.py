@@ -735,7 +735,7 @@ def test_small_sites_and_rows_without_a_site(tmp_path: Path) -> None:
     rows = good(tmp_path, 7)  # 4 at site0, 3 at site1
     cohort, summary = TableSource(write(tmp_path, rows), image_size=16, min_site_size=4).prepare()
     assert set(cohort.sites or ()) == {"site0"}
-    assert summary["at sites below min_site_size"] == 3
+    assert summary["skipped: at sites below min_site_size"] == 3
     assert "2 sites" in silent_error(TableSource(write(tmp_path, rows), image_size=16, min_site_size=5))
     rows[0][2] = " "
     assert TableSource(write(tmp_path, rows), image_size=16).summary()["skipped: no site"] == 1
@@ -809,6 +809,18 @@ def test_clean_report(raw: str, clean: str) -> None:
 def test_reports_that_are_no_words_to_read_are_refused_for_that(report: str, said: str, tmp_path: Path) -> None:
     rows = [[row[0], report, *row[2:]] for row in good(tmp_path, 4)]
     assert said in silent_error(TableSource(write(tmp_path, rows), image_size=16))
+
+
+def test_reports_of_another_script_are_taken_as_written(tmp_path: Path) -> None:
+    """The refusal says how; what a model is asked is then not cleaned either. An unknown way is none."""
+    rows = [[row[0], "Очаг слева 12 мм.", *row[2:]] for row in good(tmp_path, 4)]
+    source = TableSource(write(tmp_path, rows), image_size=16)
+    assert "reports='as written'" in silent_error(source)
+    written = replace(source, reports="as written")
+    assert set(written.build().reports) == {"Очаг слева 12 мм."}
+    assert (source.cleans_reports, written.cleans_reports) == (True, False)
+    with pytest.raises(ValueError, match="expected cleaned, as written, papers"):
+        replace(source, reports="raw").build()
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])

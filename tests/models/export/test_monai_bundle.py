@@ -30,6 +30,7 @@ def model_of(image: str, **changes: Any) -> DualEncoder:
     return model
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     ("image", "changes"),
     [("tiny", {"head_norm": "batch"}), ("resnet10t", {"alignment": False}), ("vit_tiny_patch16_224", {})],

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.cases import cases
 from support.exports import SMALL, WORDS, alone, trained
 from support.towers import local_bert
 
@@ -52,7 +53,7 @@ TOWERS = {
 
 
 @needs_onnx
-@pytest.mark.parametrize("case", TOWERS)
+@pytest.mark.parametrize("case", cases(TOWERS, often=list(TOWERS)[:2]))
 def test_onnx_runtime_gives_the_vectors(case: str, tmp_path: Path) -> None:
     """In batches of other sizes than that which was traced."""
     from onnxruntime import InferenceSession

@@ -68,6 +68,7 @@ def answer(path: str, host: str | None, body: bytes = b"", kind: str = "text/htm
         sent.append(message)
 
     asked = {b"host": host, b"origin": options.pop("origin", None)}
+    asked |= {b"sec-fetch-site": options.pop("site", None), b"sec-fetch-mode": options.pop("mode", None)}
     headers = [(name, value.encode()) for name, value in asked.items() if value is not None]
     scope = {"type": options.pop("type", "http"), "path": path, "headers": headers}
     asyncio.run(serve.Guarded(app, **options)(scope, None, send))
@@ -129,6 +130,20 @@ def test_another_sites_page_may_not_ask(names: tuple[str, ...] | None) -> None:
         status, _, content = answer("/", "127.0.0.1:7860", PAGE, origin=origin, names=names)
         assert status == 421
         assert b"films" not in content
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "status"),
+    [
+        ("cross-site", "no-cors", 421),  # <img>, <script>
+        ("same-site", "no-cors", 421),  # of a page at another port of this machine
+        ("cross-site", "navigate", 200),  # a link to the page
+        ("same-origin", "no-cors", 200),
+        ("none", "navigate", 200),
+    ],
+)
+def test_another_sites_page_shows_no_film_of_this_one(site: str, mode: str, status: int) -> None:
+    assert answer("/file", "127.0.0.1:7860", PAGE, site=site, mode=mode)[0] == status
 
 
 def test_every_name_is_answered_where_others_were_let_in() -> None:

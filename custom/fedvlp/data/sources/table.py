@@ -46,7 +46,9 @@ MOST_LOST = 0.1
 
 REMEDIES = {
     RTF: "convert reports in RTF to text",
-    OTHER_LETTERS: "only Latin letters are read: translate the other reports, or write them in Latin letters",
+    OTHER_LETTERS: (
+        "only Latin letters are read: set reports='as written' and a text tower of their language, or translate them"
+    ),
     SHORT: "min_report_words=1 keeps reports of one or two words, such as Normal",
     MISSING: "images are looked for below root=FOLDER, by default the table's, whatever case and suffix a name has",
     SEVERAL: "write the names as the files have them, or set suffix=png (or dcm, ...) where they lack it",
@@ -128,7 +130,6 @@ class TableSource:
     """
 
     table: ClassVar[str] = ""  # usual name of the table; a hospital's own has none
-    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # the CSV, with a header; packed (gz, bz2, xz, zip), JSON or parquet too
     root: str | None = None  # folder the image names are relative to and may not leave; None: the CSV's own
@@ -148,7 +149,9 @@ class TableSource:
     test_fraction: float = 0.2  # of the patients, when splits are drawn
     seed: int = 0  # of the drawn splits
     min_report_words: int = 3  # rows with fewer words are skipped; 0 keeps them, as images without text
-    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
+    # cleaned: words in small Latin letters | as written: for a text tower of another script | papers: as cleaned, but
+    # that sentences of one word ("Cardiomegaly.") are dropped
+    reports: str = report_text.CLEANED
     min_site_size: int = 0  # sites with fewer usable rows are left out
     max_skipped: float = 0.2  # more skipped rows than this part of the table is an error, 0..1
     sentence_table: str | None = field(default=None, metadata=BELOW_ROOT)  # CSV of data/sentences.py; None: no labels
@@ -160,6 +163,11 @@ class TableSource:
     subgroup_columns: tuple[str, ...] | str = ""
     encoding: str = ""  # of the CSV, as Python names it; "": UTF-8, UTF-16 or cp1252, told from its bytes
     delimiter: str = ""  # one character; "": comma, semicolon, tab or pipe, told from the header
+
+    @property
+    def cleans_reports(self) -> bool:
+        """Whether reports are words alone (report_text.clean_report), and so are the phrases that a model is asked."""
+        return self.reports != report_text.AS_WRITTEN
 
     def build(self) -> Cohort:
         """Reads the table and its images. Raises ValueError as ``prepare`` does."""
@@ -219,7 +227,7 @@ class TableSource:
         summary = {"rows": listed.total, "used": len(cohort), "patients": len(set(cohort.patients))}
         fallbacks = {BY_STUDY: people.by_study, BY_IMAGE: people.by_image}
         summary |= {name: count for name, count in fallbacks.items() if count}
-        summary |= {"at sites below min_site_size": len(readable) - len(used)}
+        summary |= {"skipped: at sites below min_site_size": few} if (few := len(readable) - len(used)) else {}
         summary |= {f"skipped: {reason}": len(numbers) for reason, numbers in sorted(skips.rows.items())}
         summary |= unsearched(self.burned_in, len(readable), "table")
         log.info("table source: %s", ", ".join(f"{name} {count}" for name, count in summary.items()))
@@ -234,6 +242,9 @@ class TableSource:
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError("table source: val_fraction + test_fraction must leave patients to train on, below 1")
         check_choice(self.burned_in)
+        known = (report_text.CLEANED, report_text.AS_WRITTEN, report_text.PAPERS)
+        if self.reports not in known:
+            raise ValueError(f"table source: reports is {self.reports!r}; expected {', '.join(known)}")
 
     def _required(self) -> list[str]:
         several = (self.label_columns, self.mask_columns, self.subgroup_columns)
@@ -337,9 +348,9 @@ class TableSource:
             return "", RTF
         cell = row[self.report_column] = plain(written).strip()
         missing = report_text.is_missing(cell)
-        if not missing and report_text.letters_lost(cell) > MOST_LOST:
+        if not missing and self.cleans_reports and report_text.letters_lost(cell) > MOST_LOST:
             return "", OTHER_LETTERS
-        text = "" if missing else report_text.clean_report(cell, self.min_report_words, self.min_sentence_words)
+        text = "" if missing else report_text.read_report(cell, self.reports, self.min_report_words)
         if text or self.min_report_words <= 0:
             return text, ""
         return "", "empty report" if missing else SHORT

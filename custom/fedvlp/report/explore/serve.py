@@ -155,6 +155,9 @@ class Guarded:
         origin = headers.get(b"origin")
         if origin is not None and urlsplit(origin.decode("latin-1").lower()).netloc != asked:
             return False  # another site's page asks
+        kind = (headers.get(b"sec-fetch-site", b"none"), headers.get(b"sec-fetch-mode"))
+        if kind[0] not in (b"none", b"same-origin") and kind[1] != b"navigate":
+            return False  # or shows a film of this one: a picture and a script are asked for without an origin
         return self.names is None or re.sub(r":\d+$", "", asked) in self.names
 
 

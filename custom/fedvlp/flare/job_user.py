@@ -1,0 +1,217 @@
+"""The user of jobs: a second account of a site's machine, which alone may read the data.
+
+FLARE's process, which talks to the network, needs no patient's record. ``SiteJobLauncher`` therefore has the process of
+a job started by the other account, whose program is here: ``python -m fedvlp.flare.job_user KIT``. The two share the
+kit and a socket in it, and nothing has root's rights. The guide of sites says how to set that up.
+
+The program starts jobs of its own kit and nothing else. It looks at a job once more, as JobCheck does, and takes none
+that brings code. A FLARE process that is taken over as a whole can still alter a job's files after that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey, JobConstants
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobProcessArgs, JobProcessEnv, JobReturnCode
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import JOB_RETURN_CODE_MAPPING
+from nvflare.utils.job_launcher_utils import get_credential_env
+
+from fedvlp.deploy.machine import JOBS_SOCKET
+from fedvlp.flare.job_check import JobCheck
+from fedvlp.flare.perimeter import JOB_ID
+
+log = logging.getLogger(__name__)
+
+MODULE = "nvflare.private.fed.app.client.worker_process"
+TAKEN = (
+    JobProcessArgs.CLIENT_NAME,
+    JobProcessArgs.PARENT_URL,
+    JobProcessArgs.PARENT_CONN_SEC,
+    JobProcessArgs.TARGET,
+    JobProcessArgs.SCHEME,
+)
+"""What FLARE's process says to a job's, beside the job's id; the rest follows from the kit."""
+ENVIRONMENT = (
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    JobProcessEnv.AUTH_TOKEN,
+    JobProcessEnv.TOKEN_SIGNATURE,
+    JobProcessEnv.SSID,
+)
+LONGEST = 65536  # bytes of a request
+GRACE = 5.0  # seconds between the request to end and the end
+
+
+class SiteJobLauncher(ClientProcessJobLauncher):
+    """``process_launcher`` of ``local/resources.json``: FLARE's own, where no user of jobs listens."""
+
+    def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
+        """A socket that nobody answers is an error: the job does not start as FLARE's own user instead."""
+        kit = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        if not (kit / JOBS_SOCKET).exists():
+            return super().launch_job(job_meta, fl_ctx)
+        told = fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS)
+        request = {
+            "job": job_meta[JobConstants.JOB_ID],
+            "options": {told[name][0]: str(told[name][1]) for name in TAKEN if name in told},
+            "set": told[JobProcessArgs.OPTIONS][1].split(),
+            "environment": {
+                **{name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                **get_credential_env(told),
+            },
+        }
+        link = socket.socket(socket.AF_UNIX)
+        with _Address(kit) as address:
+            link.connect(address)
+        link.sendall(json.dumps(request).encode() + b"\n")
+        return StartedJob(link)
+
+
+class StartedJob(JobHandleSpec):
+    """A job's process of the other account. It ends when ``link`` is closed, with FLARE's process at the latest."""
+
+    def __init__(self, link: socket.socket) -> None:
+        super().__init__()
+        self._link = link
+        self._code = JobReturnCode.EXECUTION_ERROR  # where nobody says how it ended
+        self._over = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with suppress(OSError, ValueError), self._link, self._link.makefile("r") as answer:
+            self._code = JOB_RETURN_CODE_MAPPING.get(int(answer.readline()), JobReturnCode.EXECUTION_ERROR)
+        self._over.set()
+
+    def poll(self) -> Any:
+        """FLARE's code of how it ended; UNKNOWN while it runs."""
+        return self._code if self._over.is_set() else JobReturnCode.UNKNOWN
+
+    def wait(self) -> None:
+        """Returns when it has ended."""
+        self._over.wait()
+
+    def terminate(self) -> None:
+        """Has the other account end it."""
+        with suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)
+
+
+class JobRequestError(ValueError):
+    """What FLARE's process asks for is no job of this kit."""
+
+
+class _Address:
+    """The socket of a kit by a short name: a path to a socket has 107 characters at most."""
+
+    def __init__(self, kit: Path) -> None:
+        self._folder = os.open(kit, os.O_RDONLY | os.O_DIRECTORY)
+
+    def __enter__(self) -> str:
+        return f"/proc/self/fd/{self._folder}/{JOBS_SOCKET}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)
+
+
+class _Jobs(socketserver.ThreadingUnixStreamServer):
+    """Starts the jobs of ``kit``, each in a process group of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, kit: Path) -> None:
+        super().__init__(address, _Request)
+        self.kit = kit
+
+    def command(self, request: dict[str, Any]) -> list[str]:
+        """Raises JobRequestError unless this is a job of the kit, as FLARE deployed it, without code of its own."""
+        job, options, settings = request["job"], request["options"], request["set"]
+        known = {"-c", "-p", "--parent_conn_sec", "-g", "-scheme"}
+        words = [*options.values(), *settings]
+        if not JOB_ID.fullmatch(job) or not {*options} <= known or not all(map(_plain, words)):
+            raise JobRequestError("it is not asked for as FLARE asks")
+        app = Path(Workspace(str(self.kit), options["-c"]).get_app_dir(job))
+        why = "it brings code" if (app / "custom").exists() else JobCheck("client").validate(str(app))[0]
+        if why:
+            raise JobRequestError(why)
+        command = [sys.executable, "-m", MODULE, "-m", str(self.kit), "-w", str(self.kit / "startup"), "-n", job]
+        return [*command, "-s", "fed_client.json", *(word for pair in options.items() for word in pair),
+                "--set", *settings]  # fmt: skip
+
+
+def _plain(word: Any) -> bool:
+    """Whether it is a value: no option and no path that leads anywhere."""
+    return isinstance(word, str) and bool(re.fullmatch(r"[\w:/.@=][\w:/.@=-]*", word)) and ".." not in word
+
+
+class _Request(socketserver.StreamRequestHandler):
+    """One job, from its start to its end."""
+
+    server: _Jobs
+
+    def handle(self) -> None:
+        """Starts it, or says why not in this program's log; then waits for its end."""
+        try:
+            request = json.loads(self.rfile.readline(LONGEST))
+            command = self.server.command(request)
+            given = {name: str(request["environment"][name]) for name in ENVIRONMENT if name in request["environment"]}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            said = str(error) if isinstance(error, JobRequestError) else type(error).__name__
+            log.error("a job was not started: %s", said)
+            self.wfile.write(b"1\n")
+            return
+        process = subprocess.Popen(
+            command, env={**os.environ, **given}, stdin=subprocess.DEVNULL, start_new_session=True
+        )  # fmt: skip
+        threading.Thread(target=self._end_when_left, args=(process,), daemon=True).start()
+        code = process.wait()
+        with suppress(OSError):
+            self.wfile.write(f"{code}\n".encode())
+
+    def _end_when_left(self, process: subprocess.Popen[bytes]) -> None:
+        """FLARE's process closes its side to end a job, and when it ends itself."""
+        with suppress(OSError, ValueError):
+            self.rfile.read(1)
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, how)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serves until it is ended. Files that FLARE's process shares are the group's; all others nobody's."""
+    parser = argparse.ArgumentParser(prog="python -m fedvlp.flare.job_user", description=__doc__)
+    parser.add_argument("kit", type=Path, help="folder of the startup kit")
+    kit = parser.parse_args(arguments).kit.resolve()
+    os.umask(0o007)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    (kit / JOBS_SOCKET).unlink(missing_ok=True)  # of a program that was killed
+    with _Address(kit) as address, _Jobs(address, kit) as jobs:
+        log.info("jobs of this kit start as uid %d", os.getuid())
+        try:
+            jobs.serve_forever()
+        finally:
+            (kit / JOBS_SOCKET).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""FedCCA: the closed form by hand, pooled records in place of moments, and what the tower's own space keeps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from support.toy import ADAMW, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
+from torch import Tensor, nn
+
+from fedvlp.core.server_state import Server
+from fedvlp.core.site_error import SiteError
+from fedvlp.core.types import State, Update
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import FedCCA
+from fedvlp.methods.fedcca import CROSS, IMAGE, IMAGE_MEAN, MOMENTS, TEXT, TEXT_MEAN, heads, moments
+from fedvlp.run.presets import get
+
+ONE = Rounds(rounds=1, evaluate_every=0)
+
+
+def linear(dim: int, image: int, text: int) -> State:
+    """Heads of this size, untrained."""
+    layers = {"image_head.0": nn.Linear(image, dim), "text_head.0": nn.Linear(text, dim)}
+    return {f"{name}.{k}": t.detach() for name, layer in layers.items() for k, t in layer.state_dict().items()}
+
+
+def close(name: str, seen: Tensor, expected: Tensor, limit: float) -> None:
+    torch.testing.assert_close(seen, expected, atol=limit, rtol=limit, msg=lambda text: f"{name}: {text}")
+
+
+def solved(method: FedCCA, image: Tensor, text: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """What the heads make of image [n, W] and text [n, V], of whose moments they were made."""
+    x, t, n = image - image.mean(0), text - text.mean(0), len(image)
+    mean = {IMAGE_MEAN: image.mean(0), TEXT_MEAN: text.mean(0), IMAGE: x.T @ x / n, TEXT: t.T @ t / n}
+    state = heads(method, mean | {CROSS: x.T @ t / n}, linear(dim, image.shape[1], text.shape[1]))
+    return tuple(
+        features.float() @ state[f"{name}_head.0.weight"].T + state[f"{name}_head.0.bias"]
+        for name, features in (("image", image), ("text", text))
+    )  # type: ignore[return-value]
+
+
+def test_two_numbers_by_hand() -> None:
+    """x has variances 4 and 1, t 9 and 1; x_1 and t_1 have covariance 3, correlation 3 / (2 * 3) = 1/2; x_2 none.
+
+    With r_x = 5 a and r_t = 10 a of a ridge a: rho = 3 / sqrt((4 + 5 a) (9 + 10 a)), and only direction 1 is left. One
+    canonical variable: x_1 / sqrt(4) and t_1 / sqrt(9), whose root mean square is 1.
+    """
+    mean = {
+        IMAGE_MEAN: torch.tensor([1.0, 2.0]), TEXT_MEAN: torch.tensor([5.0, 0.0]),
+        IMAGE: torch.diag(torch.tensor([4.0, 1.0])), TEXT: torch.diag(torch.tensor([9.0, 1.0])),
+        CROSS: torch.tensor([[3.0, 0.0], [0.0, 0.0]]),
+    }  # fmt: skip
+    state = heads(FedCCA(image_ridge=0.1, text_ridge=0.1), mean, linear(1, 2, 2))
+    sign = math.copysign(1, float(state["image_head.0.weight"][0, 0]))
+    expected = {
+        "image_head.0.weight": [[0.5, 0.0]], "image_head.0.bias": [-0.5],
+        "text_head.0.weight": [[1 / 3, 0.0]], "text_head.0.bias": [-5 / 3],
+    }  # fmt: skip
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            sign * state[name], torch.tensor(value), atol=1e-6, rtol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_canonical_variables_correlate_as_the_theory_says() -> None:
+    """With hardly a ridge variables are uncorrelated but for those of one index; three of them are common to both."""
+    draw = torch.Generator().manual_seed(3)
+    common, noise = torch.randn(400, 3, generator=draw), torch.randn(400, 9, generator=draw)
+    image = torch.cat([common, noise[:, :3]], 1) @ torch.randn(6, 6, generator=draw)
+    text = torch.cat([common + noise[:, 3:6], noise[:, 6:8]], 1) @ torch.randn(5, 5, generator=draw)
+    x, t = solved(FedCCA(image_ridge=1e-9, text_ridge=1e-9), image.double(), text.double(), 5)
+    both = torch.corrcoef(torch.cat([x, t], 1).T)
+    own, across = both[:5, :5], both[:5, 5:]
+    torch.testing.assert_close(own, torch.eye(5), atol=1e-3, rtol=0)
+    correlations = across.diagonal()
+    torch.testing.assert_close(across, torch.diag(correlations), atol=1e-3, rtol=0)
+    assert (correlations[:3] > 0.6).all()
+    assert (correlations[3:] < 0.2).all()
+
+
+def test_moments_of_sites_give_what_all_their_records_give() -> None:
+    """Of three sites with other means: the server's heads are those of all records, each site's mean taken out."""
+    sites = {name: pairs(index, 8 + 4 * index) for index, name in enumerate("abc")}
+    for index, site in enumerate(sites.values()):
+        image, text = site.content["train"]
+        site.content["train"] = image + 10 * index, text - 10 * index
+    world = World(FedCCA(), sites, rounds=ONE)
+    server = world.run()
+    toy, seen = Toy(0).eval(), []
+    for name in "abc":
+        image, text = sites[name].content["train"]
+        x, t = toy.image_alignment(toy.image_encoder(image)), toy.text_alignment(toy.text_encoder(text))
+        seen.append((x.mean(0), t.mean(0), x - x.mean(0), t - t.mean(0)))
+    counts = torch.tensor([8.0, 12.0, 16.0])
+    m_x, m_t = ((counts[:, None] * torch.stack([one[i] for one in seen])).sum(0) / 36 for i in (0, 1))
+    x, t = (torch.cat([one[i] for one in seen]).double() for i in (2, 3))
+    mean = {IMAGE_MEAN: m_x, TEXT_MEAN: m_t, IMAGE: x.T @ x / 36, TEXT: t.T @ t / 36, CROSS: x.T @ t / 36}
+    expected = heads(FedCCA(), {name: t.detach() for name, t in mean.items()}, server.state)
+    for name, tensor in expected.items():  # rounding of float32 moments under a ridge of 1e-3: relative 6e-8 / 1e-3
+        close(name, server.state[name], tensor, 1e-3)
+
+
+def test_the_order_and_number_of_sites_that_hold_the_records_do_not_count() -> None:
+    """One site's records cut in two have other site means, so only of equal means the same heads come out."""
+    image, text = pairs(5, 16).content["train"]
+    twice = Pairs(torch.cat([image, image]), torch.cat([text, text]))
+    once = {"a": Pairs(image, text), "b": Pairs(image, text)}
+    one, two = (World(FedCCA(), sites, rounds=ONE).run().state for sites in ({"a": twice}, once))
+    for name, tensor in one.items():
+        close(name, two[name], tensor, 1e-3)
+
+
+def test_the_towers_own_space_is_kept_beside_the_canonical_variables() -> None:
+    """Image vectors hold the tower's features beside the canonical variables, and one constant; reports have zeros."""
+    draw = torch.Generator().manual_seed(1)
+    image, text = torch.randn(30, 6, generator=draw).double(), torch.randn(30, 4, generator=draw).double()
+    x, t = solved(FedCCA(tower=2.0), image, text, 6 + 1 + 3)
+    assert not t[:, 3:].any()
+    own = x[:, 3:-1]
+    torch.testing.assert_close(own.square().sum(1).mean().sqrt(), torch.tensor(2.0), atol=1e-5, rtol=0)
+    centred = (image - image.mean(0)).float()
+    torch.testing.assert_close(own, centred * (own.norm() / centred.norm()), atol=1e-5, rtol=0)
+    assert torch.unique(x[:, -1]).tolist() == [6.0]
+
+
+def test_later_rounds_train_from_the_closed_form() -> None:
+    closed = World(FedCCA(local_steps=0), training=ADAMW, rounds=ONE).run().state
+    still = World(FedCCA(local_steps=0), training=ADAMW, rounds=Rounds(rounds=3, evaluate_every=0)).run().state
+    same_bytes(still, closed)
+    trained = World(FedCCA(local_steps=2), training=ADAMW, rounds=Rounds(rounds=2, evaluate_every=0)).run().state
+    assert differs(trained, closed)
+
+
+def test_records_that_are_all_equal_align_nothing_and_stay_finite() -> None:
+    ones = Pairs(torch.ones(4, 6), torch.ones(4, 5))
+    state = World(FedCCA(), {"a": ones}, rounds=ONE).run().state
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+
+
+def test_a_site_without_reports_says_that_it_has_no_pairs() -> None:
+    site = World(FedCCA()).site("a")
+    site.client.data.modalities = ("image",)  # type: ignore[misc]
+    with pytest.raises(SiteError, match="a: its records lack images or reports"):
+        moments(site.client)
+
+
+def test_a_site_without_training_records_weighs_nothing() -> None:
+    server = Server(("a", "b"), Toy(0).state_dict(), phase=MOMENTS)
+    sent = moments(World(FedCCA()).site("a").client)
+    nothing = {name: torch.zeros_like(tensor) for name, tensor in sent.items()}
+    stream = [Update("a", 0, MOMENTS, 8, sent), Update("b", 0, MOMENTS, 0, nothing)]
+    aggregate(FedCCA(), server, stream, MOMENTS)
+    alone = Server(("a",), Toy(0).state_dict(), phase=MOMENTS)
+    aggregate(FedCCA(), alone, stream[:1], MOMENTS)
+    same_bytes(server.state, alone.state)
+
+
+@pytest.mark.parametrize("name", ["image_ridge", "text_ridge", "tower"])
+def test_settings_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be above 0"):
+        FedCCA(**{name: 0})
+
+
+def test_heads_that_are_not_linear_are_refused() -> None:
+    experiment = get("fedcca-real")
+    with pytest.raises(ValueError, match="head_hidden is 256"):
+        replace(experiment, model=replace(experiment.model, head_hidden=256))
