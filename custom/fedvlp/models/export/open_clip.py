@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, channels_of, write_preparation
+from fedvlp.models.export.prepared import NEEDS, write_preparation
 from fedvlp.models.export.written import (
     TEXTS,
     ExportError,
     ImageEncoder,
     TextEncoder,
     apart,
-    films_of,
     require,
     save_weights,
+    trial_films,
     written,
 )
 from fedvlp.models.tiny import HashTokenizer
@@ -212,9 +212,9 @@ def _difference(model: DualEncoder, folder: Path, text: dict[str, Any]) -> float
             "export to open_clip: it builds one of these towers otherwise, so the weights do not fit, and nothing was "
             "written; --to onnx takes any model"
         ) from error
-    films, (ids, mask) = films_of(model.config.image_size, channels_of(model)), model.tokenizer(TEXTS)
+    (films, ours), (ids, mask) = trial_films(model, folder), model.tokenizer(TEXTS)
     if not torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(list(TEXTS)), ids):
         return float("inf")
     shown = loaded.encode_image(films.expand(-1, 3, -1, -1), normalize=True)
     said = loaded.encode_text(ids, normalize=True)
-    return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))
+    return max(apart(shown, ImageEncoder(model)(ours)), apart(said, TextEncoder(model)(ids, mask)))

@@ -16,7 +16,7 @@ import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.prepared import NEEDS, write_preparation
-from fedvlp.models.export.written import TEXTS, ExportError, films_of, greatest, save_weights, written
+from fedvlp.models.export.written import TEXTS, ExportError, greatest, save_weights, trial_films, written
 
 TIMM_README = """# Image tower for timm
 
@@ -107,8 +107,8 @@ def export_timm(model: DualEncoder, out: Path) -> str:
         import timm
 
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        films = films_of(size, channels)
-        return greatest(loaded(films), tower(films)[:, 0])
+        films, ours = trial_films(model, folder)
+        return greatest(loaded(films.expand(-1, channels, -1, -1)), tower(ours)[:, 0])
 
     written(model, "timm", Path(out), write, difference)
     return f'timm.create_model("local-dir:{out}", pretrained=True)'
