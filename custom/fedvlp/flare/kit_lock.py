@@ -27,4 +27,8 @@ def hold_kit() -> bool:
         _until_the_end.enter_context(only_writer(Path.cwd(), what=f"the kit of {Path.cwd().name}"))
     except FolderInUseError as error:
         sys.exit(f"not started: {error}")
+    except OSError as error:
+        sys.exit(
+            f"not started: the kit cannot be written ({error.strerror}); make it this account's, on a disk with room"
+        )
     return True
