@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import EVALUATE
+from fedvlp.core.validate import printable
 from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
@@ -161,11 +162,6 @@ def finding_lines(phi: Mapping[str, int]) -> list[Text]:
 def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     """The rows that are not used, by reason: "duplicate image: row 3, 7-9"."""
     return [printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
-
-
-def printable(text: str) -> str:
-    """``text`` in one line, without what would steer a terminal: what a job, a run or a record says is shown so."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:
