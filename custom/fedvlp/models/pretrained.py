@@ -50,9 +50,8 @@ def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tow
         return Pixels(config.image_size, config.in_channels or 1)
     from fedvlp.models.image import timm_tower
 
-    args = None if architecture is None else architecture["args"]
     name = located(config.image_tower)
-    return timm_tower(name, config.image_size, config.pretrained, config.in_channels or 3, args)
+    return timm_tower(name, config.image_size, config.pretrained, config.in_channels, architecture)
 
 
 def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, channels_of, write_preparation
+from fedvlp.models.export.prepared import NEEDS, channels_of, statistics_of, write_preparation
 from fedvlp.models.export.written import (
     TEXTS,
     ExportError,
@@ -70,7 +70,8 @@ def export_open_clip(model: DualEncoder, out: Path) -> str:
     refuse(model)
     image, text = _image(model), _text(model)
     config = {"embed_dim": model.config.embedding_dim, "vision_cfg": image, "text_cfg": text}
-    film = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "longest", "fill_color": 0}
+    film: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "resize_mode": "longest", "fill_color": 0}
+    film |= statistics_of(model.image_encoder)
 
     def write(folder: Path) -> None:
         said = {"model_cfg": config, "preprocess_cfg": film}
@@ -215,6 +216,7 @@ def _difference(model: DualEncoder, folder: Path, text: dict[str, Any]) -> float
     films, (ids, mask) = films_of(model.config.image_size, channels_of(model)), model.tokenizer(TEXTS)
     if not torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(list(TEXTS)), ids):
         return float("inf")
-    shown = loaded.encode_image(films.expand(-1, 3, -1, -1), normalize=True)
+    tower: Any = model.image_encoder
+    shown = loaded.encode_image(tower.normalise(films.expand(-1, 3, -1, -1)), normalize=True)
     said = loaded.encode_text(ids, normalize=True)
     return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))

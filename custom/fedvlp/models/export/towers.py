@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, write_preparation
+from fedvlp.models.export.prepared import NEEDS, statistics_of, write_preparation
 from fedvlp.models.export.written import TEXTS, ExportError, films_of, greatest, save_weights, written
 
 TIMM_README = """# Image tower for timm
@@ -93,6 +93,7 @@ def export_timm(model: DualEncoder, out: Path) -> str:
             "interpolation": "box",  # the mean of the area
             "mean": [0.5] * channels,
             "std": [0.5] * channels,
+            **statistics_of(tower),
         },
     }
 
@@ -108,7 +109,7 @@ def export_timm(model: DualEncoder, out: Path) -> str:
 
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         films = films_of(size, channels)
-        return greatest(loaded(films), tower(films)[:, 0])
+        return greatest(loaded(tower.normalise(films)), tower(films)[:, 0])
 
     written(model, "timm", Path(out), write, difference)
     return f'timm.create_model("local-dir:{out}", pretrained=True)'
