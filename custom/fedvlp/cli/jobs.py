@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedvlp.cli.overrides import DATA, Plugins, Setting, configured, use_plugins
+from fedvlp.cli.overrides import DATA, Plugins, Setting, Start, configured, use_plugins
 from fedvlp.cli.use import printable
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def jobs_export(
     sites: Annotated[int | None, typer.Option(help="Number of sites.")] = None,
     at: Annotated[list[str] | None, typer.Option("--at", help="A site that takes part; may be repeated.")] = None,
     settings: Setting = None,
+    start: Start = None,
     mlflow: Annotated[str, typer.Option(help="URI of an MLflow server for the sites' curves.")] = "",
     child: Annotated[bool, typer.Option("--child", help="Train in a process of its own: a crash costs a task")] = False,
     processes: Annotated[
@@ -90,7 +91,7 @@ def jobs_export(
     use_plugins(plugins)
     if bundled and installed:
         raise ValueError("--bundled and --installed exclude each other")
-    experiment = configured(preset, data, sites, settings, travels=True)
+    experiment = configured(preset, data, sites, settings, travels=True, start=start)
     _refuse_sites_without_records(experiment, at or [])
     if isinstance(experiment.data, NamedData):
         experiment = for_sites(experiment, at or [])

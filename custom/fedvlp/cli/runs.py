@@ -15,6 +15,7 @@ from fedvlp.cli.overrides import (
     AcceptKinds,
     Plugins,
     Setting,
+    Start,
     accepted,
     configured,
     given,
@@ -57,6 +58,7 @@ def simulate(
         Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
     ] = None,
     settings: Setting = None,
+    start: Start = None,
     runs: Runs = Path("runs"),
     like: Annotated[
         Path | None, typer.Option(help="Folder of a run: all but the method is that run's, with as many steps.")
@@ -97,7 +99,7 @@ def simulate(
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
         return show_run(experiment, folder, workers, accept, again, mlflow)
-    experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
+    experiment = asked_for(preset, config, data, sites, site, cache, settings, like, start)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
     folder = RunFolder.create(runs, experiment)
@@ -157,6 +159,7 @@ def asked_for(
     cache: Path | None,
     settings: list[str] | None,
     like: Path | None,
+    start: str | None = None,
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
     from fedvlp.cli.config_file import ConfigFile, read
@@ -173,6 +176,7 @@ def asked_for(
         site,
         cache,
         RunFolder(like).experiment() if like else None,
+        start=start,
     )
 
 

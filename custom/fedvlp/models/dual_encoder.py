@@ -26,7 +26,7 @@ from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group,
 from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
-from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
+from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
 from fedvlp.models.pretrained import BUILT_IN, alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.side_by_side import Junction, apart, both, junction
@@ -145,6 +145,10 @@ class ModelConfig:
     def pinned(self) -> ModelConfig:
         """The same with the checksum of the weights that it starts from. Raises InitialWeightsError."""
         init = pinned(self.init)
+        towers = {name: getattr(self, name) for name in ("image_tower", "text_tower")}
+        own = {name: pinned(tower) for name, tower in towers.items() if own_folder(tower)}
+        if own != {name: towers[name] for name in own}:
+            return replace(self, **own).pinned()
         if self.adapters != adapters.LORA or not self.pretrained:
             return replace(self, init=init)
         return replace(self, adapters=f"{adapters.LORA}@{self.build().towers_digest()}")
@@ -213,6 +217,7 @@ class DualEncoder(Usable, nn.Module):
         self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
+        self.start: dict[str, Any] = {}  # of a model of another library (models/start.py): what it is, its temperature
         self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:
@@ -443,6 +448,7 @@ class DualEncoder(Usable, nn.Module):
             "tokenizer": "transformers" if own else "hash",
             **({"preprocessing": self.preprocessing} if self.preprocessing else {}),
             **({"prompts": self.prompts} if self.prompts else {}),
+            **({"start": self.start} if self.start else {}),
             **({"frozen_statistics": self.frozen_statistics} if self.frozen_statistics else {}),
         }
 

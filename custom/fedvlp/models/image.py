@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,60 @@ class TimmTower(Tower):
     def architecture(self) -> dict[str, Any]:
         """timm's name and arguments."""
         return self._architecture
+
+
+class TransformersImage(Tower):
+    """A vision model of transformers: images [B, 1 or C, H, W] -> tokens [B, M, W], position 0 what its pooler gives.
+
+    Where it has no pooler, position 0 is the class token; register tokens are left out. ``architecture``: its
+    configuration, and the mean and std that it sees.
+    """
+
+    def __init__(self, model: nn.Module, image_size: int, architecture: dict[str, Any]) -> None:
+        super().__init__()
+        settings: Any = model.config
+        self.model, self.image_size, self.in_channels = model, image_size, int(settings.num_channels)
+        sizes = getattr(settings, "hidden_sizes", None)  # of the stages of ConvNeXt and ResNet
+        self.width = int(sizes[-1] if sizes else settings.hidden_size)
+        self.normalise = Normalised(architecture.get("mean", ()), architecture.get("std", ()))
+        stretch = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        self._more = {"interpolate_pos_encoding": True} if stretch and settings.image_size != image_size else {}
+        self._architecture = architecture
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Tokens [B, M, W] of images [B, 1 or C, H, W]."""
+        seen = self.normalise(as_channels(images, self.in_channels, self.image_size))
+        out = self.model(pixel_values=seen, **self._more)
+        hidden, pooled = out.last_hidden_state, getattr(out, "pooler_output", None)
+        if hidden.ndim == 4:  # a map [B, W, h, w]
+            hidden, pooled = hidden.flatten(2).transpose(1, 2), pooled.flatten(1)
+        summary = hidden[:, 0] if pooled is None else pooled
+        return torch.cat([summary[:, None], hidden[:, -self._patches(hidden.shape[1]) :]], dim=1)
+
+    def _patches(self, tokens: int) -> int:
+        """How many of so many tokens are patches: the last ones, a square."""
+        settings: Any = self.model.config
+        stages = len(getattr(settings, "depths", None) or ()) - 1
+        stride = int(getattr(settings, "patch_size", 1)) * 2 ** max(0, stages)
+        return min(tokens, (self.image_size // stride) ** 2)
+
+    def checkpoint_blocks(self) -> None:
+        """As for every tower, by transformers' own switch."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def architecture(self) -> dict[str, Any]:
+        """The kind of the model, transformers' configuration, and mean and std."""
+        return self._architecture
+
+
+def vision_tower(architecture: dict[str, Any], image_size: int) -> TransformersImage:
+    """The tower that ``TransformersImage.architecture()`` describes, randomly initialised, without network."""
+    from transformers import AutoConfig
+
+    from fedvlp.models.text import bare_model
+
+    settings = AutoConfig.for_model(architecture["name"], **architecture["config"])
+    return TransformersImage(bare_model(settings), image_size, architecture)
 
 
 def timm_tower(
