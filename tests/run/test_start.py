@@ -85,6 +85,9 @@ def test_a_job_names_the_start_with_its_checksum(tmp_path: Path) -> None:
     experiment = configured("fedavg", None, 2, SMALL, start="ours", travels=True)
     assert experiment.model.image_tower.startswith("ours@")
     assert str(tmp_path) not in repr(experiment)
+    (tmp_path / "dino" / "preprocessor_config.json").write_text('{"image_mean": [0], "image_std": [1], "size": 32}')
+    imported(tmp_path / "dino", "theirs")
+    assert pinned("theirs").partition("@")[2] != pinned("ours").partition("@")[2], "mean and std are pinned as well"
     other = replace(experiment.model, image_tower="ours@" + "0" * 64)
     with pytest.raises(InitialWeightsError, match="SHA-256"):
         other.build()

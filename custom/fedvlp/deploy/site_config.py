@@ -25,7 +25,7 @@ from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.pretrained import BUILT_IN
+from fedvlp.models.tiny import BUILT_IN
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 from fedvlp.run.site_sources import SiteSources

@@ -27,10 +27,10 @@ from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
 from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
-from fedvlp.models.pretrained import BUILT_IN, alignment_block, image_tower, text_tower
+from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.side_by_side import Junction, apart, both, junction
-from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
+from fedvlp.models.tiny import BUILT_IN, Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
 if TYPE_CHECKING:
@@ -145,10 +145,9 @@ class ModelConfig:
     def pinned(self) -> ModelConfig:
         """The same with the checksum of the weights that it starts from. Raises InitialWeightsError."""
         init = pinned(self.init)
-        towers = {name: getattr(self, name) for name in ("image_tower", "text_tower")}
-        own = {name: pinned(tower) for name, tower in towers.items() if own_folder(tower)}
-        if own != {name: towers[name] for name in own}:
-            return replace(self, **own).pinned()
+        image, text = (pinned(name) if own_folder(name) else name for name in (self.image_tower, self.text_tower))
+        if (image, text) != (self.image_tower, self.text_tower):
+            return replace(self, image_tower=image, text_tower=text).pinned()
         if self.adapters != adapters.LORA or not self.pretrained:
             return replace(self, init=init)
         return replace(self, adapters=f"{adapters.LORA}@{self.build().towers_digest()}")
@@ -431,9 +430,16 @@ class DualEncoder(Usable, nn.Module):
         if not isinstance(self.tokenizer, HashTokenizer):
             self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / WEIGHTS)
+        # With the checksum of the weights, a job also pins how images and texts of a model to start from are prepared.
+        prepared = {"start": json.dumps([self.start, *self._prepared()])} if self.start else None
+        save_file(tensors, folder / WEIGHTS, metadata=prepared)
         said = self.described() | ({"statistics": statistics} if statistics else {})
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+
+    def _prepared(self) -> tuple[Any, ...]:
+        """What vectors depend on beside the weights, of towers that others have trained."""
+        statistics = {key: self.image_encoder.architecture().get(key) for key in ("mean", "std")}
+        return statistics, self.config.image_size, self.config.text_pooling, self.tokenizer.identity()
 
     def described(self) -> dict[str, Any]:
         """What config.json says: all that is needed beside the weights to build this model again without a download."""

@@ -120,7 +120,8 @@ class TransformersImage(Tower):
         """Tokens [B, M, W] of images [B, 1 or C, H, W]."""
         seen = self.normalise(as_channels(images, self.in_channels, self.image_size))
         out = self.model(pixel_values=seen, **self._more)
-        hidden, pooled = out.last_hidden_state, getattr(out, "pooler_output", None)
+        hidden: Tensor = out.last_hidden_state
+        pooled: Any = getattr(out, "pooler_output", None)
         if hidden.ndim == 4:  # a map [B, W, h, w]
             hidden, pooled = hidden.flatten(2).transpose(1, 2), pooled.flatten(1)
         summary = hidden[:, 0] if pooled is None else pooled

@@ -20,6 +20,7 @@ from fedvlp.core.checkpoint import save_bytes, save_json
 from fedvlp.core.json_file import read_json
 from fedvlp.core.site_error import SiteError
 from fedvlp.models.fetched import folder_of
+from fedvlp.models.tiny import BUILT_IN
 
 SHIPPED = {
     "tiny-pool": "28aeea72cf32aea60c22a73377e941ccb9d6818f156093fe227f3d71f7a1bb07",
@@ -116,6 +117,8 @@ class OwnFolder(NamedTuple):
 def own_folder(name: str) -> OwnFolder | None:
     """The folder of fedvlp's own form that a tower's ``name`` or NAME@SHA256 stands for; None where it is none."""
     wanted = parse(name)
+    if name in BUILT_IN:  # whatever lies in a folder of that name
+        return None
     try:
         described = read_json(wanted.folder / CONFIG, follow=True)
     except (OSError, ValueError):

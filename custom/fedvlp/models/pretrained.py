@@ -24,9 +24,6 @@ from fedvlp.models.tiny import (
 if TYPE_CHECKING:
     from fedvlp.models.dual_encoder import ModelConfig
 
-BUILT_IN = ("tiny", "pixels", "gru", "words")
-"""Towers of models/tiny.py: no download, and no published weights."""
-
 
 class NoAlignment(nn.Identity):
     """Takes the place of an alignment block that is switched off: no parameters, the mask is ignored."""

@@ -96,8 +96,8 @@ def as_model(start: Start) -> DualEncoder:
     if start.text is not None:
         model.text_encoder = start.text
     model.image_head, model.text_head = model.new_head("image"), model.new_head("text")
-    if start.heads:
-        model.image_head[0], model.text_head[0] = start.heads
+    if start.heads is not None:
+        model.image_head, model.text_head = (nn.Sequential(layer) for layer in start.heads)
     model.config = replace(config, in_channels=getattr(start.image, "in_channels", None))
     return model.eval()
 

@@ -89,8 +89,10 @@ class TransformersTower(TextTower):
         settings: Any = self.model.config
         length = ids.shape[1]
         if settings.model_type == SIGLIP:  # it was trained on padding up to a fixed length, and sees it
-            ids, mask = F.pad(ids, (0, self.tokenizer.max_tokens - length), value=settings.pad_token_id), None
-        out = self.model(input_ids=ids, attention_mask=None if mask is None else self._visible(mask))
+            ids = F.pad(ids, (0, self.tokenizer.max_tokens - length), value=settings.pad_token_id)
+            out = self.model(input_ids=ids)
+        else:
+            out = self.model(input_ids=ids, attention_mask=self._visible(mask))
         tokens = out.last_hidden_state[:, :length]  # [B, T, W]
         if settings.model_type in POOLED:
             tokens = torch.cat([out.pooler_output[:, None], tokens[:, 1:]], dim=1)

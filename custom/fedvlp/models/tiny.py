@@ -20,6 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fedvlp.core.types import SPECIAL, WORD
 
+BUILT_IN = ("tiny", "pixels", "gru", "words")
+"""Names of the towers of this file: no download, and no published weights."""
+
 PAD, CLS = 0, 1
 """Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
 
@@ -38,6 +41,10 @@ class Tokenizer(Protocol):
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """ids [N, T] and mask [N, T] of N texts. Raises TypeError for one string instead of a sequence."""
+        ...
+
+    def identity(self) -> str:
+        """All that ids and mask depend on beside the texts; "" where it cannot be said."""
         ...
 
 
@@ -232,6 +239,9 @@ class Normalised(nn.Module):
 
     ``mean`` and ``std`` are of C channels, with pixels in 0..1. For 0.5 nothing is computed, so no bit changes.
     """
+
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, mean: Sequence[float] = (), std: Sequence[float] = ()) -> None:
         super().__init__()
