@@ -20,6 +20,15 @@ Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
 ]
 
+Start = Annotated[
+    str | None,
+    typer.Option(
+        "--start",
+        help="A model to start from: a name of `fedvlp towers import`, or a folder or file of open_clip, transformers, "
+        "timm or torchxrayvision.",
+    ),
+]
+
 DATA = "synthetic (default), label-skew, scanner-shift, table:PATH.csv, SOURCE:FOLDER[,SETTING=VALUE]"
 """What ``--data`` of every command takes."""
 
@@ -77,13 +86,15 @@ def configured(
     cache: Path | None = None,
     like: Experiment | None = None,
     travels: bool = False,
+    start: str | None = None,
 ) -> Experiment:
     """A preset with the choices of the command line: ``data``, number of ``sites``, and ``settings`` "key=value".
 
     ``preset``: its name, or another run's experiment in its place.
     ``at``: a data set for each site, "NAME=SOURCE:FOLDER", in place of ``data``. ``cache``: folder for decoded images.
     ``like``: a run on whose terms it is (``run.terms.like``). Weights to start from are named with their checksum.
-    ``travels``: it is for other machines, so that paths in ``settings`` stay as they are; else they become absolute.
+    ``start``: a model to start from (``run.start.begin``). ``travels``: it is for other machines, so that paths in
+    ``settings`` stay as they are; else they become absolute.
     Raises ValueError for an unknown preset, data or setting.
     """
     if sites is not None and sites < 1:
@@ -99,6 +110,10 @@ def configured(
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
+    if start is not None:
+        from fedvlp.run.start import begin
+
+        experiment = begin(experiment, start, travels)
     chosen, sites = _chosen_data(experiment, data, sites, at, cache)
     if chosen is not None:
         if experiment.name in presets.PAPERS:

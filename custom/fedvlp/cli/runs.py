@@ -16,6 +16,7 @@ from fedvlp.cli.overrides import (
     AcceptKinds,
     Plugins,
     Setting,
+    Start,
     accepted,
     configured,
     given,
@@ -59,6 +60,7 @@ def simulate(
         Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
     ] = None,
     settings: Setting = None,
+    start: Start = None,
     runs: Runs = Path("runs"),
     like: Annotated[
         Path | None,
@@ -104,7 +106,7 @@ def simulate(
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
         return show_run(experiment, folder, workers, accept, again, mlflow)
-    experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
+    experiment = asked_for(preset, config, data, sites, site, cache, settings, like, start)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
     from fedvlp.run.folder import RunFolder
@@ -167,6 +169,7 @@ def asked_for(
     cache: Path | None,
     settings: list[str] | None,
     like: Path | None,
+    start: str | None = None,
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
     from fedvlp.cli.config_file import ConfigFile, read
@@ -182,6 +185,7 @@ def asked_for(
         site,
         cache,
         _experiment_in(like) if like else None,
+        start=start,
     )
 
 
