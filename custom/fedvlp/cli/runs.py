@@ -110,7 +110,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     from rich.console import Console
 
     from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import printable, progress_line, summary_tables
+    from fedvlp.cli.tables import printable, progress_line, show_beside, summary_tables
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
 
@@ -144,8 +144,10 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     )
     for sentence in cautions:
         show_caution(sentence)  # once more, beside the figures
+    page = write_report(folder)  # measures
     console.print(*summary_tables(experiment.name, summary(history)))
-    print(f"model {folder.model}\nreport {write_report(folder)}")
+    show_beside(console, folder)
+    print(f"model {folder.model}\nreport {page}")
 
 
 def asked_for(
@@ -200,17 +202,11 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
 
 
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
-    """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
+    """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
     from fedvlp.report.page import write
-    from fedvlp.run import recalls, zero_shot_areas
+    from fedvlp.run import beside
 
-    if intervals:
-        recalls.measure(folder)
-        zero_shot_areas.measure(folder)
-    else:
-        recalls.measure_built_in(folder)
-        if recalls.read(folder):
-            zero_shot_areas.measure_built_in(folder)
+    (beside.measure if intervals else beside.measure_unasked)(folder)
     return write(folder, films)
 
 
@@ -252,7 +248,7 @@ def report(
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import summary_tables
+    from fedvlp.cli.tables import show_beside, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
 
@@ -262,12 +258,14 @@ def report(
     if not history:
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
+    page = write_report(folder, intervals, films)
     tables = summary_tables(experiment.name, summary(history))
     if tables:
         Console().print(*tables)
+        show_beside(Console(), folder)
     else:  # as at hospitals under privacy-dp.json
         print("no recall left the sites (their policy), or none was measured")
-    print(f"report {write_report(folder, intervals, films)}")
+    print(f"report {page}")
 
 
 def tell_outgoing(folder: RunFolder) -> None:

@@ -14,6 +14,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedvlp.data.deid import Finding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
+    from fedvlp.run.folder import RunFolder
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
@@ -181,6 +183,19 @@ def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Tabl
     if any(_area(key) for key in _newest(figures)):
         tables.append(_areas(name, figures))
     return tables
+
+
+def show_beside(console: Console, folder: RunFolder) -> None:
+    """What a run on a user's own records is held against, the verdict, and the commands of what is not there."""
+    from fedvlp.run import beside
+
+    if not (rows := beside.rows(folder)):
+        return
+    columns = ("figure on the test split", "this run", "held against", "its figure")
+    lines = [(row.what, row.of_run, row.other, row.of_other) for row in rows]
+    console.print(plain_table("what it is worth", columns, lines, right=False))
+    for line in (beside.verdict(rows), *(f"not measured: {command}" for command in beside.lacking(folder))):
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _newest(figures: dict[str, dict[str, float]]) -> dict[str, float]:
