@@ -54,7 +54,7 @@ def simulate(
         typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
+        Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
@@ -71,7 +71,7 @@ def simulate(
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing but --cache."),
+        typer.Option("--dry-run", help="Says what a run would take, after a few steps; leaves nothing but the cache."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
@@ -97,7 +97,7 @@ def simulate(
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
         return show_run(experiment, folder, workers, accept, again, mlflow)
-    experiment = asked_for(preset, config, data, sites, site, cache, settings, like)
+    experiment = with_features_kept(asked_for(preset, config, data, sites, site, cache, settings, like), runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
     folder = RunFolder.create(runs, experiment)
@@ -176,6 +176,19 @@ def asked_for(
         cache,
         RunFolder(like).experiment() if like else None,
     )
+
+
+def with_features_kept(experiment: Any, runs: Path) -> Any:
+    """The experiment with a cache beside the runs, where frozen towers take minutes for what would be thrown away.
+
+    A dry run fills it, and every run on the same records finds it there.
+    """
+    from dataclasses import replace
+
+    data = experiment.data
+    if not experiment.training.cache_features or getattr(data, "cache", "none") is not None:
+        return experiment
+    return replace(experiment, data=replace(data, cache=str(runs.absolute() / "cache")))
 
 
 def default_workers(experiment: Any) -> int:

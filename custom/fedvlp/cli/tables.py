@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +89,19 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
+        *([f"this dry run: {plan.processor_seconds:.0f} s of processor"] if plan.processor_seconds >= 1 else []),
+        *([] if math.isnan(plan.reach) else [_reach_line(plan)]),
     ]
+
+
+def _reach_line(plan: DryRun) -> str:
+    """How wide the interval of the result will be."""
+    from fedvlp.run.dry_run import TYPICAL
+
+    return (
+        f"precision: with {sum(plan.test_patients.values())} test patients an R@1 of {TYPICAL} % will have a 95 % "
+        f"interval of about +- {plan.reach:.1f}: two models that differ by less are not told apart"
+    )
 
 
 def progress_line(record: dict[str, Any]) -> str:
