@@ -398,10 +398,13 @@ def evaluate(
     use_plugins(plugins)
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
     refuse_unread(what, given(context), settings or [])
+    folder = RunFolder(run)
     chosen = None if data is None else records_of(data, decoded_size(run))
+    if chosen is None and folder.config.exists() and any(one.startswith("data.") for one in settings or []):
+        chosen = folder.experiment().data  # the run's own records, read otherwise
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
     console = Console(markup=False, highlight=False)
-    for file in measure(RunFolder(run), overridden(choices, settings)):
+    for file in measure(folder, overridden(choices, settings)):
         if (table := table_of_file(file)) is not None:
             console.print(table)
         print(f"wrote {file}")
