@@ -57,7 +57,7 @@ def simulate(
         typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
+        Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
     settings: Setting = None,
     start: Start = None,
@@ -80,7 +80,7 @@ def simulate(
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing but --cache."),
+        typer.Option("--dry-run", help="Says what a run would take, after a few steps; leaves nothing but the cache."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
@@ -107,6 +107,7 @@ def simulate(
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
         return show_run(experiment, folder, workers, accept, again, mlflow)
     experiment = asked_for(preset, config, data, sites, site, cache, settings, like, start)
+    experiment = with_features_kept(experiment, runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
     from fedvlp.run.folder import RunFolder
@@ -121,7 +122,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     from rich.console import Console
 
     from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import progress_line, summary_tables
+    from fedvlp.cli.tables import progress_line, show_beside, summary_tables
     from fedvlp.core.validate import printable
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
@@ -156,8 +157,10 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     )
     for sentence in cautions:
         show_caution(sentence)  # once more, beside the figures
+    page = write_report(folder)  # measures
     console.print(*summary_tables(experiment.name, summary(history)))
-    print(f"model {folder.model}\nreport {write_report(folder)}")
+    show_beside(console, folder)
+    print(f"model {folder.model}\nreport {page}")
 
 
 def asked_for(
@@ -196,6 +199,19 @@ def _experiment_in(folder: Path) -> Experiment:
     return RunFolder(folder).experiment()
 
 
+def with_features_kept(experiment: Any, runs: Path) -> Any:
+    """The experiment with a cache beside the runs, where frozen towers take minutes for what would be thrown away.
+
+    A dry run fills it, and every run on the same records finds it there.
+    """
+    from dataclasses import replace
+
+    data = experiment.data
+    if not experiment.training.cache_features or getattr(data, "cache", "none") is not None:
+        return experiment
+    return replace(experiment, data=replace(data, cache=str(runs.absolute() / "cache")))
+
+
 def default_workers(experiment: Any) -> int:
     """As many sites at a time as this machine has cores for."""
     import os
@@ -220,17 +236,11 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
 
 
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
-    """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
+    """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
     from fedvlp.report.page import write
-    from fedvlp.run import recalls, zero_shot_areas
+    from fedvlp.run import beside
 
-    if intervals:
-        recalls.measure(folder)
-        zero_shot_areas.measure(folder)
-    else:
-        recalls.measure_built_in(folder)
-        if recalls.read(folder):
-            zero_shot_areas.measure_built_in(folder)
+    (beside.measure if intervals else beside.measure_unasked)(folder)
     return write(folder, films)
 
 
@@ -271,7 +281,7 @@ def report(
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import summary_tables
+    from fedvlp.cli.tables import show_beside, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
 
@@ -281,12 +291,14 @@ def report(
     if not history:
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
+    page = write_report(folder, intervals, films)
     tables = summary_tables(experiment.name, summary(history))
     if tables:
         Console().print(*tables)
+        show_beside(Console(), folder)
     else:  # as at hospitals under privacy-dp.json
         print("no recall left the sites (their policy), or none was measured")
-    print(f"report {write_report(folder, intervals, films)}")
+    print(f"report {page}")
 
 
 def tell_outgoing(folder: RunFolder) -> None:
@@ -414,10 +426,13 @@ def evaluate(
 
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
     refuse_unread(what, given(context), settings or [])
+    folder = RunFolder(run)
     chosen = None if data is None else records_of(data, decoded_size(run))
+    if chosen is None and folder.config.exists() and any(one.startswith("data.") for one in settings or []):
+        chosen = folder.experiment().data  # the run's own records, read otherwise
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
     console = Console(markup=False, highlight=False)
-    for file in measure(RunFolder(run), overridden(choices, settings)):
+    for file in measure(folder, overridden(choices, settings)):
         if (table := table_of_file(file)) is not None:
             console.print(table)
         print(f"wrote {file}")
