@@ -93,7 +93,7 @@ def save_tensors(path: Path, tensors: State, header: dict[str, Any] | None = Non
         contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         text = json.dumps(header or {})
         sums = {"": zlib.crc32(text.encode())} | {name: checksum(name, tensor) for name, tensor in contiguous.items()}
-        save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums)}\n{text}"})
+        save_file(contiguous, temporary, metadata={HEADER: f"{json.dumps(sums, sort_keys=True)}\n{text}"})
         replace_durably(temporary, path)
     except (OSError, SafetensorError) as error:
         _discard(temporary)

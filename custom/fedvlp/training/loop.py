@@ -44,14 +44,19 @@ def train(
 
     On a GPU the host queues steps and never waits for one: loss terms stay there until the phase ends.
     """
+    # 1. What is trained, and every seed of the phase.
     client.set_trainable(lambda name: method.trains(name, message.phase))
     phases = method.phases(message.round)
     index = phases.index(message.phase) if message.phase in phases else message.phase  # the server's own training
     generator = torch.Generator().manual_seed(seed(client.seed, client.name, message.round, index, "batches"))
     ranks = seed(client.seed, client.name, message.round, index, "ranks")
+
+    # 2. The optimiser, which may go on with what earlier phases left.
     step = (dp_sgd.PrivateStepper if training.dp_noise else Stepper)(client, training, message, ranks)
     share_images(method, client, training)
     warms_up = not (optimizer and step.go_on(optimizer))
+
+    # 3. The batches.
     if training.dp_noise:
         dp_sgd.refuse_settings(method, training)
         dp_sgd.refuse_modules(client)
@@ -69,6 +74,7 @@ def train(
     def corrected() -> None:
         method.after_backward(client, message)
 
+    # 4. The steps. A phase that was broken off draws the batches that it has had, and drops them.
     history: list[dict[str, Tensor]] = []
     if unfinished and unfinished.steps:
         deque(islice(batches, unfinished.steps), maxlen=0)
@@ -81,6 +87,8 @@ def train(
             method.after_step(client, message)
             if unfinished:
                 unfinished.save(client, step, history)
+
+    # 5. What the next phase goes on with, and the mean of every loss term.
     step.end(history)
     if optimizer is not None:
         step.hand_on(optimizer)

@@ -73,15 +73,20 @@ class Stepper:
 
     def __call__(self, batch: Batch, losses: Losses, corrected: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
         """One step on ``batch``; the terms of the loss, detached. ``corrected`` may change the finished gradients."""
+        # 1. Of several processes each takes its own rows, unless all see the whole batch.
         several, gather = distributed.together(), self.training.gather_negatives
         if several:
             set_global(seed(self.purpose, self.done, 0 if gather else distributed.rank()))
         if several and not gather:
             batch = own_rows(batch)
+
+        # 2. The gradients, averaged over the processes.
         self.optimizer.zero_grad(set_to_none=True)
         terms = self._backward(batch, losses)
         if several:
             self.means.finish()
+
+        # 3. The method's corrections, then clipping: both in true units, so the scale of float16 is taken out first.
         self.scaler.unscale_(self.optimizer)
         if self._holds():
             with torch.no_grad():
@@ -90,6 +95,8 @@ class Stepper:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         if self.weigh is not None:
             self._note_length()
+
+        # 4. The step.
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.schedule.step()
