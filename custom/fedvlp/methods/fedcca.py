@@ -151,8 +151,8 @@ def moments(client: Client) -> State:
     image_mean, text_mean = image.mean(dim=0), text.mean(dim=0)
     x, t = image - image_mean, text - text_mean  # [n, W], [n, V]
     n = len(x)
-    found = {IMAGE_MEAN: image_mean, TEXT_MEAN: text_mean, IMAGE: x.T @ x / n, TEXT: t.T @ t / n, CROSS: x.T @ t / n}
-    return {name: tensor.float() for name, tensor in found.items()}
+    sums = {IMAGE_MEAN: image_mean, TEXT_MEAN: text_mean, IMAGE: x.T @ x / n, TEXT: t.T @ t / n, CROSS: x.T @ t / n}
+    return {name: tensor.float() for name, tensor in sums.items()}
 
 
 @contextmanager
@@ -177,18 +177,18 @@ def heads(method: FedCCA, mean: State, state: State) -> State:
     m_x, m_t, s_xx, s_tt, s_xt = (mean[name].double() for name in (IMAGE_MEAN, TEXT_MEAN, IMAGE, TEXT, CROSS))
     (image_weight, image_bias), (text_weight, text_bias) = (head_of(name, state) for name in ("image", "text"))
     dim, width = state[image_weight].shape
-    kept = width + 1 if dim > width + 1 else 0  # coordinates of the tower's own space
+    own = width + 1 if dim > width + 1 else 0  # coordinates of the tower's own space
     with one_thread():  # another number of threads has other last bits
         root_x, root_t = inverse_root(s_xx, method.image_ridge), inverse_root(s_tt, method.text_ridge)
         u, rho, v = torch.linalg.svd(root_x @ s_xt @ root_t, full_matrices=False)  # step 3
-        d = min(dim - kept, len(rho))
+        d = min(dim - own, len(rho))
         a, b = root_x @ u[:, :d] * rho[:d], root_t @ v[:d].T * rho[:d]  # step 4
         a, b = (of / root_mean_square(of.T @ s @ of) for of, s in ((a, s_xx), (b, s_tt)))  # step 5
     image, text = (torch.zeros(dim, len(s), dtype=torch.float64) for s in (s_xx, s_tt))
     image[:d], text[:d] = a.T, b.T
     offset = torch.zeros(dim, dtype=torch.float64)
-    if kept:
-        image[-kept:-1] = torch.eye(width, dtype=torch.float64) * method.tower / root_mean_square(s_xx)
+    if own:
+        image[-own:-1] = torch.eye(width, dtype=torch.float64) * method.tower / root_mean_square(s_xx)
         # Vectors get unit length. Beside so long a coordinate that hardly depends on the image, and changes no feature.
         offset[-1] = 3 * method.tower
     solved = {

@@ -346,8 +346,8 @@ def zipped(**members: bytes) -> bytes:
 def packed_tables(rows: list[dict[str, object]], text: bytes) -> dict[str, bytes]:
     """The table in every container that is read."""
     lines = "\n".join(map(json.dumps, rows)).encode()
-    made = {"gz": gzip.compress(text), "bz2": bz2.compress(text), "xz": lzma.compress(text), "jsonl": lines}
-    made |= {"zip": zipped(**{"a/t.csv": text, "__MACOSX/t.csv": b"x"}), "jsonl.gz": gzip.compress(lines)}
+    made = {"gz": gzip.compress(text, mtime=0), "bz2": bz2.compress(text), "xz": lzma.compress(text), "jsonl": lines}
+    made |= {"zip": zipped(**{"a/t.csv": text, "__MACOSX/t.csv": b"x"}), "jsonl.gz": gzip.compress(lines, mtime=0)}
     return made | {"json": json.dumps(rows, indent=1).encode(), "json with a mark": b"\xef\xbb\xbf" + lines}
 
 
@@ -377,8 +377,8 @@ def test_tables_in_other_files_are_read(tmp_path: Path) -> None:
         (zipped(**{"xl/workbook.xml": b"canary"}), "is an Excel workbook, and no CSV; save it as CSV"),
         (zipped(mimetype=b"x", **{"content.xml": b"x"}), "is an OpenDocument spreadsheet or text"),
         (zipped(**{"a.csv": b"x", "b.csv": b"x"}), "is an archive with 2 tables, and no CSV; unpack it"),
-        (gzip.compress(b"image,report\n" * 99)[:-9], "is damaged, or was cut off"),
-        (gzip.compress(b"%PDF-1.7"), "is a PDF, and no CSV; export the table as CSV"),
+        (gzip.compress(b"image,report\n" * 99, mtime=0)[:-9], "is damaged, or was cut off"),
+        (gzip.compress(b"%PDF-1.7", mtime=0), "is a PDF, and no CSV; export the table as CSV"),
         (b"SQLite format 3\0", "is an SQLite database"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "is an old Excel workbook"),
         (b"\n<html><table>canary", "is XML or a web page"),
