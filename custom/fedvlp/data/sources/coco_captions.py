@@ -96,4 +96,4 @@ class Flickr30kSource(Captions):
     table: ClassVar[str] = "dataset_flickr30k.json"
     source = "flickr30k"
     needs: ClassVar[tuple[str, ...]] = ("flickr30k-images or flickr30k_images",)
-    places: ClassVar[Mapping[str, str]] = {"root": "flickr30k-images or flickr30k_images"}
+    published_as: ClassVar[Mapping[str, str]] = {"root": "flickr30k-images or flickr30k_images"}

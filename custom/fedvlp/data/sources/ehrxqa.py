@@ -32,7 +32,7 @@ class EHRXQASource(Published):
     """
 
     table: ClassVar[str] = FOLDERS[0]
-    places: ClassVar[Mapping[str, str]] = {"path": " or ".join(FOLDERS)}
+    published_as: ClassVar[Mapping[str, str]] = {"path": " or ".join(FOLDERS)}
     needs: ClassVar[tuple[str, ...]] = ("files",)  # MIMIC-CXR-JPG's
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 

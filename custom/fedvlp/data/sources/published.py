@@ -285,7 +285,9 @@ class Published:
 
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
     needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
-    places: ClassVar[Mapping[str, str]] = {}  # field -> where it is in the folder, if there; ``path`` if not ``table``
+    published_as: ClassVar[
+        Mapping[str, str]
+    ] = {}  # field -> where it is in the folder, if there; ``path`` if not ``table``
     modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records, where these are known before they are read
 
     image_size: int = 256  # side of the decoded square, pixels
@@ -307,10 +309,10 @@ class Published:
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
         """Field -> path of each of the collection's files and folders in ``root``. Raises ValueError as ``at``."""
-        places = {"path": cls.table, **cls.places}
-        require_items(cls.source_name(), root, [item for item in (places["path"], *cls.needs) if item != "."])
-        found = {name: first_of(root, item.split(" or ")) for name, item in places.items()}
-        return {"root": str(root), **{name: str(path) for name, path in found.items() if path}}
+        published_as = {"path": cls.table, **cls.published_as}
+        require_items(cls.source_name(), root, [item for item in (published_as["path"], *cls.needs) if item != "."])
+        paths = {name: first_of(root, item.split(" or ")) for name, item in published_as.items()}
+        return {"root": str(root), **{name: str(path) for name, path in paths.items() if path}}
 
     @classmethod
     def source_name(cls) -> str:

@@ -137,7 +137,7 @@ class BRSETSource(RetinaSource):
     known: ClassVar[str] = "brset"
     table: ClassVar[str] = "labels_brset.csv"
     needs: ClassVar[tuple[str, ...]] = ("fundus_photos",)
-    places: ClassVar[Mapping[str, str]] = {"root": "fundus_photos"}
+    published_as: ClassVar[Mapping[str, str]] = {"root": "fundus_photos"}
     without_file: ClassVar[int] = 7  # rows of the published table that have no photograph
 
     def films(self) -> Iterator[Film]:
@@ -150,13 +150,13 @@ class BRSETSource(RetinaSource):
                 f"brset source: {there.count(False)} of {len(published)} images are not under root; at most "
                 f"{self.without_file} rows of the published table have none; max_missing takes a part of it"
             )
-        rows = [(row, file) for row, file, found in zip(published, files, there, strict=True) if found]
+        rows = [(row, file) for row, file, present in zip(published, files, there, strict=True) if present]
         status = grades(self.known, "DR_ICDR", [row["DR_ICDR"] for row, _ in rows], 4)
         edema = grades(self.known, "macular_edema", [row["macular_edema"] for row, _ in rows], 1)
         for (row, file), grade, level in zip(rows, status, edema, strict=True):
             text = caption(ICDR[grade], EDEMA[level])
             yield Film(row["image_id"], file, findings(grade, level), row["patient_id"], report=text)
-        for file in (file for file, found in zip(files, there, strict=True) if not found):
+        for file in (file for file, present in zip(files, there, strict=True) if not present):
             yield Film(file.stem, file, {}, left_out="no photograph")
 
 
@@ -170,7 +170,7 @@ class MBRSETSource(RetinaSource):
     known: ClassVar[str] = "mbrset"
     table: ClassVar[str] = "labels_mbrset.csv"
     needs: ClassVar[tuple[str, ...]] = ("images",)
-    places: ClassVar[Mapping[str, str]] = {"root": "images"}
+    published_as: ClassVar[Mapping[str, str]] = {"root": "images"}
 
     def films(self) -> Iterator[Film]:
         """The photographs. Raises ValueError for cells that are no grade."""

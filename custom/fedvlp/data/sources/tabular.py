@@ -101,10 +101,10 @@ class TabularSource(Published):
         return report
 
     def _files(self, root: Path, rows: list[Film]) -> list[Path]:
-        found = {file.name: file for file in sorted(root.rglob(self.anywhere))} if self.anywhere else {}
+        named = {file.name: file for file in sorted(root.rglob(self.anywhere))} if self.anywhere else {}
         names = ImageNames(root.resolve())
         return [
-            found.get(Path(film.file).name, root / film.file)
+            named.get(Path(film.file).name, root / film.file)
             if isinstance(film.file, Path)
             else names.find(film.file)[0] or root.resolve() / film.file
             for film in rows
@@ -247,7 +247,7 @@ class VinDrSource(TabularSource):
 
     known: ClassVar[str] = "vindr_cxr"
     table: ClassVar[str] = "annotations"
-    places: ClassVar[Mapping[str, str]] = {"path": "annotations or train.csv"}
+    published_as: ClassVar[Mapping[str, str]] = {"path": "annotations or train.csv"}
     needs: ClassVar[tuple[str, ...]] = ("train",)  # of Kaggle's competition the test films have no labels
 
     def films(self) -> Iterator[Film]:
@@ -306,7 +306,7 @@ class NIHSource(TabularSource):
 
     known: ClassVar[str] = "nih_cxr14"
     table: ClassVar[str] = "Data_Entry_2017_v2020.csv"
-    places: ClassVar[Mapping[str, str]] = {
+    published_as: ClassVar[Mapping[str, str]] = {
         "path": "Data_Entry_2017_v2020.csv or Data_Entry_2017.csv",
         "test_list": "test_list.txt",
     }
@@ -420,7 +420,7 @@ class RSNASource(TabularSource):
     known: ClassVar[str] = "rsna"
     table: ClassVar[str] = "stage_2_train_labels.csv"
     needs: ClassVar[tuple[str, ...]] = ("stage_2_train_images",)
-    places: ClassVar[Mapping[str, str]] = {"classes": "stage_2_detailed_class_info.csv"}
+    published_as: ClassVar[Mapping[str, str]] = {"classes": "stage_2_detailed_class_info.csv"}
     columns: ClassVar[tuple[str, ...]] = ("patientId", "x", "y", "width", "height", "Target")
 
     # stage_2_detailed_class_info.csv; None: No Finding and Lung Opacity are nan
@@ -511,7 +511,7 @@ class SIIMSource(TabularSource):
 
     known: ClassVar[str] = "siim"
     table: ClassVar[str] = "train-rle.csv"
-    places: ClassVar[Mapping[str, str]] = {"path": "train-rle.csv or stage_2_train.csv"}
+    published_as: ClassVar[Mapping[str, str]] = {"path": "train-rle.csv or stage_2_train.csv"}
     needs: ClassVar[tuple[str, ...]] = ("dicom-images-train or stage_2_images",)
     anywhere: ClassVar[str] = "*.dcm"
 
@@ -520,7 +520,7 @@ class SIIMSource(TabularSource):
     def films(self) -> Iterator[Film]:
         """Each film once."""
         rows = [(row["ImageId"], row["EncodedPixels"]) for row in read_rows(self.known, self.path, SIIM_COLUMNS)]
-        return (Film(key, Path(f"{key}.dcm"), found) for key, found in _outlined(self.known, rows).items())
+        return (Film(key, Path(f"{key}.dcm"), labels) for key, labels in _outlined(self.known, rows).items())
 
 
 SIIM_COLUMNS = ("ImageId", "EncodedPixels")
@@ -537,7 +537,7 @@ class CandidPTXSource(ReportedSource):
 
     known: ClassVar[str] = "candid_ptx"
     table: ClassVar[str] = "Pneumothorax_reports.csv"
-    places: ClassVar[Mapping[str, str]] = {"root": "dataset or images"}  # or beside the table
+    published_as: ClassVar[Mapping[str, str]] = {"root": "dataset or images"}  # or beside the table
 
     labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
 
@@ -546,7 +546,7 @@ class CandidPTXSource(ReportedSource):
         rows = list(read_rows(self.known, self.path, ("SOPInstanceUID", "EncodedPixels", "Report")))
         reports = {row["SOPInstanceUID"]: row["Report"] for row in reversed(rows)}
         outlined = _outlined(self.known, [(row["SOPInstanceUID"], row["EncodedPixels"]) for row in rows])
-        return (Film(key, self._file(key), found, report=reports[key]) for key, found in outlined.items())
+        return (Film(key, self._file(key), labels, report=reports[key]) for key, labels in outlined.items())
 
     def _file(self, key: str) -> Path:
         """A film's file; where none exists, a name that is then counted as missing."""
@@ -569,7 +569,7 @@ class COVIDxSource(TabularSource):
 
     known: ClassVar[str] = "covidx"
     table: ClassVar[str] = "train_COVIDx9A.txt"
-    places: ClassVar[Mapping[str, str]] = {"test_list": "test_COVIDx9A.txt"}
+    published_as: ClassVar[Mapping[str, str]] = {"test_list": "test_COVIDx9A.txt"}
     needs: ClassVar[tuple[str, ...]] = ("test_COVIDx9A.txt", "train", "test")
 
     # the list of test films; None: test patients are drawn
@@ -600,9 +600,9 @@ class COVIDxSource(TabularSource):
             yield Film(key, Path(key), _one_of(COVID_LABELS, COVID_CLASSES[kind]), f"{source} {patient}", split=split)
 
 
-def _one_of(classes: Iterable[str], found: str) -> dict[str, float]:
+def _one_of(classes: Iterable[str], chosen: str) -> dict[str, float]:
     """Findings of a collection whose classes exclude one another."""
-    return {name: float(name == found) for name in classes}
+    return {name: float(name == chosen) for name in classes}
 
 
 FOLDERS = {
