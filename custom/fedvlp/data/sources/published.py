@@ -285,9 +285,7 @@ class Published:
 
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
     needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
-    published_as: ClassVar[
-        Mapping[str, str]
-    ] = {}  # field -> where it is in the folder, if there; ``path`` if not ``table``
+    published_as: ClassVar[Mapping[str, str]] = {}  # field -> item of the folder, if there; ``path`` is ``table``
     modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records, where these are known before they are read
 
     image_size: int = 256  # side of the decoded square, pixels
@@ -309,9 +307,9 @@ class Published:
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
         """Field -> path of each of the collection's files and folders in ``root``. Raises ValueError as ``at``."""
-        published_as = {"path": cls.table, **cls.published_as}
-        require_items(cls.source_name(), root, [item for item in (published_as["path"], *cls.needs) if item != "."])
-        paths = {name: first_of(root, item.split(" or ")) for name, item in published_as.items()}
+        items = {"path": cls.table, **cls.published_as}
+        require_items(cls.source_name(), root, [item for item in (items["path"], *cls.needs) if item != "."])
+        paths = {name: first_of(root, item.split(" or ")) for name, item in items.items()}
         return {"root": str(root), **{name: str(path) for name, path in paths.items() if path}}
 
     @classmethod
