@@ -11,9 +11,10 @@ import pytest
 import torch
 from nvflare.apis.fl_context import FLContext
 from support.toy import SGD, Pairs, World, aggregate, clone, differs, pairs, same_bytes
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedvlp.core.client import NoLossError
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, Broadcast, Failure, Reply, Update, VLOutput
 from fedvlp.federation.exchange import SequentialExchange
@@ -307,7 +308,7 @@ def test_by_default_all_records_are_read() -> None:
     assert 0 < whole["loss_error"] < part["loss_error"]
 
 
-class Soft(nn.Module):
+class Soft(ObjectiveModule):
     """Cross entropy against targets that are soft: its least value is ``least``."""
 
     def __init__(self, least: float) -> None:
