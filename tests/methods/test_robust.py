@@ -154,14 +154,6 @@ def test_a_loss_that_is_not_finite_drops_the_update_and_keeps_the_weight(loss: f
     assert run.server.memory[LOSSES].isnan().tolist() == [False, True]
 
 
-def test_a_lost_quorum_does_not_move_the_weights() -> None:
-    run = claims(math.inf)
-    run.rounds = replace(run.rounds, quorum=2)
-    with pytest.raises(Exception, match="2 needed"):
-        run.run()
-    assert run.server.memory[LOSSES].isnan().all()
-
-
 def test_the_weights_are_logged_in_every_record() -> None:
     run = claims(3.0)
     run.run()
