@@ -19,8 +19,8 @@ from fedvlp import load_model
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
-from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources.tabular import NIHSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation.prompts import PROMPTS

@@ -151,6 +151,7 @@ class Federation:
 
         Raises QuorumLostError. The server is then as it was before the phase that failed.
         """
+        # 1. The run begins, or goes on after its newest checkpoint.
         server, first = self.server, next_phase
         if self.snapshots:
             self.snapshots.tidy()  # of what a phase left that was stopped
@@ -158,6 +159,8 @@ class Federation:
             self.method.start(server)
         elif next_phase == 0 and self.snapshots and server.round not in self.snapshots.rounds():
             self.snapshots.store(server.round)  # the run was stopped between writing the checkpoint and storing it
+
+        # 2. Every round has its phases; each is on disk before anybody hears of it.
         while server.round < self.rounds.rounds:
             phases = self.method.phases(server.round)
             for index in range(first, len(phases)):
@@ -168,21 +171,28 @@ class Federation:
                 self._save(0 if last else index + 1)
                 self.report(server.history[-1])
             first = 0
+
+        # 3. The sites evaluate the trained model.
         if self.rounds.evaluate_every and not (server.history and server.history[-1]["phase"] == EVALUATE):
             self.method.conclude(server)
             server.phase = EVALUATE
             self._phase(0)
             self._save(0)
             self.report(server.history[-1])
+
+        # 4. What the method makes of it in the end.
         state = self.method.finish(server)
         return server.trainer.served(state) if server.trainer else state
 
     def _phase(self, index: int) -> None:
         """One phase: broadcast, collect, aggregate, record. If it ends early, state and memory are as before."""
+        # 1. What the server has before, for a phase that ends early.
         server, began = self.server, time.perf_counter()
         replies: dict[str, Update] = {}
         dropped: dict[str, str] = {}
         state, memory, samples, apart = server.state, dict(server.memory), dict(server.samples), server.apart
+
+        # 2. The sites are asked, and their updates aggregated one by one as they come.
         wanted = self._wanted(index)
         server.metrics = server.trainer.measure(server.state, wanted) if server.trainer else {}
         try:
@@ -194,6 +204,8 @@ class Federation:
         except BaseException:
             server.state, server.memory, server.samples, server.apart = state, memory, samples, apart
             raise
+
+        # 3. The record of the phase.
         counts = {site: update.num_samples for site, update in replies.items()}
         server.enrolled = {site: count for site, count in counts.items() if count} | server.enrolled
         record = {

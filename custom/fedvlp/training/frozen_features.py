@@ -21,6 +21,7 @@ import torch
 from torch import Generator, nn
 
 from fedvlp.core.device import moved
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,9 @@ def refuse(model: nn.Module, objective: nn.Module) -> None:
     """Raises ValueError for a model, or for an objective, whose records' tokens change."""
     config: Any = getattr(model, "config", None)
     refuse_towers(config)
-    needs = getattr(objective, "needs", ())
-    if hasattr(objective, "draw") or "sentences" in needs or ("attention" in needs and not config.alignment):
+    hooks = ObjectiveModule.of(objective)
+    needs = hooks.needs
+    if hooks.draws or "sentences" in needs or ("attention" in needs and not config.alignment):
         raise ValueError(
             "training.cache_features: this objective draws another film or sentence at every step, or reads the "
             "towers' attention; set cache_features to false"
