@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.server_state import Server
-from fedvlp.core.types import Update, is_statistic
+from fedvlp.core.types import State, Update, is_statistic
 from fedvlp.core.validate import require
 
 NONE, MOMENTUM, ADAM, YOGI = OPTIMIZERS = ("none", "momentum", "adam", "yogi")
@@ -94,7 +94,8 @@ class ServerStep:
     def commit(self) -> None:
         server, before = self._server, self._server.state
         self._average.commit()
-        moved, moments = {}, {}
+        moved: State = {}
+        moments: State = {}
         for name, averaged in server.state.items():
             if averaged is before[name] or not averaged.is_floating_point() or is_statistic(name):
                 continue

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -144,7 +145,7 @@ def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
     return file
 
 
-def _areas(task: Task, vectors: Tensor, train: Sequence[int], test: Sequence[int]) -> list[Figure]:
+def _areas(task: Task, vectors: Tensor, train: np.ndarray, test: np.ndarray) -> list[Figure]:
     """The area of each class that test rows have, by a head that was fitted to the training rows."""
     of = {split: Sample(vectors[rows], task.targets[rows]) for split, rows in (("train", train), ("test", test))}
     head = fit(task, PROBE, of["train"], of["train"], 0, STEPS)
