@@ -50,15 +50,13 @@ class FedCCA(Method):
     images. Reports have zeros there, so they match images by canonical variables alone, while a classifier on images
     sees all that the tower knows.
 
-    Args:
-        local_steps: optimiser steps in every round after the first, from the closed form on; 0 or a single round: none.
-        image_ridge, text_ridge: r_x / trace(S_xx) and r_t / trace(S_tt), > 0. The larger, the fewer directions count.
-        tower: root mean square length of the tower's features beside the canonical variables' 1, > 0.
+    Rounds after the first are FedAvg's, ``local_steps`` from the closed form on; a single round, or 0 steps, is the
+    closed form alone.
     """
 
-    image_ridge: float = 1e-3
-    text_ridge: float = 1e-3
-    tower: float = 2.0
+    image_ridge: float = 1e-3  # r_x / trace(S_xx), > 0: the larger, the fewer directions of images count
+    text_ridge: float = 1e-3  # r_t / trace(S_tt), > 0
+    tower: float = 2.0  # root mean square length of the tower's features beside the canonical variables' 1, > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
