@@ -39,13 +39,13 @@ def table(path: Path, columns: str, rows: list[tuple[object, ...]]) -> Path:
 
 
 def film(path: Path, value: int) -> None:
-    """Writes a grey film of one value in 0..240, which its decoded pixels have: its diagonals are black and bright."""
+    """Writes a grey film of one value in 0..240, which its decoded middle has: two diagonals are black and bright."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((20, 20), value, dtype=np.uint8)
-    np.fill_diagonal(pixels, 0)
-    np.fill_diagonal(pixels[::-1], 240)
+    rows = np.arange(20)
+    pixels[rows, (rows + 6) % 20], pixels[rows, (rows + 13) % 20] = 0, 240
     Image.fromarray(pixels).save(path)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.published import chexpert_row, film, openi_reports
+from support.published import chexpert_row, openi_reports
+from support.published import film as picture
 
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.labels import CHEXPERT
@@ -55,7 +56,7 @@ def test_chexpert_keeps_the_published_values_by_name(tmp_path: Path) -> None:
 def test_chexpert_reads_images_and_survives_a_broken_one(tmp_path: Path) -> None:
     names = [f"C/train/patient0000{i}/study1/view1_frontal.jpg" for i in range(3)]
     for index, name in enumerate(names[:2]):
-        film(tmp_path / name, 50 * index)
+        picture(tmp_path / name, 50 * index)
     (tmp_path / names[2]).parent.mkdir(parents=True)
     (tmp_path / names[2]).write_bytes(b"no image")
     path = table(tmp_path / "train.csv", [chexpert_row(name, Edema="1.0") for name in names])
@@ -77,7 +78,7 @@ def test_nih_maps_names_and_takes_the_published_test_list(tmp_path: Path) -> Non
     listed = tmp_path / "test_list.txt"
     listed.write_text("7_1.png\n")
     for row in rows:
-        film(tmp_path / "images_001" / "images" / row["Image Index"], 9)
+        picture(tmp_path / "images_001" / "images" / row["Image Index"], 9)
     path = table(tmp_path / "entries.csv.gz", rows)
     fractions = {"val_fraction": 0.0, "test_fraction": 0.5}  # the published split is the split: none is drawn beside it
     for seed in range(4):
@@ -132,7 +133,7 @@ def test_subgroups_of_two_collections_meet_when_they_are_joined(tmp_path: Path) 
 def test_chexpert_is_found_behind_links_of_any_name(name: str, tmp_path: Path) -> None:
     film = "CheXpert-v1.0-small/train/patient00001/study1/view1_frontal.jpg"
     kept = tmp_path / "disk" / "another name"
-    film(kept / film.partition("/")[2], 9)
+    picture(kept / film.partition("/")[2], 9)
     table(kept / "train.csv", [chexpert_row(film)])
     (tmp_path / name).symlink_to(kept)
     folders = [tmp_path / name, kept] + ([tmp_path] if name in film else [])
@@ -168,7 +169,7 @@ def openi_films(folder: Path) -> tuple[str, str]:
         images = "".join(f'<parentImage id="{name}"/>' for name in names)
         (reports / file).write_text(text.replace(f'<parentImage id="CXR{number}_IM-1"/>', images))
         for index, name in enumerate(names):
-            film(folder / "png" / f"{name}.png", 20 * number + index)
+            picture(folder / "png" / f"{name}.png", 20 * number + index)
     third = (reports / "2.xml").read_text().replace('"IMPRESSION"></', '"IMPRESSION">No acute disease seen.</')
     (reports / "2.xml").write_text(third.replace('<parentImage id="CXR3_IM-1"/>', ""))
     return str(reports), str(folder / "png")

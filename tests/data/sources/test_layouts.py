@@ -74,7 +74,7 @@ def test_a_collection_is_read_from_its_folder_with_its_images(name: str, tmp_pat
     pictured = name != "ag_news"
     assert set(cohort.has_image()) == {pictured}
     brightest = cohort.images(np.arange(len(cohort))).reshape(len(cohort), -1).max(axis=1)
-    assert brightest.min() > 250 or not pictured  # JPEG is not exact
+    assert brightest.min() > 220 or not pictured  # of 240; JPEG is not exact
     said = str((cohort.ids, cohort.patients, cohort.studies))
     assert not [key for key in ("10000032", "patient0", "1.2.3", "img0", "cohen", "CXR1") if key in said]
 
