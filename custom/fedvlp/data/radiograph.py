@@ -386,9 +386,9 @@ def _know_deep_tiffs() -> None:
     """Pillow has some TIFFs of more than 8 bits only where black is zero. Where white is, the bytes are alike."""
     from PIL.TiffImagePlugin import OPEN_INFO
 
-    for (order, photometric, *form, bits, extra), mode in list(OPEN_INFO.items()):
+    for (order, photometric, form, fill, bits, extra), mode in list(OPEN_INFO.items()):
         if photometric == 1 - WHITE_IS_ZERO and bits in ((12,), (16,), (32,)):
-            OPEN_INFO.setdefault((order, WHITE_IS_ZERO, *form, bits, extra), mode)
+            OPEN_INFO.setdefault((order, WHITE_IS_ZERO, form, fill, bits, extra), mode)
 
 
 def _frames(image: Any) -> int:
