@@ -364,6 +364,7 @@ def _check_header(width: int, height: int, frames: int) -> None:
 def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
     from PIL import Image, UnidentifiedImageError
 
+    _know_deep_tiffs()
     try:
         with Image.open(path, formats=FORMATS) as image:
             shape = (image.height, image.width)
@@ -379,6 +380,15 @@ def _read_pil(path: Path, longest: int | None, colour: bool) -> _Values:
         raise UnreadableImageError("image too large") from None
     except UnidentifiedImageError:
         raise UnreadableImageError("unsupported image format") from None
+
+
+def _know_deep_tiffs() -> None:
+    """Pillow has some TIFFs of more than 8 bits only where black is zero. Where white is, the bytes are alike."""
+    from PIL.TiffImagePlugin import OPEN_INFO
+
+    for (order, photometric, form, fill, bits, extra), mode in list(OPEN_INFO.items()):
+        if photometric == 1 - WHITE_IS_ZERO and bits in ((12,), (16,), (32,)):
+            OPEN_INFO.setdefault((order, WHITE_IS_ZERO, form, fill, bits, extra), mode)
 
 
 def _frames(image: Any) -> int:
