@@ -307,7 +307,7 @@ def before_it_starts(watch: Callable[[CoreCell], None]) -> None:
         watch(core)
         start(core)
 
-    CoreCell.start = watched  # type: ignore[method-assign]
+    CoreCell.start = watched
 
 
 def _credentials(message: Message) -> tuple[str, str, str]:
