@@ -129,6 +129,9 @@ class Synthetic:
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         return iter([self.batch] * steps)
 
+    def share_images(self, share: object) -> None:
+        """They are whole."""
+
 
 class Drawn:
     """The first batches of ``data``, drawn beforehand; the same in every phase."""
@@ -141,6 +144,9 @@ class Drawn:
 
     def train_batches(self, steps: int, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         return iter(self.batches[:steps])
+
+    def share_images(self, share: object) -> None:
+        """They are whole."""
 
 
 def plain(model: DualEncoder, data: Any, steps: int, fused: bool) -> None:

@@ -15,9 +15,9 @@ from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import Screened, screen, screen_all
-from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.joined import JoinedSource
 from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources.tabular import CandidPTXSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.prepare import prepared

@@ -230,6 +230,8 @@ def test_a_tower_of_the_sites_own_is_called_by_its_name(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     found = at_site(towers("owner/vit", "bert-base-cased"), "st-anna", local)
     assert (found.model.image_tower, found.model.text_tower) == (str(folder), "bert-base-cased")
+    pinned = at_site(towers(f"owner/vit@{DIGEST}", "bert-base-cased"), "st-anna", local)
+    assert pinned.model.image_tower == f"{folder}@{DIGEST}"
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(ValueError, match="a path leads out"):

@@ -201,7 +201,7 @@ def test_layers_of_the_papers_towers_are_found_by_name() -> None:
 
 @pytest.mark.parametrize(("name", "layers"), [("resnet18", 4), ("vit_tiny_patch16_224", 12)])
 def test_layers_of_timm_towers(name: str, layers: int) -> None:
-    tower = timm_tower(name, 224, False, 3, None)
+    tower = timm_tower(name, 224, False)
     names = [f"image_encoder.{n}" for n in tower.state_dict()]
     assert encoder_layers(names, layers)
     with pytest.raises(ValueError, match=f"{layers} layers"):

@@ -26,7 +26,8 @@ from fedvlp.methods.softpull import SoftPull
 FACTORS = (1e3, 1e6, -1.0, -1e3)
 """Larger, far larger, turned round, and both."""
 AVERAGED = [name for name, kind in METHODS.items()
-            if not issubclass(kind, PublicEnsemble) and name not in ("local", "centralized")]  # fmt: skip
+            if not issubclass(kind, PublicEnsemble) and name not in ("local", "centralized", "fedcca")]  # fmt: skip
+"""FedCCA averages moments: methods/test_fedcca.py."""
 
 
 @dataclass

@@ -162,11 +162,12 @@ def test_below_the_quorum_the_methods_memory_is_as_it_was() -> None:
     same_bytes(resumed.server.memory, whole.server.memory)
 
 
-def test_below_the_quorum_the_counts_of_missed_phases_are_as_they_were() -> None:
+def test_below_the_quorum_the_counts_of_records_and_of_missed_phases_are_as_they_were() -> None:
+    """In the first round, before which there are none."""
     run = federation(Scripted(c=failing(0)), quorum=3)
     with pytest.raises(QuorumLostError):
         run.run()
-    assert run.server.missed == {}
+    assert (run.server.samples, run.server.missed) == ({}, {})
 
 
 @pytest.mark.parametrize(

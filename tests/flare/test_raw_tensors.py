@@ -12,14 +12,23 @@ from nvflare.fuel.f3.streaming.download_service import ProduceRC
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedvlp.flare import pieces, tensor_stream
-from fedvlp.flare.pieces import grouped
-from fedvlp.flare.raw_tensors import Pieces, RawTensorError, in_pieces, joined, packed, raw, unpacked, with_torch
+from fedvlp.flare import raw_tensors, tensor_stream
+from fedvlp.flare.raw_tensors import (
+    Pieces,
+    RawTensorError,
+    grouped,
+    in_pieces,
+    joined,
+    packed,
+    raw,
+    unpacked,
+    with_torch,
+)
 
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 64)
+    monkeypatch.setattr(raw_tensors, "PIECE", 64)
 
 
 def tensors() -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from support.simulator import assert_same_metrics, simulator
 
 from fedvlp.data.sources.table import TableSource
 from fedvlp.flare.jobs import write_job
-from fedvlp.flare.pieces import SETTING
+from fedvlp.flare.raw_tensors import SETTING
 from fedvlp.flare.retrying_cell import SENT_AGAIN
 from fedvlp.run import presets
 from fedvlp.run.config import override

@@ -22,9 +22,9 @@ from fedvlp.core.change import WEIGHTS, Change
 from fedvlp.core.gate import check, check_tensors
 from fedvlp.core.types import Expected, Failure, FailureKind, LazyState, Update
 from fedvlp.federation.codec import PLAIN, Wire, decode
-from fedvlp.flare import messages, pieces, tensor_stream
+from fedvlp.flare import messages, raw_tensors, tensor_stream
 from fedvlp.flare.controller import FederatedController
-from fedvlp.flare.pieces import grouped, name_of_piece
+from fedvlp.flare.raw_tensors import grouped, name_of_piece
 from fedvlp.flare.tensor_stream import (
     OnDisk,
     PieceDecomposer,
@@ -38,7 +38,7 @@ from fedvlp.flare.tensor_stream import (
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 64)
+    monkeypatch.setattr(raw_tensors, "PIECE", 64)
 
 
 def tensors() -> dict[str, Tensor]:

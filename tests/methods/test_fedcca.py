@@ -10,6 +10,8 @@ import torch
 from support.toy import ADAMW, Pairs, Toy, World, aggregate, differs, pairs, same_bytes
 from torch import Tensor, nn
 
+from fedvlp.core.aggregation import bounded
+from fedvlp.core.change import BESIDE, change_norms
 from fedvlp.core.server_state import Server
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import State, Update
@@ -168,3 +170,13 @@ def test_heads_that_are_not_linear_are_refused() -> None:
     experiment = get("fedcca-real")
     with pytest.raises(ValueError, match="head_hidden is 256"):
         replace(experiment, model=replace(experiment.model, head_hidden=256))
+
+
+def test_moments_of_a_site_that_sends_too_much_are_shortened() -> None:
+    """Three sites are honest; the moments of a fourth, times a million, weigh no more than five of an honest one."""
+    honest = [moments(World(FedCCA()).site(name).client) for name in "abc"]
+    sent = [*honest, {name: 1e6 * tensor for name, tensor in honest[0].items()}]
+    stream = [Update(site, 0, MOMENTS, 8, state) for site, state in zip("abcd", sent, strict=True)]
+    lengths = [change_norms(update.state, {})[BESIDE] for update in bounded(stream, lambda site: {}, times=5)]
+    assert lengths[:3] == [change_norms(state, {})[BESIDE] for state in honest]
+    assert lengths[3] == pytest.approx(5 * sorted(lengths[:3])[1], rel=1e-5)

@@ -104,7 +104,8 @@ def test_every_method_trains_every_objective_on_tiny_towers(name: str, objective
     )
     server, site = world.server(), world.site("a")
     method.start(server)
-    for phase in method.phases(0):
+    server.round = int(not any(method.steps(phase) for phase in method.phases(0)))  # FedCCA's first trains nothing
+    for phase in method.phases(server.round):
         server.phase = phase
         method.prepare(server)
         message = method.broadcast(server, "a")

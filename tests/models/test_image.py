@@ -102,10 +102,32 @@ def test_pretrained_from_a_local_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(described))
     tower = timm_tower(str(tmp_path), 64, True)
     assert torch.equal(tower.model.conv1[0].weight, source.conv1[0].weight)
-    assert tower.architecture() == {"name": "resnet10t", "args": {}}
+    default = timm.get_pretrained_cfg("resnet10t")
+    statistics = {"mean": list(default.mean), "std": list(default.std)}  # the folder says none
+    assert tower.architecture() == {"name": "resnet10t", "args": {}, **statistics}
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         timm_tower(str(tmp_path), 64, True)
     (tmp_path / "config.json").unlink()
     with pytest.raises(ValueError, match=r"no config\.json"):
         timm_tower(str(tmp_path), 64, False)
+
+
+def test_a_folder_brings_its_mean_std_and_channels(tmp_path: Path) -> None:
+    """Films come as (x - 0.5) / 0.5; timm's own model sees (x - mean) / std of the same film."""
+    import timm
+
+    for channels in (1, 3):
+        source = timm.create_model("resnet10t", num_classes=0, in_chans=channels).eval()
+        save_file(source.state_dict(), tmp_path / "model.safetensors")
+        mean, std = [0.48, 0.45, 0.40][:channels], [0.22, 0.23, 0.24][:channels]
+        published = {"num_classes": 0, "mean": mean, "std": std, "input_size": [channels, 64, 64]}
+        described = {"architecture": "resnet10t", "model_args": {"in_chans": channels}, "pretrained_cfg": published}
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        tower = timm_tower(str(tmp_path), 64, True).eval()
+        films = torch.rand(2, channels, 64, 64)
+        as_timm = (films - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1)
+        torch.testing.assert_close(tower((films - 0.5) / 0.5)[:, 0], source(as_timm), rtol=1e-5, atol=1e-5)
+        again = timm_tower("resnet10t", 64, False, channels, saved=tower.architecture())
+        assert again.architecture() == tower.architecture()
+        assert again.architecture()["mean"] == mean

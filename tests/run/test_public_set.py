@@ -140,19 +140,6 @@ def test_the_servers_training_is_deterministic_measured_and_recorded() -> None:
     assert [r["server"] for r in first.history] == [r["server"] for r in second.history]
 
 
-def test_a_lost_quorum_leaves_the_servers_model_as_it_was() -> None:
-    assembly = Assembly(SMALL)
-    server = assembly.server(assembly.sites())
-    before = {name: tensor.clone() for name, tensor in server.state.items()}
-
-    def nobody(messages: Any) -> Any:
-        return iter([(site, ConnectionError("away")) for site in messages])
-
-    with pytest.raises(QuorumLostError):
-        Federation(SMALL.method, server, SMALL.rounds, nobody).run()
-    assert all(torch.equal(server.state[name], tensor) for name, tensor in before.items())
-
-
 def test_sites_may_have_models_of_their_own() -> None:
     other = replace(MODEL, head_hidden=8)
     mixed = replace(SMALL, site_models=(("site-2", other), ("site-3", other)))

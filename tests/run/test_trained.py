@@ -19,8 +19,8 @@ from fedvlp import load_model
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.loader import SiteData
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, Preprocessing
-from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.table import TableSource
+from fedvlp.data.sources.tabular import NIHSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
 from fedvlp.evaluation.prompts import PROMPTS
@@ -198,6 +198,9 @@ def test_classes_are_labels_that_there_are_sentences_for() -> None:
     assert classes(NamedData("pretrain")) == set(PROMPTS)
     assert classes(NamedData("pretrain"), ("Edema", "Fracture")) == {"Edema"}
     assert classes(TableSource("x.csv"), ()) == set(PROMPTS)
+    own = ("COVID-19", "No Finding", "Pneumonia", "viral")
+    assert classes(TableSource("x.csv"), own) == set(own), "all classes of a table count"
+    assert classes(SiteSources((("a", TableSource("x.csv")),)), own) == set(own)
     assert classes(NamedData("retina"), ("Diabetic Retinopathy",)) == set()
     assert "Cardiomegaly" not in classes(SyntheticCohort())
     assert classes(SyntheticCohort(), None, MultimodalConfig(labels=("Edema",))) == set()

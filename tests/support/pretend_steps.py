@@ -57,7 +57,7 @@ def handled(phase: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         chosen = experiment(Path(folder))
         site = Assembly(chosen).site("site-1")
-        site.client.data = Watched(site.client.data)
+        site.client.data = site.client.observer = Watched(site.client.data)
         site.client.counted = lambda: pretend_streams.mark("step")
         state = {name: tensor.cpu().clone() for name, tensor in site.client.state().items()}
         pretend_streams.mark("task")

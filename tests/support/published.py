@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.cifar100 import RECORD
-from fedvlp.data.sources.messidor import BASES
 from fedvlp.data.sources.mimic_cxr import MIMICSource
-from fedvlp.data.sources.rsna import RSNASource
+from fedvlp.data.sources.retina import BASES
+from fedvlp.data.sources.tabular import CandidPTXSource, RSNASource
 
 REPORT = """                                 FINAL REPORT
  EXAMINATION:  CHEST (PA AND LAT)
@@ -40,12 +39,13 @@ def table(path: Path, columns: str, rows: list[tuple[object, ...]]) -> Path:
 
 
 def film(path: Path, value: int) -> None:
-    """Writes a grey film of one value, but for its first row."""
+    """Writes a grey film of one value in 0..240, which its decoded pixels have: its diagonals are black and bright."""
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((20, 20), value, dtype=np.uint8)
-    pixels[0] = 255  # a constant image is refused
+    np.fill_diagonal(pixels, 0)
+    np.fill_diagonal(pixels[::-1], 240)
     Image.fromarray(pixels).save(path)
 
 
@@ -101,7 +101,7 @@ def rsna(root: Path, **settings: Any) -> RSNASource:
     for place in range(1, 5):
         film(root / "stage_2_train_images" / f"p{place}.png", 10 * place)
         (root / "stage_2_train_images" / f"p{place}.png").rename(root / "stage_2_train_images" / f"p{place}.dcm")
-    return RSNASource(str(path), str(root), str(classes), image_size=32, **settings)
+    return RSNASource(str(path), str(root), classes=str(classes), image_size=32, **settings)
 
 
 XML = """<eCitation><uId id="CXR{key}"/><MedlineCitation><Article><Abstract>

@@ -121,6 +121,9 @@ class Pairs:
     def modalities_in(self, split: str) -> tuple[str, ...]:
         return self.modalities
 
+    def share_images(self, share: Any) -> None:
+        """They are whole."""
+
     def _batch(self, split: str, rows: Tensor) -> Batch:
         there = dict(zip(("image", "text"), self.content[split], strict=True))
         if self.labels is not None and split == "train":

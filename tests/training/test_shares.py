@@ -56,6 +56,13 @@ def test_four_ranks_read_a_quarter_each_of_what_one_reads(ranks: list[int]) -> N
             assert torch.equal(joined.nan_to_num(), tensor.nan_to_num()), name
 
 
+class Drawing(ConVIRT):
+    """A loss that draws something for each batch."""
+
+    def draw(self, batch: Batch, generator: torch.Generator) -> Batch:
+        return batch
+
+
 def test_whole_batches_go_where_they_are_changed_or_gathered(ranks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     def read(method: Any, training: Training = Training(), objective: nn.Module | None = None) -> list[int]:  # noqa: B008
         data = Films()
@@ -66,9 +73,7 @@ def test_whole_batches_go_where_they_are_changed_or_gathered(ranks: list[int], m
     assert read(FedAvg()) == [2, 2, 2]
     assert read(FedAvg(), Training(gather_negatives=True)) == [8, 8, 8]
     assert read(FedIoT()) == [8, 8, 8], "its batches are its own"
-    drawing: Any = ConVIRT()
-    drawing.draw = lambda batch, generator: batch
-    assert read(FedAvg(), objective=drawing) == [8, 8, 8]
+    assert read(FedAvg(), objective=Drawing()) == [8, 8, 8]
     monkeypatch.setattr(distributed, "together", lambda: False)
     assert read(FedAvg()) == [8, 8, 8]
 

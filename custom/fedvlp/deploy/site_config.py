@@ -25,7 +25,7 @@ from fedvlp.deploy.envelope import Envelope
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.models import initial
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.models.pretrained import BUILT_IN
+from fedvlp.models.tiny import BUILT_IN
 from fedvlp.run.config import choose, fields_of, from_config, nearest, refuse_misfit
 from fedvlp.run.experiment import Experiment, Source
 from fedvlp.run.site_sources import SiteSources
@@ -202,14 +202,15 @@ def _own_towers(model: ModelConfig, kit: Path) -> ModelConfig:
         name = getattr(model, field_name)
         if name in BUILT_IN:
             continue
-        if not TOWER.fullmatch(name):
+        tower = initial.parse(name)
+        if not TOWER.fullmatch(tower.name):
             raise SiteConfigError(
                 f"{field_name} is no name of a model; a job names towers and gives no path",
                 public="a tower is no name of a model; a job names towers and gives no path",
             )
-        folder = _own_folder(field_name, name, kit)
+        folder = _own_folder(field_name, tower.name, kit)
         if folder:
-            towers[field_name] = folder
+            towers[field_name] = str(tower._replace(name=folder))
     init = initial.parse(model.init)
     if init.name and init.name not in initial.SHIPPED:
         if not TOWER.fullmatch(init.name):

@@ -85,7 +85,7 @@ def class_texts(client: Client, sentences: Texts, new_words: bool = False) -> tu
     The words are the selector's and then, with ``new_words``, the names of classes that it was not trained with.
     Without a selector e_f is e_r, and there are no words. Raises ValueError for such classes without ``new_words``.
     """
-    selector: Any = getattr(client.objective, "extra", None)
+    selector: Any = client.extra
     reports = {name: embedded_texts(client, texts) for name, texts in sentences.items()}
     if not hasattr(selector, "fused"):
         return reports, reports, torch.empty(0)
@@ -186,7 +186,7 @@ def zero_shot(
         {name: prompts(name, protocol.prompts, seed) for name in protocol.classes} for seed in protocol.seeds
     ]
     columns = [list(label_names).index(name) for name in protocol.classes]
-    selector: Any = getattr(client.objective, "extra", None)
+    selector: Any = client.extra
     own = [name for name in states if name != GLOBAL]
     scores: dict[str, dict[str, Tensor]] = {site: {} for site in data}  # [seeds, N, C] by site and model
     chosen: dict[str, Tensor] = {}  # [seeds, N] by site: index in ``own``, -1 is the global model

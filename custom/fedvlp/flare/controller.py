@@ -172,6 +172,7 @@ class FederatedController(Controller):
 
     def _federate(self, folder: RunFolder, status: RunStatus) -> None:
         """Runs the round loop to its end and writes the model."""
+        # 1. The server's own part: its towers, its consents, its public records.
         fl_ctx, experiment = self._fl_ctx, self.experiment
         assert fl_ctx is not None
         local = Path(fl_ctx.get_engine().get_workspace().get_site_config_dir()).absolute()
@@ -180,10 +181,14 @@ class FederatedController(Controller):
         assembly = Assembly(at_server(experiment, local), accept_phi_risk=accepts_phi_risk(local))
         if experiment.method.uses_public:
             assembly.gate()
+
+        # 2. The run as it was left, or a new one, and who is here for it.
         resumed = folder.checkpoint.exists()
         names = sorted(client.name for client in fl_ctx.get_engine().get_clients())
         server, next_phase = assembly.open(folder, tuple(names))
         self._note_attendance(server.sites, names, status, fl_ctx)
+
+        # 3. Room for large models, and an end when FLARE wants one.
         del assembly  # and the untrained model with it, unless the server trains
         if self._spool and total_size(server.state) > PARK_BYTES:
             self._tensors.spool_to(self._spool)
@@ -191,6 +196,8 @@ class FederatedController(Controller):
             server.trainer.stop_when(lambda: self._abort.triggered)
         said = f"resumes at round {server.round}" if resumed else "begins"
         self.log_info(fl_ctx, f"run {folder.path} {said}: {experiment.name}, sites {', '.join(server.sites)}")
+
+        # 4. The rounds, whose messages travel by FLARE.
         method, rounds = self._method(), self._rounds()
         status.begin(method, rounds, server, next_phase)
         folder.note_all(server.history)

@@ -1,4 +1,4 @@
-"""Tensors as bytes, for a process that passes them on and has no torch: FLARE's serialiser, and safetensors' format.
+"""Tensors as bytes, for a process that passes them on and has no torch, and how pieces of a large one are called.
 
 A visit of the simulator to a site (flare/site_executor.py) hands its task to a trainer and passes the answer on. It
 would import torch, for more than a second, only to hold tensors meanwhile. The bytes are those of ``tensor_stream``:
@@ -9,21 +9,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nvflare.fuel.f3.streaming.cacheable import CacheableObject, ItemConsumer
 from nvflare.fuel.f3.streaming.download_service import download_object
+from nvflare.fuel.utils.app_config_utils import get_positive_int_var
 from nvflare.fuel.utils.fobs import dots
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
+from safetensors import SafetensorError, deserialize
 
-from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
 from fedvlp.flare.retrying_cell import RetryingCell
 
 if TYPE_CHECKING:
     from fedvlp.core.types import State
+
+PIECE = 8 << 20
+"""Most bytes of a piece, where the job does not say."""
+
+SETTING = "fedvlp_piece_bytes"
+"""Where a job's configuration says it, at the top level of either side (flare/timeouts.py)."""
 
 WIDEST = 2 << 30
 """FLARE's own limit of a chunk; smaller ones are asked for in its settings."""
@@ -39,7 +46,7 @@ class RawTensor:
 
     dtype: str
     shape: tuple[int, ...]
-    data: Any  # bytes or a view of them
+    data: Any  # bytes, or something like them
 
     @property
     def nbytes(self) -> int:
@@ -60,21 +67,12 @@ def packed(tensors: Mapping[str, RawTensor]) -> bytes:
 
 
 def unpacked(content: bytes) -> dict[str, RawTensor]:
-    """The tensors of safetensors' format, as views of ``content``. Raises RawTensorError for anything else."""
-    view = memoryview(content)
+    """The tensors of safetensors' format. Raises RawTensorError for anything else."""
     try:
-        begin = 8 + int.from_bytes(view[:8], "little")
-        header = json.loads(bytes(view[8:begin]))
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in header.items():
-            first, last = entry["data_offsets"]
-            if not 0 <= first <= last <= len(view) - begin:
-                raise RawTensorError("tensors of a message are cut off")
-            tensors[name] = RawTensor(entry["dtype"], tuple(entry["shape"]), view[begin + first : begin + last])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RawTensorError(f"a message holds no tensors in safetensors' format ({type(error).__name__})") from None
-    return tensors
+        entries = deserialize(bytes(content))
+    except SafetensorError:
+        raise RawTensorError("a message holds no tensors in safetensors' format") from None
+    return {name: RawTensor(entry["dtype"], tuple(entry["shape"]), entry["data"]) for name, entry in entries}
 
 
 def raw(value: Any) -> RawTensor:
@@ -92,6 +90,34 @@ def with_torch(tensors: Mapping[str, Any]) -> State:
 
     held = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, RawTensor)}
     return {**tensors, **(load(packed(held)) if held else {})}
+
+
+def most_bytes() -> int:
+    """Most bytes of a piece that this process sends."""
+    of_job: int | None = get_positive_int_var(SETTING, None)  # None: FLARE would remember any other default
+    return of_job or PIECE
+
+
+def name_of_piece(name: str, index: int, shape: Iterable[int]) -> str:
+    """The name of piece ``index`` of the tensor ``name``."""
+    return f"{name}|{index}|{'x'.join(map(str, shape))}"
+
+
+def grouped(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of pieces by the tensor they belong to, in order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("|")[0], []).append(name)
+    return {
+        key: sorted(group, key=lambda name: int(name.split("|")[1]) if "|" in name else 0)
+        for key, group in groups.items()
+    }
+
+
+def shape_of(name: str) -> list[int] | None:
+    """The shape of the tensor that a piece belongs to; None for a whole tensor."""
+    fields = name.split("|")
+    return [int(length) for length in fields[2].split("x")] if len(fields) == 3 else None
 
 
 def in_pieces(tensors: Mapping[str, RawTensor]) -> dict[str, RawTensor]:

@@ -96,12 +96,12 @@ class TaskHandler:
         if envelope is None:
             return site.handle(message, should_stop)
         named, evaluate = getattr(self.experiment.data, "name", SYNTHETIC), site.evaluate
-        data = site.client.data = Watched(site.client.data, getattr(site.client.objective, "targets", None))
+        data = site.client.data = site.client.observer = Watched(site.client.data, site.client.hooks.targets)
         site.evaluate = envelope.only_allowed(evaluate, named)
         try:
             update = site.handle(message, envelope.in_time(should_stop))
         finally:
-            site.client.data, site.evaluate = data.unwatched, evaluate
+            site.client.data, site.client.observer, site.evaluate = data.unwatched, None, evaluate
         self.behind = data.behind(named)
         passed = envelope.passed(update, self.behind)
         if envelope.most_membership < 100 and (passed.state or passed.aux):

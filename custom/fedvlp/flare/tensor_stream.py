@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedvlp.core.tensor_file import DTYPES
 from fedvlp.core.types import LazyState, State, size_of
-from fedvlp.flare.pieces import grouped, most_bytes, name_of_piece, shape_of
+from fedvlp.flare.raw_tensors import grouped, most_bytes, name_of_piece, shape_of
 from fedvlp.flare.retrying_cell import RetryingCell
 
 logger = logging.getLogger(__name__)

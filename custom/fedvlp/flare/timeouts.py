@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from fedvlp.core.client import named_state
 from fedvlp.core.validate import require
-from fedvlp.flare.pieces import PIECE, SETTING
+from fedvlp.flare.raw_tensors import PIECE, SETTING
 from fedvlp.flare.retrying_cell import RETRIED_FOR
 from fedvlp.run.experiment import Experiment
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.method import Method
+from fedvlp.core.server_optimizer import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import CHANGE, Broadcast, Expected, State, Update, group
 from fedvlp.core.validate import require
@@ -49,15 +50,13 @@ class FedCCA(Method):
     images. Reports have zeros there, so they match images by canonical variables alone, while a classifier on images
     sees all that the tower knows.
 
-    Args:
-        local_steps: optimiser steps in every round after the first, from the closed form on; 0 or a single round: none.
-        image_ridge, text_ridge: r_x / trace(S_xx) and r_t / trace(S_tt), > 0. The larger, the fewer directions count.
-        tower: root mean square length of the tower's features beside the canonical variables' 1, > 0.
+    Rounds after the first are FedAvg's, ``local_steps`` from the closed form on; a single round, or 0 steps, is the
+    closed form alone.
     """
 
-    image_ridge: float = 1e-3
-    text_ridge: float = 1e-3
-    tower: float = 2.0
+    image_ridge: float = 1e-3  # r_x / trace(S_xx), > 0: the larger, the fewer directions of images count
+    text_ridge: float = 1e-3  # r_t / trace(S_tt), > 0
+    tower: float = 2.0  # root mean square length of the tower's features beside the canonical variables' 1, > 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,6 +66,12 @@ class FedCCA(Method):
     def refuse_settings(self, experiment: Any) -> None:
         hidden = getattr(experiment.model, "head_hidden", None)
         require(hidden is None, f"model.head_hidden is {hidden}: FedCCA solves for linear heads; set it to null")
+        optimizer = experiment.rounds.server_optimizer
+        require(
+            optimizer == NONE,
+            f"rounds.server_optimizer={optimizer}: FedCCA's heads are solved for, and no step towards them is left to "
+            "take; set none",
+        )
 
     def phases(self, round: int) -> tuple[str, ...]:
         return (MOMENTS,) if round == 0 else super().phases(round)

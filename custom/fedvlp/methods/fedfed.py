@@ -126,7 +126,7 @@ class FedFed(Method):
         client.memory = message.aux or client.memory
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
-        output, distiller = client.model(batch), getattr(client.objective, "extra", None)
+        output, distiller = client.model(batch), client.extra
         terms: dict[str, Tensor] = client.objective(output, batch)
         if distiller is None or "image" not in batch:
             return terms
@@ -156,7 +156,7 @@ class FedFed(Method):
         order = torch.randperm(client.data.num_train, generator=generator)
         rows = order.repeat(-(-self.shared // len(order)))[: self.shared]
         model: Any = client.frozen(message.state)
-        distiller: Any = getattr(client.objective, "extra", None)
+        distiller: Any = client.extra
         require(distiller is not None, "FedFed shares what its distiller leaves; set Experiment.extra")
         batches = list(client.data.batches("train", 32, drop_last=False, rows=rows))
         residuals = [batch["image"] - distiller(batch["image"])[0] for batch in batches]

@@ -11,6 +11,7 @@ from torch import Generator
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import OBJECTIVE, Client
 from fedvlp.core.method import Method
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import MODALITIES, Batch, Broadcast, Expected, State, Update, modality
 from fedvlp.core.validate import require
@@ -90,10 +91,5 @@ def trained(modalities: Sequence[str], state: State, objective: Any) -> State:
 
     An objective whose own parameters are not all trained by all records says so in ``idle(modalities)``.
     """
-    idle = {OBJECTIVE + name for name in getattr(objective, "idle", no_names)(modalities)}
+    idle = {OBJECTIVE + name for name in ObjectiveModule.of(objective).idle(modalities)}
     return {name: t for name, t in state.items() if modality(name) in (*modalities, SHARED) and name not in idle}
-
-
-def no_names(modalities: Sequence[str]) -> frozenset[str]:
-    """Of an objective that is trained whole by any record."""
-    return frozenset()

@@ -98,7 +98,7 @@ class Selection(SoftPull):
         return super().trains(name, phase) or (phase == "personal" and name.startswith(FUSION))
 
     def losses(self, client: Client, batch: Batch, message: Broadcast) -> dict[str, Tensor]:
-        selector: Any = getattr(client.objective, "extra", None)
+        selector: Any = client.extra
         if message.phase != "personal" or not hasattr(selector, "text"):
             return super().losses(client, batch, message)
         output = client.model(batch)
@@ -106,7 +106,7 @@ class Selection(SoftPull):
 
     def fusion_loss(self, client: Client, message: Broadcast, report: Tensor | None, batch: Batch) -> Tensor:
         """L_emb of the site's own fusion, of its own words as the phase begins; no encoder gets a gradient of it."""
-        selector: Any = client.objective.extra
+        selector: Any = client.extra
         frozen, labels = client.frozen(message.state), batch.get("labels")
         words = texts(client, frozen, selector.words)
         if selector.sentences:
@@ -116,7 +116,7 @@ class Selection(SoftPull):
         return selector.embedding_loss(report, words, selector.present(labels))
 
     def upload(self, client: Client, message: Broadcast) -> State:
-        selector: Any = getattr(client.objective, "extra", None)
+        selector: Any = client.extra
         learns = selector is not None and message.phase == "train"
         return super().upload(client, message) | (self.gradient(client, selector, message) if learns else {})
 

@@ -26,11 +26,11 @@ from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch, VLOutput, group,
 from fedvlp.models import adapters
 from fedvlp.models.deferred import INPUTS, Deferred
 from fedvlp.models.heads import NORMS, head
-from fedvlp.models.initial import InitialWeightsError, load_initial, pinned, settled
-from fedvlp.models.pretrained import BUILT_IN, alignment_block, image_tower, text_tower
+from fedvlp.models.initial import InitialWeightsError, load_initial, own_folder, pinned, settled
+from fedvlp.models.pretrained import alignment_block, image_tower, text_tower
 from fedvlp.models.serialization import USE, read_config, read_weights, verify_checksums, write_checksums
 from fedvlp.models.side_by_side import Junction, apart, both, junction
-from fedvlp.models.tiny import Block, HashTokenizer, TextTower, Tokenizer, Tower
+from fedvlp.models.tiny import BUILT_IN, Block, HashTokenizer, TextTower, Tokenizer, Tower
 from fedvlp.models.use import Usable
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ class ModelConfig:
     def pinned(self) -> ModelConfig:
         """The same with the checksum of the weights that it starts from. Raises InitialWeightsError."""
         init = pinned(self.init)
+        image, text = (pinned(name) if own_folder(name) else name for name in (self.image_tower, self.text_tower))
+        if (image, text) != (self.image_tower, self.text_tower):
+            return replace(self, image_tower=image, text_tower=text).pinned()
         if self.adapters != adapters.LORA or not self.pretrained:
             return replace(self, init=init)
         return replace(self, adapters=f"{adapters.LORA}@{self.build().towers_digest()}")
@@ -213,6 +216,7 @@ class DualEncoder(Usable, nn.Module):
         self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
+        self.start: dict[str, Any] = {}  # of a model of another library (models/start.py): what it is, its temperature
         self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:
@@ -426,9 +430,16 @@ class DualEncoder(Usable, nn.Module):
         if not isinstance(self.tokenizer, HashTokenizer):
             self.tokenizer.tokenizer.save_pretrained(folder / "tokenizer")  # type: ignore[attr-defined]
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / WEIGHTS)
+        # With the checksum of the weights, a job also pins how images and texts of a model to start from are prepared.
+        prepared = {"start": json.dumps([self.start, *self._prepared()])} if self.start else None
+        save_file(tensors, folder / WEIGHTS, metadata=prepared)
         said = self.described() | ({"statistics": statistics} if statistics else {})
         (folder / "config.json").write_text(json.dumps(said, indent=2) + "\n")
+
+    def _prepared(self) -> tuple[Any, ...]:
+        """What vectors depend on beside the weights, of towers that others have trained."""
+        statistics = {key: self.image_encoder.architecture().get(key) for key in ("mean", "std")}
+        return statistics, self.config.image_size, self.config.text_pooling, self.tokenizer.identity()
 
     def described(self) -> dict[str, Any]:
         """What config.json says: all that is needed beside the weights to build this model again without a download."""
@@ -443,6 +454,7 @@ class DualEncoder(Usable, nn.Module):
             "tokenizer": "transformers" if own else "hash",
             **({"preprocessing": self.preprocessing} if self.preprocessing else {}),
             **({"prompts": self.prompts} if self.prompts else {}),
+            **({"start": self.start} if self.start else {}),
             **({"frozen_statistics": self.frozen_statistics} if self.frozen_statistics else {}),
         }
 

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from fedvlp.core.checkpoint import save_bytes, save_json
 from fedvlp.core.json_file import read_json
 from fedvlp.core.site_error import SiteError
+from fedvlp.models.fetched import folder_of
+from fedvlp.models.tiny import BUILT_IN
 
 SHIPPED = {
     "tiny-pool": "28aeea72cf32aea60c22a73377e941ccb9d6818f156093fe227f3d71f7a1bb07",
@@ -58,8 +60,10 @@ class Init(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where the files are."""
+        """Where the files are: in this package, in a folder, or where `fedvlp towers import` wrote them."""
         folder = FOLDER / self.name if self.name in SHIPPED else Path(self.name)
+        if not folder.is_dir() and "/" not in self.name and folder_of(self.name).is_dir():
+            folder = folder_of(self.name)
         return folder / "model" if (folder / "model").is_dir() else folder
 
 
@@ -82,6 +86,51 @@ def pinned(init: str) -> str:
     if not init or wanted.digest:
         return init
     return str(Init(wanted.name, hashlib.sha256(_content(wanted)).hexdigest()))
+
+
+class OwnFolder(NamedTuple):
+    """A folder in fedvlp's own form that a tower is named by, e.g. one that `fedvlp towers import` wrote."""
+
+    init: Init
+    described: dict[str, Any]  # its config.json
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self.init.folder
+
+    def filled(self, modality: str, tower: Any, pretrained: bool) -> Any:
+        """``tower`` with its weights of the folder, where ``pretrained``. Raises InitialWeightsError."""
+        if not pretrained:
+            return tower
+        prefix, content = f"{modality}_encoder.", _content(self.init)
+        _refuse_other_content(self.init, self.described, hashlib.sha256(content).hexdigest())
+        seen = {name: tensor for name, tensor in _tensors(self.init, content).items() if name.startswith(prefix)}
+        mine = {prefix + name: tensor for name, tensor in tower.state_dict().items()}
+        if problems := misfits(mine, seen):
+            raise InitialWeightsError(f"{modality}_tower {self.init.shown} does not fit: {'; '.join(problems)}")
+        for name, tensor in mine.items():
+            tensor.copy_(seen[name])
+        return tower
+
+
+def own_folder(name: str) -> OwnFolder | None:
+    """The folder of fedvlp's own form that a tower's ``name`` or NAME@SHA256 stands for; None where it is none."""
+    wanted = parse(name)
+    if name in BUILT_IN:  # whatever lies in a folder of that name
+        return None
+    try:
+        described = read_json(wanted.folder / CONFIG, follow=True)
+    except (OSError, ValueError):
+        described = {}
+    if isinstance(described, dict) and {"image_architecture", "text_architecture"} <= described.keys():
+        return OwnFolder(wanted, described)
+    if wanted.digest:
+        raise InitialWeightsError(
+            f"the tower {wanted.shown} is not on this machine; run `fedvlp towers import` with its folder here (a site "
+            "or server of a consortium: with --to KIT/models/NAME)"
+        )
+    return None
 
 
 def load_initial(model: nn.Module, init: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedvlp.models.fetched import located
+from fedvlp.models.initial import own_folder
 from fedvlp.models.tiny import (
     BagOfWords,
     Block,
@@ -22,9 +23,6 @@ from fedvlp.models.tiny import (
 
 if TYPE_CHECKING:
     from fedvlp.models.dual_encoder import ModelConfig
-
-BUILT_IN = ("tiny", "pixels", "gru", "words")
-"""Towers of models/tiny.py: no download, and no published weights."""
 
 
 class NoAlignment(nn.Identity):
@@ -44,27 +42,50 @@ def alignment_block(config: ModelConfig, tower: Tower, post_norm: bool) -> Block
 
 def image_tower(config: ModelConfig, architecture: dict[str, Any] | None) -> Tower:
     """The image tower that the configuration names. ``architecture``: ``Tower.architecture`` of a saved model."""
-    if config.image_tower == "tiny":
-        return TinyImage(config.image_size, config.in_channels or 1)
-    if config.image_tower == "pixels":
-        return Pixels(config.image_size, config.in_channels or 1)
-    from fedvlp.models.image import timm_tower
+    own = None if architecture is not None else own_folder(config.image_tower)
+    if own is None:
+        return _image_tower(config, config.image_tower, architecture)
+    described = own.described["image_architecture"]
+    return own.filled("image", _image_tower(config, described.get("name", "tiny"), described), config.pretrained)
 
-    args = None if architecture is None else architecture["args"]
-    name = located(config.image_tower)
-    return timm_tower(name, config.image_size, config.pretrained, config.in_channels or 3, args)
+
+def _image_tower(config: ModelConfig, name: str, architecture: dict[str, Any] | None) -> Tower:
+    if name == "tiny":
+        return TinyImage(config.image_size, config.in_channels or 1)
+    if name == "pixels":
+        return Pixels(config.image_size, config.in_channels or 1)
+    from fedvlp.models.image import timm_tower, vision_tower
+
+    if architecture and "config" in architecture:
+        return vision_tower(architecture, config.image_size)
+    return timm_tower(located(name), config.image_size, config.pretrained, config.in_channels, architecture)
 
 
 def text_tower(config: ModelConfig, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None) -> TextTower:
     """The text tower that the configuration names. ``architecture`` and ``tokenizer``: those of a saved model."""
-    if config.text_tower == "tiny":
+    own = None if architecture is not None else own_folder(config.text_tower)
+    if own is None:
+        return _text_tower(config, config.text_tower, architecture, tokenizer)
+    described = own.described["text_architecture"]
+    if own.described.get("tokenizer") == "transformers":
+        from fedvlp.models.text import load_tokenizer
+
+        tokenizer = load_tokenizer(own.folder / "tokenizer", config.max_tokens)
+    tower = _text_tower(config, described.get("model_type", "tiny"), described, tokenizer)
+    return own.filled("text", tower, config.pretrained)
+
+
+def _text_tower(
+    config: ModelConfig, name: str, architecture: dict[str, Any] | None, tokenizer: Tokenizer | None
+) -> TextTower:
+    if name == "tiny":
         return TinyText(config.vocabulary, config.max_tokens, config.text_layers or 2)
-    if config.text_tower == "gru":
+    if name == "gru":
         return GRUText(config.vocabulary, config.max_tokens, config.text_layers or 1)
-    if config.text_tower == "words":
+    if name == "words":
         return BagOfWords(config.vocabulary, config.max_tokens)
     from fedvlp.models.text import rebuild_tower, transformers_tower
 
     if architecture is not None:
         return rebuild_tower(architecture, config.max_tokens, tokenizer)
-    return transformers_tower(located(config.text_tower), config.text_layers, config.max_tokens, config.pretrained)
+    return transformers_tower(located(name), config.text_layers, config.max_tokens, config.pretrained)

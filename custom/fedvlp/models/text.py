@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedvlp.core.types import CONTINUATION, SPECIAL, WORD
 from fedvlp.models.hub import IN_KIT, NoWeightsError, unreachable
@@ -28,8 +29,9 @@ _REMEDY = (
 class TransformersTokenizer:
     """A transformers tokenizer behind the protocol ``Tokenizer``.
 
-    Texts are padded to ``max_tokens``; a longer one is cut before its last token, [SEP]. A text that is empty or not a
-    string becomes the special tokens alone. Raises ValueError for a tokenizer without vocabulary files.
+    Texts are padded to ``max_tokens``. A longer one is cut before the token that ends every text, if there is one. A
+    text that is empty or not a string becomes the special tokens alone. Raises ValueError for a tokenizer without
+    vocabulary files.
     """
 
     def __init__(self, tokenizer: Any, max_tokens: int) -> None:
@@ -49,7 +51,7 @@ class TransformersTokenizer:
             tokens = self.tokenizer(text if isinstance(text, str) else "", verbose=False)["input_ids"]
             if len(tokens) > self.max_tokens:
                 self.truncated += 1
-                tokens = [*tokens[: self.max_tokens - 1], tokens[-1]]
+                tokens = self.tokenizer(text, truncation=True, max_length=self.max_tokens)["input_ids"]
             ids[row, : len(tokens)] = torch.tensor(tokens)
             mask[row, : len(tokens)] = True
         return ids, mask
@@ -60,20 +62,41 @@ class TransformersTokenizer:
         return f"{type(self.tokenizer).__name__} {self.max_tokens} {backend.to_str()}" if backend else ""
 
 
+SIGLIP = "siglip_text_model"
+POOLED = ("clip_text_model", SIGLIP)
+"""Text towers of pairs, whose feature of a text is their pooler's. It takes the place of the token at position 0."""
+
+
 class TransformersTower(TextTower):
-    """A transformers encoder: ids [B, T] and mask [B, T] (True at real tokens) -> tokens [B, T, W]."""
+    """A transformers encoder: ids [B, T] and mask [B, T] (True at real tokens) -> tokens [B, T, W].
+
+    A tower whose configuration says ``inner_projection`` ends with one more layer of that width and GELU: the first
+    half of the text projection of open_clip's "mlp" (BiomedCLIP's); the second half is the model's head.
+    """
 
     def __init__(self, model: nn.Module, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.model, self.tokenizer = model, tokenizer
         settings: Any = model.config
-        self.width = int(settings.hidden_size)
+        inner = getattr(settings, "inner_projection", None)
+        self.inner = nn.Linear(settings.hidden_size, inner, bias=False) if inner else None
+        self.width = int(inner or settings.hidden_size)
         self.dropout = float(getattr(settings, "hidden_dropout_prob", None) or getattr(settings, "dropout", None) or 0)
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Tokens [B, T, W]. Raises ValueError for more tokens than the tower has positions for."""
         check_length(ids, self.tokenizer.max_tokens)
-        return self.model(input_ids=ids, attention_mask=self._visible(mask)).last_hidden_state  # [B, T, W]
+        settings: Any = self.model.config
+        length = ids.shape[1]
+        if settings.model_type == SIGLIP:  # it was trained on padding up to a fixed length, and sees it
+            ids = F.pad(ids, (0, self.tokenizer.max_tokens - length), value=settings.pad_token_id)
+            out = self.model(input_ids=ids)
+        else:
+            out = self.model(input_ids=ids, attention_mask=self._visible(mask))
+        tokens = out.last_hidden_state[:, :length]  # [B, T, W]
+        if settings.model_type in POOLED:
+            tokens = torch.cat([out.pooler_output[:, None], tokens[:, 1:]], dim=1)
+        return tokens if self.inner is None else F.gelu(self.inner(tokens))
 
     def _visible(self, mask: Tensor) -> Tensor:
         """The mask [B, T] as the model takes it.
@@ -91,7 +114,11 @@ class TransformersTower(TextTower):
         ids, mask = inputs
         layers = getattr(getattr(self.model, "encoder", None), "layer", None)
         last: Any = getattr(getattr(layers[-1], "attention", None), "self", None) if layers else None
-        if last is None or not all(hasattr(last, name) for name in ("query", "key", "num_attention_heads")):
+        if (
+            self.inner is not None
+            or last is None
+            or not all(hasattr(last, name) for name in ("query", "key", "num_attention_heads"))
+        ):
             return self(ids, mask), None
         check_length(ids, self.tokenizer.max_tokens)
         out = self.model(input_ids=ids, attention_mask=self._visible(mask), output_hidden_states=True)
@@ -142,7 +169,9 @@ def transformers_tower(name: str, layers: int | None, max_tokens: int, pretraine
     Raises ValueError for ``layers`` or ``max_tokens`` that the model has not, NoWeightsError where files are missing.
     """
     from transformers import AutoModel
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # every command and log would have it, twice
     settings = _settings(name, pretrained)
     if layers is not None:
         if not 1 <= layers <= settings.num_hidden_layers:
@@ -192,11 +221,18 @@ def load_tokenizer(folder: str | Path, max_tokens: int) -> TransformersTokenizer
 
 
 def _build(settings: Any, tokenizer: Tokenizer) -> TransformersTower:
-    from transformers import AutoModel
-
     if tokenizer.vocabulary > settings.vocab_size:
         raise ValueError(f"text tower: tokenizer of {tokenizer.vocabulary} words, embeddings for {settings.vocab_size}")
-    return TransformersTower(AutoModel.from_config(settings, dtype=torch.float32, **_no_pooler(settings)), tokenizer)
+    return TransformersTower(bare_model(settings), tokenizer)
+
+
+def bare_model(settings: Any) -> Any:
+    """transformers' model of a configuration, randomly initialised, without a pooler that is never trained."""
+    from transformers import AutoModel, SiglipTextModel
+
+    if settings.model_type == SIGLIP:  # AutoModel does not know it
+        return SiglipTextModel(settings).float()
+    return AutoModel.from_config(settings, dtype=torch.float32, **_no_pooler(settings))
 
 
 def _settings(name: str, pretrained: bool) -> Any:
@@ -253,8 +289,13 @@ def _local(name: str) -> bool:
 
 
 def _no_pooler(settings: Any) -> dict[str, bool]:
-    """``add_pooling_layer=False`` for the models that know it: the pooler would never be trained."""
+    """``add_pooling_layer=False`` for the models that know it: the pooler would never be trained.
+
+    Swin's and BEiT's poolers are the mean of their tokens, with which they are trained.
+    """
     from transformers import AutoModel
 
+    if settings.model_type in ("swin", "swinv2", "beit"):
+        return {}
     model = AutoModel._model_mapping[type(settings)]
     return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(model).parameters else {}

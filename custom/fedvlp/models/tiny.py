@@ -20,6 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fedvlp.core.types import SPECIAL, WORD
 
+BUILT_IN = ("tiny", "pixels", "gru", "words")
+"""Names of the towers of this file: no download, and no published weights."""
+
 PAD, CLS = 0, 1
 """Reserved ids of ``HashTokenizer``; words hash into [2, vocabulary)."""
 
@@ -38,6 +41,10 @@ class Tokenizer(Protocol):
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """ids [N, T] and mask [N, T] of N texts. Raises TypeError for one string instead of a sequence."""
+        ...
+
+    def identity(self) -> str:
+        """All that ids and mask depend on beside the texts; "" where it cannot be said."""
         ...
 
 
@@ -225,6 +232,29 @@ def as_channels(images: Tensor, channels: int, size: int) -> Tensor:
             "of the model to what the data gives, and in_channels to 3 for images in colour"
         )
     return images.expand(-1, channels, -1, -1)
+
+
+class Normalised(nn.Module):
+    """Films as fedvlp prepares them, (x - 0.5) / 0.5, to (x - mean) / std of each channel, as a tower expects them.
+
+    ``mean`` and ``std`` are of C channels, with pixels in 0..1. For 0.5 nothing is computed, so no bit changes.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float] = (), std: Sequence[float] = ()) -> None:
+        super().__init__()
+        if len(mean) != len(std) or not all(map(math.isfinite, (*mean, *std))) or min(std, default=1) <= 0:
+            raise ValueError(f"image tower: mean {list(mean)}, std {list(std)}; expected as many numbers, std above 0")
+        self.changes = any(value != 0.5 for value in (*mean, *std))
+        self.said = {"mean": list(mean), "std": list(std)} if self.changes else {}
+        for name, values in self.said.items():  # no tensors of the model's State
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float32)[:, None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, C, H, W] of [B, C, H, W]."""
+        return (images * 0.5 + 0.5 - self.mean) / self.std if self.changes else images
 
 
 class TinyImage(Tower):

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import Batch, VLOutput
 
 POLICIES = {"ignore": torch.nan, "zeros": 0.0, "ones": 1.0}
 """Policy -> target of such a label, nan: masked (Irvin et al., 2019, https://arxiv.org/abs/1901.07031, section 3.1)."""
 
 
-class BCE(nn.Module):
+class BCE(ObjectiveModule):
     """Mean binary cross-entropy over the known labels of a batch, in nats: term ``bce``.
 
     The term is absent without logits or labels, and 0 where no label is known. ``uncertain`` labels (-1) follow the

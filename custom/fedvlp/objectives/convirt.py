@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import Batch, VLOutput
 
 
@@ -35,7 +36,7 @@ def info_nce(image: Tensor, text: Tensor, temperature: float | Tensor) -> tuple[
         return F.cross_entropy(logits, target), F.cross_entropy(logits.T, target)
 
 
-class ConVIRT(nn.Module):
+class ConVIRT(ObjectiveModule):
     """InfoNCE between the unit vectors of a VLOutput, in nats: term ``contrastive``, absent when a modality is.
 
     ``temperature`` > 0. ``reduction``: "sum" of both directions (MGCA, FedDRA), or their "mean" (CLIP, MedCLIP).

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import MODALITIES, Batch, VLOutput
 
 LABEL_SPACES = ("disjoint", "shared", "own")
@@ -34,7 +35,7 @@ def soft_contrastive(image: Tensor, text: Tensor, scale: Tensor, shift: Tensor) 
         return 2 * F.softplus(-2 * match * score).sum()
 
 
-class CreamFLTask(nn.Module):
+class CreamFLTask(ObjectiveModule):
     """Term ``contrastive`` for pairs; terms ``classification`` and ``centre`` for images or reports alone; in nats.
 
     Classes are the labels and, if ``classes`` is one more, "none of them". The target is uniform over a record's

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.objectives.convirt import info_nce
@@ -35,7 +36,7 @@ def similarities(regions: Tensor, words: Tensor, mask: Tensor, temp1: float, tem
     return (temp2 * cosine).masked_fill(~mask[:, None], FAR).logsumexp(dim=2).T
 
 
-class GLoRIA(nn.Module):
+class GLoRIA(ObjectiveModule):
     """Terms ``contrastive`` (global, both directions) and ``local`` (words and regions, both directions), in nats.
 
     ``contrastive`` is absent when a modality is, ``local`` also when the output has no tokens. The words of a report

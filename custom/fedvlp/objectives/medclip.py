@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import Batch, VLOutput
 
 LARGEST_SCALE = math.log(100.0)  # of the learnable log scale, as in CLIP
@@ -53,7 +54,7 @@ def semantic_matching(image: Tensor, text: Tensor, similarity: Tensor, scale: fl
         return (i2t + t2i) / 2
 
 
-class MedCLIP(nn.Module):
+class MedCLIP(ObjectiveModule):
     """Semantic matching by the findings of the records, in nats: term ``contrastive``, absent when a modality is.
 
     The scale of the cosines is learned: exp(``logit_scale``), in [1, 100]. In a batch without ``labels`` every

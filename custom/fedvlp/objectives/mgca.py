@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.seeds import seeded
 from fedvlp.core.types import Batch, VLOutput
 from fedvlp.objectives.convirt import info_nce
@@ -99,7 +100,7 @@ def code_entropy(image: Tensor, text: Tensor, prototypes: Tensor, config: MGCACo
     return total
 
 
-class MGCA(nn.Module):
+class MGCA(ObjectiveModule):
     """Terms ``contrastive`` (studies), ``local`` (words and regions) and ``prototype`` (clusters), in nats.
 
     All are absent when a modality is, ``local`` also when the output has no tokens. ``local`` is 0 for a batch with

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from fedvlp.core.objective import ObjectiveModule
 from fedvlp.core.types import Batch, State, VLOutput
 from fedvlp.objectives.convirt import ConVIRT
 
@@ -97,7 +98,7 @@ class TwoViews(SelfSupervised):
                 raise ValueError(f"{name}: {field} {getattr(self, field)}, expected at least 1")
 
 
-class OnViews(nn.Module):
+class OnViews(ObjectiveModule):
     """Base class: the term ``contrastive`` where a batch has pairs, and the terms of ``compare`` where it has views.
 
     So a site without reports trains on its films alone.

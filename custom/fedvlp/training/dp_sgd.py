@@ -20,14 +20,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from fedvlp.core.client import Client
+from fedvlp.core.client import Client, GradientObserver
 from fedvlp.core.method import Method, SiteHooks, overridden
 from fedvlp.core.privacy import gaussian
 from fedvlp.core.types import Batch, Broadcast
@@ -84,9 +84,8 @@ def refuse_modules(client: Client) -> None:
             isinstance(module, BatchNorm) and module.training for module in modules
         ),
         "the objective keeps more than trained weights; choose another": bool(untrained),
-        "the objective draws views of its own; choose another": hasattr(client.objective, "draw"),
-        "its groups have whole reports; set objective.sentences=false": "sentences"
-        in getattr(client.objective, "needs", ()),
+        "the objective draws views of its own; choose another": client.hooks.draws,
+        "its groups have whole reports; set objective.sentences=false": "sentences" in client.hooks.needs,
         "several processes at a site share no noise; use one": distributed.together(),
     }
     for text in (text for text, seen in wrong.items() if seen):
@@ -146,7 +145,7 @@ class PrivateStepper(Stepper):
             terms = losses({name: tensor[rows.to(tensor.device)] for name, tensor in rest.items()})
             (self._sum(terms, rest) * self.loss_scale).backward()
             gradients, length = self._shortened()
-            if self.weigh is not None:
+            if self.client.observer is not None:
                 self.rows.append(rest["row"][rows.to(rest["row"].device)])
                 self.lengths.append(torch.tensor(length))
             for total, shortened in zip(sums, gradients, strict=True):
@@ -161,8 +160,8 @@ class PrivateStepper(Stepper):
     def _note_length(self) -> None:
         """Nothing: the length of a step's gradient is that of its noise."""
 
-    def _tell_lengths(self, weigh: Callable[..., None]) -> None:
-        weigh(self.lengths, self.rows)
+    def _tell_lengths(self, observer: GradientObserver) -> None:
+        observer.weigh(self.lengths, self.rows)
 
     def _shortened(self) -> tuple[list[Tensor | None], float]:
         """The gradients, together of at most the length ``dp_clip``, and that length; none where not finite."""

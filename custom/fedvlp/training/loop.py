@@ -100,12 +100,9 @@ def share_images(method: Method, client: Client, training: Training) -> None:
 
     Whole batches go to a method or an objective that changes them before they are divided.
     """
-    share = getattr(client.data, "share_images", None)
-    if share is None:
-        return
     apart = distributed.together() and not training.gather_negatives
-    whole = hasattr(client.objective, "draw") or "batches" in overridden(method, SiteHooks)
-    share(partial(distributed.my_rows, least=2) if apart and not whole else None)
+    whole = client.hooks.draws or "batches" in overridden(method, SiteHooks)
+    client.data.share_images(partial(distributed.my_rows, least=2) if apart and not whole else None)
 
 
 def prolonged(

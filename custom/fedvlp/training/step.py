@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedvlp.core.client import Client, NoLossError
+from fedvlp.core.client import Client, GradientObserver, NoLossError
 from fedvlp.core.seeds import seed, set_global
 from fedvlp.core.types import Batch, Broadcast, State
 from fedvlp.training import distributed
@@ -41,8 +41,7 @@ class Stepper:
         self.precision, attention = choose(training.precision, training.attention, self.device)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self.done = 0
-        self.weigh: Callable[..., None] | None = getattr(client.data, "weigh", None)
-        self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where data ask for it
+        self.lengths: list[Tensor] = []  # of the gradient of every step, as the optimiser has it; where somebody asks
         self.means = distributed.MeansInBackward(self.parameters)
         if hasattr(client.model, "set_attention"):
             client.model.set_attention(attention)
@@ -66,7 +65,7 @@ class Stepper:
         if not gather and not (self.training.micro_batch and self.training.accumulation == "cached"):
             yield
             return
-        tokens = bool(LOCAL & set(getattr(self.client.objective, "needs", ())))
+        tokens = bool(LOCAL & set(self.client.hooks.needs))
         micro = self.training.micro_batch if self.training.accumulation == "cached" else 0
         with self.client.in_micro_batches(MicroBatches(micro, gather, tokens)):
             yield
@@ -93,7 +92,7 @@ class Stepper:
                 corrected()
         if self.training.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
-        if self.weigh is not None:
+        if self.client.observer is not None:
             self._note_length()
 
         # 4. The step.
@@ -107,8 +106,8 @@ class Stepper:
     def _note_length(self) -> None:
         self.lengths.append(_length(self.parameters))
 
-    def _tell_lengths(self, weigh: Callable[..., None]) -> None:
-        weigh(self.lengths)
+    def _tell_lengths(self, observer: GradientObserver) -> None:
+        observer.weigh(self.lengths)
 
     def _holds(self) -> bool:
         """Whether float16 held the gradients; if not, the scaler leaves this step out."""
@@ -175,8 +174,8 @@ class Stepper:
     def end(self, history: list[dict[str, Tensor]]) -> None:
         """Frees the gradients; several processes end with the same weights, statistics and loss terms."""
         self.optimizer.zero_grad(set_to_none=True)
-        if self.weigh is not None:
-            self._tell_lengths(self.weigh)
+        if self.client.observer is not None:
+            self._tell_lengths(self.client.observer)
         self.agree()
         if distributed.together():
             distributed.average(term for terms in history for term in terms.values())

@@ -13,8 +13,7 @@ from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.partition import class_codes
 from fedvlp.data.sources.ag_news import TOPICS, AGNewsSource
 from fedvlp.data.sources.cifar100 import Cifar100Source
-from fedvlp.data.sources.coco_captions import Captions, CocoCaptionsSource
-from fedvlp.data.sources.flickr30k import Flickr30kSource
+from fedvlp.data.sources.coco_captions import Captions, CocoCaptionsSource, Flickr30kSource
 from fedvlp.data.sources.joined import JoinedSource
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL

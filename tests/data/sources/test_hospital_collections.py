@@ -13,9 +13,8 @@ from support.published import BOX, REPORT, candid, mimic, rsna, table
 from fedvlp.data.deid import PHIError
 from fedvlp.data.labels import CHEXPERT
 from fedvlp.data.report_text import sections
-from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource, meaning
-from fedvlp.data.sources.rsna import RSNASource
+from fedvlp.data.sources.tabular import CandidPTXSource, RSNASource
 
 TABLES = Path(__file__).parents[3].parent / "shared" / "data" / "real-tables"
 nan = np.nan
@@ -226,7 +225,7 @@ def test_a_table_in_an_archive_is_the_same_table(tmp_path: Path) -> None:
     source = rsna(tmp_path / "r")
     with zipfile.ZipFile(tmp_path / "r" / "labels.csv.zip", "w") as archive:
         archive.write(source.path, "stage_2_train_labels.csv")
-    zipped = RSNASource(str(tmp_path / "r" / "labels.csv.zip"), source.root, source.classes, image_size=32)
+    zipped = RSNASource(str(tmp_path / "r" / "labels.csv.zip"), source.root, classes=source.classes, image_size=32)
     assert zipped.build().fingerprint == source.build().fingerprint
 
 

@@ -14,12 +14,10 @@ from support.published import COLLECTIONS, chexpert_row, film, openi_of_kaggle, 
 
 from fedvlp.data import images
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.chexpert import CheXpertSource
-from fedvlp.data.sources.covidx import COVIDxSource
-from fedvlp.data.sources.mbrset import MBRSETSource
-from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import by_patient
+from fedvlp.data.sources.retina import MBRSETSource
+from fedvlp.data.sources.tabular import CheXpertSource, COVIDxSource, NIHSource
 
 ITEMS = {
     "mimic_cxr": "mimic-cxr-2.0.0-metadata.csv, mimic-cxr-2.0.0-split.csv, mimic-cxr-2.0.0-chexpert.csv, files",
@@ -150,7 +148,7 @@ def test_padchest_has_spanish_reports_and_its_own_terms(tmp_path: Path) -> None:
     assert cohort.reports[:2] == ("cambi pulmonar cronic sever", "derram pleural izquierd cardiomegali")
     expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [np.nan] * 3, [np.nan] * 3]
     np.testing.assert_array_equal(cohort.labels, expected)
-    assert cohort.subgroups.tolist() == [["PA", "F", "60-79"]] * 5
+    assert cohort.subgroups.tolist() == [["F", "60-79", "PA"]] * 5
     flat = tmp_path / "flat"
     shutil.copytree(tmp_path / "root", flat)
     for file in flat.glob("[01]/*.png"):

@@ -16,11 +16,9 @@ import pytest
 from support.published import chexpert_row, mimic, openi, openi_reports
 
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.sources.chexpert import CheXpertSource
-from fedvlp.data.sources.covidx import COVIDxSource
-from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import numbers, read_rows
+from fedvlp.data.sources.tabular import CheXpertSource, COVIDxSource, NIHSource
 
 ROWS = "name,finding,more\n" + "".join(f"canary{i},none,{i}\n" for i in range(2000))
 
@@ -170,7 +168,7 @@ def test_damaged_archives_and_lists_of_other_collections_are_named_too(tmp_path:
             list(OpenISource(str(archive)).reports())
     table = tmp_path / "Data_Entry_2017_v2020.csv"
     table.write_text("Image Index,Finding Labels,Patient ID,Follow-up #\n1.png,Mass,1,0\n")
-    films: dict[str, Any] = {"test_list.txt": NIHSource(str(table), None, str(tmp_path / "test_list.txt"))}
+    films: dict[str, Any] = {"test_list.txt": NIHSource(str(table), test_list=str(tmp_path / "test_list.txt"))}
     films["train_COVIDx9A.txt"] = COVIDxSource(str(tmp_path / "train_COVIDx9A.txt"))
     for name, source in films.items():
         (tmp_path / name).write_bytes("R\u00f6ntgen.png".encode("cp1252"))

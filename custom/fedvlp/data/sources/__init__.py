@@ -1,27 +1,28 @@
-"""Data sets as published, each read by one file, and the registry of those that a site can offer."""
+"""Data sets as published, and the registry of those that a site can offer."""
 
 from fedvlp.data.sources.ag_news import AGNewsSource
-from fedvlp.data.sources.brset import BRSETSource
-from fedvlp.data.sources.candid_ptx import CandidPTXSource
 from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
-from fedvlp.data.sources.chexpert import CheXpertSource
 from fedvlp.data.sources.cifar100 import Cifar100Source
-from fedvlp.data.sources.coco_captions import CocoCaptionsSource
-from fedvlp.data.sources.covid_radiography import COVIDRadiographySource
-from fedvlp.data.sources.covidx import COVIDxSource
+from fedvlp.data.sources.coco_captions import CocoCaptionsSource, Flickr30kSource
 from fedvlp.data.sources.creamfl import CreamFLSource
 from fedvlp.data.sources.ehrxqa import EHRXQASource
-from fedvlp.data.sources.flickr30k import Flickr30kSource
-from fedvlp.data.sources.mbrset import MBRSETSource
-from fedvlp.data.sources.messidor import MessidorSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
-from fedvlp.data.sources.nih_cxr14 import NIHSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import Published
-from fedvlp.data.sources.rsna import RSNASource
-from fedvlp.data.sources.siim import SIIMSource
+from fedvlp.data.sources.retina import BRSETSource, MBRSETSource, MessidorSource
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.sources.tabular import CheXpertPlusSource, PadChestSource, VinDrSource
+from fedvlp.data.sources.tabular import (
+    CandidPTXSource,
+    CheXpertPlusSource,
+    CheXpertSource,
+    COVIDRadiographySource,
+    COVIDxSource,
+    NIHSource,
+    PadChestSource,
+    RSNASource,
+    SIIMSource,
+    VinDrSource,
+)
 from fedvlp.data.sources.vqa_v2 import VQAv2Source
 
 FileSource = TableSource | Published

@@ -45,6 +45,7 @@ class ChestImaGenomeSource(Published):
     """
 
     table: ClassVar[str] = "silver_dataset"
+    needs: ClassVar[tuple[str, ...]] = ("files",)  # MIMIC-CXR-JPG's
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # silver_dataset, with scene_graph/ and splits/
@@ -53,12 +54,6 @@ class ChestImaGenomeSource(Published):
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names without an attribute are nan
     min_report_words: int = 3  # films with shorter text are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
-
-    @classmethod
-    def layout(cls, root: Path) -> dict[str, str]:
-        """``silver_dataset`` beside MIMIC-CXR-JPG's ``files``."""
-        require_items("chest_imagenome", root, [cls.table, "files"])
-        return {"path": str(root / cls.table), "root": str(root)}
 
     def listing(self) -> Listing:
         """The films of the three splits but for those to avoid. Raises ValueError for what is missing or no graph."""

@@ -13,8 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from fedvlp.data.cache_format import Building
-from fedvlp.data.sources.photographs import Photographs
-from fedvlp.data.sources.published import Images, Listing, require_items
+from fedvlp.data.sources.published import Images, Listing, Photographs, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SIDE = 32

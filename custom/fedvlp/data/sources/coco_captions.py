@@ -7,15 +7,14 @@ image share its pixels and its study. Images become grey unless ``colour`` is as
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedvlp.data.sources.photographs import Photographs
-from fedvlp.data.sources.published import Listing, require_items
+from fedvlp.data.sources.published import Listing, Photographs
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SPLIT = {"train": "train", "restval": "train", "val": "val", "test": "test"}
@@ -30,6 +29,11 @@ class Captions(Photographs):
     limit: int = 0  # training captions to draw by ``seed``; 0 is all of them (CreamFL: 50,000 of COCO)
 
     source = "captions"
+
+    @classmethod
+    def source_name(cls) -> str:
+        """As in ``SOURCES``."""
+        return cls.source
 
     def listing(self) -> Listing:
         """One row per caption, in the order of the file. Raises ValueError for a file that is not Karpathy's."""
@@ -77,13 +81,19 @@ class CocoCaptionsSource(Captions):
     table: ClassVar[str] = "dataset_coco.json"
     source = "coco_captions"
 
-    @classmethod
-    def layout(cls, root: Path) -> dict[str, str]:
-        """Karpathy's JSON beside the folders of the images."""
-        require_items(cls.source, root, [cls.table, "train2014 or allimages", "val2014 or allimages"])
-        return {"path": str(root / cls.table), "root": str(root)}
+    needs: ClassVar[tuple[str, ...]] = ("train2014 or allimages", "val2014 or allimages")
 
     def file_of(self, image: dict[str, Any]) -> Path:
         """The image's file, relative to ``root``, in one of the folders above."""
         folder = "allimages" if (Path(self.root) / "allimages").is_dir() else Path(image["filepath"]).name
         return folder / super().file_of(image)
+
+
+@dataclass(frozen=True)
+class Flickr30kSource(Captions):
+    """Flickr30k (Young et al., 2014, https://aclanthology.org/Q14-1006): photographs with five captions each."""
+
+    table: ClassVar[str] = "dataset_flickr30k.json"
+    source = "flickr30k"
+    needs: ClassVar[tuple[str, ...]] = ("flickr30k-images or flickr30k_images",)
+    published_as: ClassVar[Mapping[str, str]] = {"root": "flickr30k-images or flickr30k_images"}

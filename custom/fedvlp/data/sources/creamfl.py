@@ -10,8 +10,7 @@ from fedvlp.data.cohort import PUBLIC, Cohort
 from fedvlp.data.screening import Screened
 from fedvlp.data.sources.ag_news import AGNewsSource
 from fedvlp.data.sources.cifar100 import Cifar100Source
-from fedvlp.data.sources.coco_captions import CocoCaptionsSource
-from fedvlp.data.sources.flickr30k import Flickr30kSource
+from fedvlp.data.sources.coco_captions import CocoCaptionsSource, Flickr30kSource
 from fedvlp.data.sources.joined import JoinedSource, site_names
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ EHRXQA's other questions address patients through SQL and name no film.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import numpy as np
 
 from fedvlp.data.deid import scan
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, first_of, require_items
+from fedvlp.data.sources.published import Listing, Published, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SPLITS = {"train": "train", "valid": "val", "test": "test"}
@@ -31,6 +32,8 @@ class EHRXQASource(Published):
     """
 
     table: ClassVar[str] = FOLDERS[0]
+    published_as: ClassVar[Mapping[str, str]] = {"path": " or ".join(FOLDERS)}
+    needs: ClassVar[tuple[str, ...]] = ("files",)  # MIMIC-CXR-JPG's
     cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
 
     path: str = field(metadata=BELOW_ROOT)  # folder of the three files
@@ -38,12 +41,6 @@ class EHRXQASource(Published):
     suffix: str = "jpg"  # of the films: jpg (MIMIC-CXR-JPG) or dcm (MIMIC-CXR)
     min_report_words: int = 3  # questions with shorter text are left out
     min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
-
-    @classmethod
-    def layout(cls, root: Path) -> dict[str, str]:
-        """The folder of the questions beside MIMIC-CXR-JPG's ``files``."""
-        require_items("ehrxqa", root, [" or ".join(FOLDERS), "files"])
-        return {"path": str(first_of(root, FOLDERS)), "root": str(root)}
 
     def listing(self) -> Listing:
         """The questions of the three splits. Raises ValueError for a file that is missing or not as published."""

@@ -284,6 +284,8 @@ class Published:
     """Base class of the sources of published collections: a source implements ``listing``."""
 
     table: ClassVar[str] = ""  # usual value of ``path``, relative to root, as the collection is published
+    needs: ClassVar[tuple[str, ...]] = ()  # what else a published folder has to hold; "a or b" is either
+    published_as: ClassVar[Mapping[str, str]] = {}  # field -> item of the folder, if there; ``path`` is ``table``
     modalities: ClassVar[tuple[str, ...]] = MODALITIES  # of its records, where these are known before they are read
 
     image_size: int = 256  # side of the decoded square, pixels
@@ -305,8 +307,10 @@ class Published:
     @classmethod
     def layout(cls, root: Path) -> dict[str, str]:
         """Field -> path of each of the collection's files and folders in ``root``. Raises ValueError as ``at``."""
-        require_items(cls.source_name(), root, [cls.table])
-        return {"path": str(first_of(root, [cls.table])), "root": str(root)}
+        items = {"path": cls.table, **cls.published_as}
+        require_items(cls.source_name(), root, [item for item in (items["path"], *cls.needs) if item != "."])
+        paths = {name: first_of(root, item.split(" or ")) for name, item in items.items()}
+        return {"root": str(root), **{name: str(path) for name, path in paths.items() if path}}
 
     @classmethod
     def source_name(cls) -> str:
@@ -439,6 +443,17 @@ class Published:
     def _in_colour(self) -> bool:
         """Whether images have three channels."""
         return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photographs(Published):
+    """Base class of collections of photographs."""
+
+    colour: bool = False  # three channels (red, green, blue) in place of grey; the model's in_channels is then 3
+
+    @property
+    def _in_colour(self) -> bool:
+        return self.colour
 
 
 def _contents(question: Question) -> str:

@@ -1,15 +1,15 @@
-"""What the collections of retinal photographs share: their labels, and the captions that take the place of reports."""
+"""Retinal photographs with grades, whose captions take the place of reports: MESSIDOR, BRSET and mBRSET."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import numpy as np
-
-from fedvlp.data.labels import by_name, names_of
-from fedvlp.data.sources.published import Listing, Published
+from fedvlp.data.report_text import is_missing
+from fedvlp.data.sources.published import read_rows, require_items
+from fedvlp.data.sources.tabular import Film, TabularSource
 
 NAMES = ("Diabetic Retinopathy", "Macular Edema")
 
@@ -37,44 +37,151 @@ def grades(source: str, column: str, cells: Sequence[str], highest: int) -> list
     return [known[cell.strip()] for cell in cells]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RetinaSource(Published):
-    """Base class: Diabetic Retinopathy and Macular Edema are grades of 1 or more, texts are captions of the grades.
+BASES = tuple(f"Base{department}{number}" for department in (1, 2, 3) for number in (1, 2, 3, 4))
+MESSIDOR_COLUMNS = ("Image name", "Retinopathy grade", "Risk of macular edema")
 
-    No collection has a published split: splits are drawn, 70/15/15 by patient where there are patients (spec 10.2).
-    """
+CORRECTED = {
+    "20051020_64007_0100_PP": 3, "20051020_63936_0100_PP": 1, "20051020_63045_0100_PP": 0, "20060523_48477_0100_PP": 3,
+}  # fmt: skip
+"""Retinopathy grades of the published errata (https://www.adcis.net/en/third-party/messidor/)."""
+
+REPEATED = frozenset({
+    "20051202_55582_0400_PP", "20051202_41076_0400_PP", "20051202_48287_0400_PP", "20051202_48586_0400_PP",
+    "20051202_55457_0400_PP", "20051202_55626_0400_PP", "20051202_54783_0400_PP", "20051202_48575_0400_PP",
+    "20051205_32966_0400_PP", "20051202_55484_0400_PP", "20051205_32981_0400_PP", "20051202_55562_0400_PP",
+    "20051202_54547_0400_PP",
+})  # fmt: skip
+"""Photographs of Base33 that the errata name as repetitions of others."""
+
+STATUS = (
+    "no diabetic retinopathy", "mild diabetic retinopathy", "moderate diabetic retinopathy",
+    "severe diabetic retinopathy",
+)  # fmt: skip
+RISK = ("no risk of macular edema", "low risk of macular edema", "high risk of macular edema")
+
+
+def findings(retinopathy: int, edema: int) -> dict[str, float]:
+    """Diabetic Retinopathy and Macular Edema are grades of 1 or more."""
+    return dict(zip(NAMES, (float(retinopathy > 0), float(edema > 0)), strict=True))
+
+
+def caption(retinopathy: str, edema: str) -> str:
+    """FedDRA's template (spec 11); there are few different captions, so a batch holds many of the same."""
+    return f"retinal image with {retinopathy} and {edema}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetinaSource(TabularSource):
+    """Base class of collections without published splits: they are drawn, 70/15/15 by patient (spec 10.2)."""
 
     labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names other than these are nan
     val_fraction: float = 0.15  # of the patients, 0..1
     test_fraction: float = 0.15  # of the patients, 0..1
     seed: int = 42  # of the drawn splits
 
-    def graded(
-        self,
-        keys: Sequence[str],
-        patients: Sequence[str],
-        retinopathy: tuple[Sequence[str], Sequence[int]],
-        edema: tuple[Sequence[str], Sequence[int]],
-        files: Sequence[Path] | None,
-        left_out: Mapping[str, int],
-    ) -> Listing:
-        """The listing of N photographs; ``retinopathy``, ``edema``: words for each grade, and the grades [N]."""
-        texts = [
-            # FedDRA's template (spec 11); there are few different captions, so a batch holds many of the same
-            f"retinal image with {retinopathy[0][status]} and {edema[0][risk]}"
-            for status, risk in zip(retinopathy[1], edema[1], strict=True)
-        ]
-        values = np.array([retinopathy[1], edema[1]], dtype=np.float32).reshape(2, -1).T > 0  # [N, 2]
-        wanted = names_of(self.labels)
-        return Listing(
-            source=self.source_name(),
-            keys=keys,
-            patients=patients,
-            studies=keys,
-            reports=texts,
-            labels=by_name(values.astype(np.float32), NAMES, wanted),
-            names=wanted,
-            splits=[""] * len(keys),
-            files=files,
-            left_out=left_out,
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class MessidorSource(RetinaSource):
+    """MESSIDOR (Decenciere et al., 2014, doi:10.5566/ias.1155): twelve folders Base11, ..., Base34 with a table each.
+
+    ``path`` is the folder of the twelve. The tables are published as .xls: save each as CSV. The published errata are
+    applied. The collection has no patient ids.
+    """
+
+    known: ClassVar[str] = "messidor"
+    table: ClassVar[str] = "."
+    needs: ClassVar[tuple[str, ...]] = BASES
+
+    def films(self) -> Iterator[Film]:
+        """The photographs of all folders. Raises ValueError that lists missing folders and tables."""
+        for base in self._bases():
+            yield from self._of(base)
+
+    def _bases(self) -> list[Path]:
+        """The twelve folders. Raises ValueError for missing ones, and for tables that are not CSV."""
+        folder = Path(self.path)
+        require_items(self.known, folder, BASES)
+        bases = [folder / name for name in BASES]
+        if lacking := [base.name for base in bases if not (base / f"Annotation_{base.name}.csv").is_file()]:
+            raise ValueError(
+                f"messidor source: Annotation_<folder>.csv is not in {', '.join(lacking)}; save each published .xls as "
+                "CSV beside it"
+            )
+        return bases
+
+    def _of(self, base: Path) -> Iterator[Film]:
+        """The photographs of one folder, grades corrected."""
+        image, retinopathy, risk = MESSIDOR_COLUMNS
+        rows = list(read_rows(self.known, base / f"Annotation_{base.name}.csv", MESSIDOR_COLUMNS))
+        status = grades(self.known, retinopathy, [row[retinopathy] for row in rows], 3)
+        edema = grades(self.known, risk, [row[risk] for row in rows], 2)
+        for row, published, level in zip(rows, status, edema, strict=True):
+            file = base.absolute() / Path(row[image].strip()).name
+            grade = CORRECTED.get(file.stem, published)
+            yield Film(
+                key=f"{base.name}/{file.stem}",
+                file=file,
+                findings=findings(grade, level),
+                report=caption(STATUS[grade], RISK[level]),
+                left_out="repeated image (errata)" if base.name == "Base33" and file.stem in REPEATED else "",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BRSETSource(RetinaSource):
+    """BRSET (Nakayama et al., 2024, doi:10.1371/journal.pdig.0000454): photographs of <image_id>.jpg, with grades.
+
+    Diabetic Retinopathy is DR_ICDR of 1 or more. (The column diabetic_retinopathy says otherwise in about 15 rows.)
+    """
+
+    known: ClassVar[str] = "brset"
+    table: ClassVar[str] = "labels_brset.csv"
+    needs: ClassVar[tuple[str, ...]] = ("fundus_photos",)
+    published_as: ClassVar[Mapping[str, str]] = {"root": "fundus_photos"}
+    without_file: ClassVar[int] = 7  # rows of the published table that have no photograph
+
+    def films(self) -> Iterator[Film]:
+        """The rows. Raises ValueError where columns, grades or more photographs than published are missing."""
+        published = list(read_rows(self.known, self.path, ("image_id", "patient_id", "DR_ICDR", "macular_edema")))
+        files = [Path(f"{Path(row['image_id']).name}.jpg") for row in published]
+        there = [self.root is None or (Path(self.root) / file).is_file() for file in files]
+        if there.count(False) > max(self.without_file, self.max_missing * len(published)):
+            raise ValueError(
+                f"brset source: {there.count(False)} of {len(published)} images are not under root; at most "
+                f"{self.without_file} rows of the published table have none; max_missing takes a part of it"
+            )
+        rows = [(row, file) for row, file, present in zip(published, files, there, strict=True) if present]
+        status = grades(self.known, "DR_ICDR", [row["DR_ICDR"] for row, _ in rows], 4)
+        edema = grades(self.known, "macular_edema", [row["macular_edema"] for row, _ in rows], 1)
+        for (row, file), grade, level in zip(rows, status, edema, strict=True):
+            text = caption(ICDR[grade], EDEMA[level])
+            yield Film(row["image_id"], file, findings(grade, level), row["patient_id"], report=text)
+        for file in (file for file, present in zip(files, there, strict=True) if not present):
+            yield Film(file.stem, file, {}, left_out="no photograph")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MBRSETSource(RetinaSource):
+    """mBRSET (Wu et al., 2025, doi:10.1038/s41597-025-04627-3): photographs of a handheld camera, with grades.
+
+    Diabetic Retinopathy is final_icdr of 1 or more. Photographs that were not graded are left out.
+    """
+
+    known: ClassVar[str] = "mbrset"
+    table: ClassVar[str] = "labels_mbrset.csv"
+    needs: ClassVar[tuple[str, ...]] = ("images",)
+    published_as: ClassVar[Mapping[str, str]] = {"root": "images"}
+
+    def films(self) -> Iterator[Film]:
+        """The photographs. Raises ValueError for cells that are no grade."""
+        published = list(read_rows(self.known, self.path, ("patient", "file", "final_icdr", "final_edema")))
+        graded = [row for row in published if not (is_missing(row["final_icdr"]) or is_missing(row["final_edema"]))]
+        status = grades(self.known, "final_icdr", [row["final_icdr"] for row in graded], 4)
+        swollen = [{"no": "0", "yes": "1"}.get(row["final_edema"].strip().lower(), "") for row in graded]
+        edema = grades(self.known, "final_edema", swollen, 1)
+        for row, grade, level in zip(graded, status, edema, strict=True):
+            file, text = Path(Path(row["file"]).name), caption(ICDR[grade], EDEMA[level])
+            yield Film(file.name, file, findings(grade, level), row["patient"], report=text)
+        for row in published:
+            if is_missing(row["final_icdr"]) or is_missing(row["final_edema"]):
+                yield Film(row["file"], Path(row["file"]), {}, left_out="not graded")

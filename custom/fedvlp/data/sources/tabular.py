@@ -1,10 +1,12 @@
-"""Chest films whose tables have a row an image: PadChest, CheXpert Plus and VinDr-CXR."""
+"""Chest X-rays whose tables have a row an image, or a row an outline: each collection says what is in a row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -12,88 +14,120 @@ import numpy as np
 
 from fedvlp.data.image_names import ImageNames
 from fedvlp.data.kept import searched
-from fedvlp.data.labels import CHEXPERT, PADCHEST, VINDR, Terms, findings_in, names_of
+from fedvlp.data.labels import CHEXPERT, NIH, PADCHEST, VINDR, Terms, findings_in, names_of
+from fedvlp.data.masks import Box
 from fedvlp.data.report_text import clean_report
-from fedvlp.data.sources.published import Listing, Published, first_of, read_rows, require_items, undamaged
+from fedvlp.data.sources.published import Listing, Published, first_of, numbers, read_rows, require_items, undamaged
 from fedvlp.data.sources.table import BELOW_ROOT
 from fedvlp.data.subgroups import VIEW
 
-FRONTAL = ("AP", "PA", "frontal", "")
-"""Views of frontal films, and of those whose view is not known."""
-
 
 class Film(NamedTuple):
-    """A row of a collection's table."""
+    """An image of a collection, as its table has it."""
 
-    key: str  # the collection's own name of the film, unique
-    file: str  # its name below root; a suffix may be missing
-    patient: str
-    study: str
+    key: str  # the collection's own name of the image, unique
+    file: Path | str  # its path below root; a text may lack the suffix, and is looked for by name
     findings: Mapping[str, float]  # label -> 1, 0 or -1 (uncertain); a label that is missing is not known
-    view: str = ""
+    patient: str | None = None  # None: the collection names none, and two images of one patient count as two patients
+    study: str | None = None  # None: the image is a study of its own
+    view: str = ""  # AP, PA or another; "" is not known
+    lateral: bool = False  # or of another view than a frontal one
     sex: str = ""
     age: str = ""
     split: str = ""  # train, val or test; "" is drawn
     report: str = ""
+    left_out: str = ""  # why it is not in the cohort
 
 
 @dataclass(frozen=True)
 class TabularSource(Published):
-    """Base class of collections whose table has a row an image: ``films`` says what is in a row."""
+    """Base class of collections whose table has a row an image: ``films`` says what is in a row.
 
-    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
-    reported: ClassVar[bool] = True  # whether the collection has reports: films without are then left out
-    known: ClassVar[str] = ""  # name of the source
+    The fields below ``root`` are named when a source is built.
+    """
+
+    known: ClassVar[str]  # name of the source, as in ``SOURCES``
+    anywhere: ClassVar[str] = ""  # files such as "*.png" that are looked for by name in all folders below root
+    reported: ClassVar[bool] = False  # whether the collection has reports
 
     path: str = field(metadata=BELOW_ROOT)  # the table as published, or packed (.gz, .zip)
-    root: str | None = None  # folder of the images; None: texts and labels alone
+    root: str | None = None  # folder of the images; None: no image is read
+    _: KW_ONLY
     labels: tuple[str, ...] | str = CHEXPERT  # the cohort's labels, in order; names that the collection lacks are nan
-    frontal: bool = True  # leave out the lateral views
-    min_report_words: int = 3  # films with shorter reports are left out
-    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
+    frontal: bool = True  # leave out the lateral views, where the collection has such
 
     @classmethod
     def source_name(cls) -> str:
         """As in ``SOURCES``."""
         return cls.known
 
-    def films(self) -> Iterator[Film]:
-        """The rows of the table. Raises ValueError that names missing tables or columns."""
+    def films(self) -> Iterable[Film]:
+        """What the table lists. Raises ValueError that names missing tables or columns, or counts strange cells."""
         raise NotImplementedError
 
     def listing(self) -> Listing:
-        """The usable rows, with the file of each, whatever its suffix. Raises ValueError as ``films`` does."""
+        """The usable rows, with the file of each. Raises ValueError as ``films`` does."""
         published = list(self.films())
-        viewed = [film for film in published if not self.frontal or film.view in FRONTAL]
-        texts = {film.report: self._cleaned(film.report) for film in viewed}
+        left_out = Counter(filter(None, map(self._refused, published)))
+        viewed = [film for film in published if not self._refused(film)]
+        texts = {film.report: self.cleaned(film.report) for film in viewed}
         rows = [film for film in viewed if texts[film.report] or not self.reported]
-        left_out = {"not frontal": len(published) - len(viewed), "report empty or too short": len(viewed) - len(rows)}
-        reports = {film.study: film.report for film in viewed if film.report}
+        left_out["report empty or too short"] += len(viewed) - len(rows)
+        reports = {_study(film): film.report for film in viewed if film.report}
         wanted = names_of(self.labels)
         labels = [[film.findings.get(name, np.nan) for name in wanted] for film in rows]
-        grouped = {VIEW: [film.view for film in rows], "sex": [film.sex for film in rows], "age": [f.age for f in rows]}
+        grouped = {"sex": [film.sex for film in rows], "age": [f.age for f in rows], VIEW: [film.view for film in rows]}
         return Listing(
             source=self.known,
             keys=[film.key for film in rows],
-            patients=[film.patient for film in rows],
-            studies=[film.study for film in rows],
+            patients=[film.key if film.patient is None else film.patient for film in rows],
+            studies=[_study(film) for film in rows],
             reports=[texts[film.report] for film in rows],
             labels=np.array(labels, dtype=np.float32).reshape(len(rows), len(wanted)),
             names=wanted,
             splits=[film.split for film in rows],
-            files=None if self.root is None else self._files(Path(self.root).resolve(), rows),
-            left_out={reason: count for reason, count in left_out.items() if count},
-            phi=searched(self.cache, list(reports.values()), reports),
+            files=None if self.root is None else self._files(Path(self.root), rows),
+            left_out=+left_out,  # those of which there are any
+            phi=searched(self.cache, list(reports.values()), reports) if self.reported else {},
             subgroups={name: values for name, values in grouped.items() if any(values)},
         )
 
-    def _cleaned(self, report: str) -> str:
+    def _refused(self, film: Film) -> str:
+        """Why an image is not in the cohort; "" where nothing but its report could be the reason."""
+        return film.left_out or ("not frontal" if self.frontal and film.lateral else "")
+
+    def cleaned(self, report: str) -> str:
+        """The text that the cohort has of a report."""
+        return report
+
+    def _files(self, root: Path, rows: list[Film]) -> list[Path]:
+        named = {file.name: file for file in sorted(root.rglob(self.anywhere))} if self.anywhere else {}
+        names = ImageNames(root.resolve())
+        return [
+            named.get(Path(film.file).name, root / film.file)
+            if isinstance(film.file, Path)
+            else names.find(film.file)[0] or root.resolve() / film.file
+            for film in rows
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportedSource(TabularSource):
+    """Base class of those with reports: films without are left out."""
+
+    cleans_reports: ClassVar[bool] = True  # by report_text.clean_report
+    reported: ClassVar[bool] = True
+
+    min_report_words: int = 3  # films with shorter reports are left out
+    min_sentence_words: int = 1  # of a report; 2 drops sentences of one word ("Cardiomegaly."), as the papers do
+
+    def cleaned(self, report: str) -> str:
+        """Without what no reader needs, or "" where it is too short."""
         return clean_report(report, self.min_report_words, self.min_sentence_words)
 
-    @staticmethod
-    def _files(root: Path, rows: list[Film]) -> list[Path]:
-        names = ImageNames(root)
-        return [names.find(film.file)[0] or root / film.file for film in rows]
+
+def _study(film: Film) -> str:
+    return film.key if film.study is None else film.study
 
 
 def _mentioned(terms: Collection[str] | None, meanings: Terms) -> dict[str, float]:
@@ -104,7 +138,7 @@ def _mentioned(terms: Collection[str] | None, meanings: Terms) -> dict[str, floa
 
 
 @dataclass(frozen=True)
-class PadChestSource(TabularSource):
+class PadChestSource(ReportedSource):
     """PadChest (Bustos et al., 2020, https://arxiv.org/abs/1901.07441): 160,000 films with Spanish reports.
 
     The reports are published as word stems ("cambi pulmonar cronic"). Images lie in the folders of their archives
@@ -122,6 +156,7 @@ class PadChestSource(TabularSource):
         for row in read_rows(self.known, self.path, columns, optional):
             terms = {term.lower() for term in findings_in(row["Labels"], ",")}
             folder = Path(self.root or "", row["ImageDir"])
+            view = views.get(row["Projection"], "")
             years = [row["StudyDate_DICOM"][:4], row["PatientBirth"].partition(".")[0]]
             yield Film(
                 key=row["ImageID"],
@@ -129,15 +164,16 @@ class PadChestSource(TabularSource):
                 patient=row["PatientID"],
                 study=row["StudyID"],
                 findings=_mentioned(terms or None, PADCHEST),
-                view=views.get(row["Projection"], ""),
+                view=view,
+                lateral=view not in ("AP", "PA", ""),
                 sex=row["PatientSex_DICOM"],
                 age=str(int(years[0]) - int(years[1])) if all(map(str.isdigit, years)) else "",
                 report=row["Report"],
             )
 
 
-@dataclass(frozen=True)
-class CheXpertPlusSource(TabularSource):
+@dataclass(frozen=True, kw_only=True)
+class CheXpertPlusSource(ReportedSource):
     """CheXpert Plus (Chambon et al., 2024, https://arxiv.org/abs/2405.19538): CheXpert's films with their reports.
 
     The text is impression + " " + findings. Labels are CheXbert's of the reports, where ``labelled`` is given. The
@@ -173,7 +209,8 @@ class CheXpertPlusSource(TabularSource):
                 patient=row["deid_patient_id"],
                 study=path.parent.as_posix(),
                 findings=labels.get(path.as_posix(), {}),
-                view=(row["ap_pa"] if row["ap_pa"] in FRONTAL[:2] else "frontal") if frontal else "lateral",
+                view=(row["ap_pa"] if row["ap_pa"] in ("AP", "PA") else "frontal") if frontal else "lateral",
+                lateral=not frontal,
                 sex=row["sex"],
                 age=row["age"],
                 split="val" if row["split"].startswith("val") or path.parts[0] == "valid" else "",
@@ -203,24 +240,15 @@ class CheXpertPlusSource(TabularSource):
 class VinDrSource(TabularSource):
     """VinDr-CXR (Nguyen et al., 2022, doi:10.1038/s41597-022-01498-w): films labelled by radiologists, no reports.
 
-    A film has a class where one of its radiologists says so, in PhysioNet's tables of labels or by a box in Kaggle's
-    ``train.csv``. ``labels`` may name their classes too ("Aortic enlargement"). The tables have no patients: two films
-    of one patient count as two patients.
+    ``path`` is PhysioNet's folder annotations, or Kaggle's train.csv. A film has a class where one of its radiologists
+    says so, in PhysioNet's tables of labels or by a box in Kaggle's table. ``labels`` may name their classes too
+    ("Aortic enlargement"). The tables have no patients: two films of one patient count as two patients.
     """
 
     known: ClassVar[str] = "vindr_cxr"
     table: ClassVar[str] = "annotations"
-    cleans_reports: ClassVar[bool] = False
-    reported: ClassVar[bool] = False
-
-    path: str = field(metadata=BELOW_ROOT)  # PhysioNet's folder annotations, or Kaggle's train.csv
-
-    @classmethod
-    def layout(cls, root: Path) -> dict[str, str]:
-        """PhysioNet's folders, or those of Kaggle's competition, of which the test films have no labels."""
-        tables = ["annotations", "train.csv"]
-        require_items(cls.known, root, [" or ".join(tables), "train"])
-        return {"path": str(first_of(root, tables)), "root": str(root)}
+    published_as: ClassVar[Mapping[str, str]] = {"path": "annotations or train.csv"}
+    needs: ClassVar[tuple[str, ...]] = ("train",)  # of Kaggle's competition the test films have no labels
 
     def films(self) -> Iterator[Film]:
         """Each film once, with the classes of all its rows."""
@@ -238,7 +266,7 @@ class VinDrSource(TabularSource):
             have = {name: terms for name, terms in VINDR.items() if not of_film.keys().isdisjoint(terms)}
             named = _mentioned([name for name, value in of_film.items() if value], have)
             given = "test" if split == "test" else ""
-            yield Film(key, f"{split}/{key}", key, key, {**of_film, **named}, split=given)
+            yield Film(key, f"{split}/{key}", {**of_film, **named}, split=given)
 
     def _boxed(self, table: Path) -> dict[str, dict[str, float]]:
         """Film -> class -> whether it has a box of it, of all classes that any film has."""
@@ -267,3 +295,349 @@ VINDR_CLASSES = (
     "Other lesion", "COPD", "Lung tumor", "Pneumonia", "Tuberculosis", "Other diseases", "Other disease", "No finding",
 )  # fmt: skip
 """The columns of PhysioNet's tables of labels, of which two are one by its names in train and test."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NIHSource(TabularSource):
+    """NIH ChestX-ray14 (Wang et al., 2017, https://arxiv.org/abs/1705.02315): films with labels, without reports.
+
+    A finding that is not listed is absent (0): the collection has no blanks and no uncertain values.
+    """
+
+    known: ClassVar[str] = "nih_cxr14"
+    table: ClassVar[str] = "Data_Entry_2017_v2020.csv"
+    published_as: ClassVar[Mapping[str, str]] = {
+        "path": "Data_Entry_2017_v2020.csv or Data_Entry_2017.csv",
+        "test_list": "test_list.txt",
+    }
+    anywhere: ClassVar[str] = "*.png"  # in images_001, ...
+
+    # the published test_list.txt; None: test patients are drawn
+    test_list: str | None = field(default=None, metadata=BELOW_ROOT)
+
+    def films(self) -> Iterator[Film]:
+        """A film on the published list is tested on."""
+        columns = ("Image Index", "Finding Labels", "Patient ID", "Follow-up #")
+        listed = self._listed()
+        for row in read_rows(self.known, self.path, columns, ("Patient Gender", "Patient Age", "View Position")):
+            yield Film(
+                key=row["Image Index"],
+                file=Path(row["Image Index"]),
+                findings=_mentioned(row["Finding Labels"].split("|"), NIH),
+                patient=row["Patient ID"],
+                study=f"{row['Patient ID']}-{row['Follow-up #']}",
+                view=row["View Position"],
+                sex=row["Patient Gender"],
+                age=row["Patient Age"],
+                split="test" if row["Image Index"] in listed else "",
+            )
+
+    def _listed(self) -> set[str]:
+        if not self.test_list:
+            return set()
+        with undamaged(self.known, Path(self.test_list)):
+            return set(Path(self.test_list).read_text(encoding="utf-8").split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheXpertSource(TabularSource):
+    """CheXpert (Irvin et al., 2019, https://arxiv.org/abs/1901.07031): films with labels, without reports.
+
+    The published split is train and valid, by patient; a test split is drawn by patient from train.csv. Labels keep the
+    published values: 1, 0, -1 (uncertain), blank (nan). The objective decides how they count. ``root`` is
+    CheXpert-v1.0(-small), or the folder above it, which the tables' paths begin with.
+    """
+
+    known: ClassVar[str] = "chexpert"
+    table: ClassVar[str] = "CheXpert-v1.0/train.csv"
+    form: ClassVar[re.Pattern[str]] = re.compile(r"(train|valid)/(?P<patient>patient\d+)/(?P<study>study\d+)/[^/]+$")
+
+    valid: str | None = field(default=None, metadata=BELOW_ROOT)  # valid.csv, beside train.csv; None: val is drawn
+
+    @classmethod
+    def layout(cls, root: Path) -> dict[str, str]:
+        """``root`` is the folder of the collection, in either resolution, or the folder above it."""
+        folder = root
+        if not first_of(root, ["train.csv"]):
+            names = ["CheXpert-v1.0", "CheXpert-v1.0-small"]
+            require_items(cls.known, root, [" or ".join(names)])
+            folder = first_of(root, names) or root
+            require_items(cls.known, folder, ["train.csv"])
+        valid = first_of(folder, ["valid.csv"])
+        given = {"path": str(first_of(folder, ["train.csv"])), "root": str(folder)}
+        return given | ({"valid": str(valid)} if valid else {})
+
+    def films(self) -> Iterator[Film]:
+        """The rows of the tables. The folder of the collection may have another name than the tables give it."""
+        columns = ("Path", "Frontal/Lateral", *CHEXPERT)
+        tables = [self.path, self.valid] if self.valid else [self.path]
+        rows = [row for table in tables for row in read_rows(self.known, table, columns, ("Sex", "Age", "AP/PA"))]
+        paths = [match for row in rows if (match := self.form.search(row["Path"])) is not None]
+        if len(paths) < len(rows):
+            raise ValueError(
+                f"{self.known} source: {len(rows) - len(paths)} of {len(rows)} values of Path do not end in "
+                "train|valid/patient<number>/study<number>/<view>"
+            )
+        labels = numbers(self.known, rows, CHEXPERT)
+        within = bool(rows) and Path(self.root or "", Path(rows[0]["Path"]).parts[0]).is_dir()
+        for row, path, values in zip(rows, paths, labels.tolist(), strict=True):
+            frontal = row["Frontal/Lateral"] == "Frontal"
+            yield Film(
+                key=path[0],
+                file=Path(row["Path"] if within else path[0]),
+                findings=dict(zip(CHEXPERT, values, strict=True)),
+                patient=path["patient"],
+                study=path["patient"] + path["study"],
+                view=row["AP/PA"] or "frontal" if frontal else row["Frontal/Lateral"],
+                lateral=not frontal,
+                sex=row["Sex"],
+                age=row["Age"],
+                split="val" if path[1] == "valid" else "",
+            )
+
+
+CLASSES = {  # class of stage_2_detailed_class_info.csv -> findings
+    "": {},
+    "Normal": {"No Finding": 1.0, "Lung Opacity": 0.0},
+    "No Lung Opacity / Not Normal": {"No Finding": 0.0, "Lung Opacity": 0.0},
+    "Lung Opacity": {"No Finding": 0.0, "Lung Opacity": 1.0},
+}
+"""What RSNA's detailed classes say; a patient who has none is in neither."""
+SIDE = 1024
+"""Pixels of every film of RSNA's, which is a square; boxes are in these."""
+PNEUMOTHORAX = "Pneumothorax"
+ABSENT = "-1"  # stands for "no outline" in the column EncodedPixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class RSNASource(TabularSource):
+    """RSNA Pneumonia, stage 2 (Shih et al., 2019, doi:10.1148/ryai.2019180041): films with boxes, without reports.
+
+    The table has a row a box, the cohort one a patient, who has one film. Pneumonia is the column Target: 1 where there
+    is a box. The mask of Pneumonia is the union of a film's boxes (spec 10.3).
+    """
+
+    known: ClassVar[str] = "rsna"
+    table: ClassVar[str] = "stage_2_train_labels.csv"
+    needs: ClassVar[tuple[str, ...]] = ("stage_2_train_images",)
+    published_as: ClassVar[Mapping[str, str]] = {"classes": "stage_2_detailed_class_info.csv"}
+    columns: ClassVar[tuple[str, ...]] = ("patientId", "x", "y", "width", "height", "Target")
+
+    # stage_2_detailed_class_info.csv; None: No Finding and Lung Opacity are nan
+    classes: str | None = field(default=None, metadata=BELOW_ROOT)
+    labels: tuple[str, ...] | str = ("Pneumonia", "No Finding", "Lung Opacity")
+    val_fraction: float = 0.15  # of the patients
+    test_fraction: float = 0.15  # of the patients
+
+    def films(self) -> Iterator[Film]:
+        """The patients, whose rows have to agree."""
+        target = self._agreed(self.path, self.columns, "Target", ("0", "1"))
+        detail = self._agreed(self.classes, ("patientId", "class"), "class", CLASSES) if self.classes else {}
+        unpacked = Path("stage_2_train_images" if Path(self.root or "", "stage_2_train_images").is_dir() else "")
+        for key, box in target.items():
+            yield Film(key, unpacked / f"{key}.dcm", {"Pneumonia": float(box), **CLASSES[detail.get(key, "")]})
+
+    def listing(self) -> Listing:
+        """With the boxes of each film. Raises ValueError for a box that is none of such a film."""
+        listing, boxes = super().listing(), self._boxes()
+        return replace(
+            listing, boxes=None if self.root is None else {"Pneumonia": [boxes[key] for key in listing.keys]}
+        )
+
+    def _boxes(self) -> dict[str, tuple[Box, ...]]:
+        """Patient -> boxes, as shares of the film's side."""
+        boxes: dict[str, tuple[Box, ...]] = {}
+        strange = 0
+        for row in read_rows(self.known, self.path, self.columns):
+            drawn = boxes.setdefault(row["patientId"], ())
+            if row["Target"].strip() == "1":
+                box = _box([row[name] for name in self.columns[1:5]])
+                strange += box is None
+                boxes[row["patientId"]] = drawn if box is None else (*drawn, box)
+        if strange:
+            raise ValueError(
+                f"rsna source: {strange} boxes are not x, y, width and height within {SIDE} pixels; give the table as "
+                "it was published"
+            )
+        return boxes
+
+    def _agreed(self, path: str, columns: tuple[str, ...], column: str, known: Collection[str]) -> dict[str, str]:
+        """Patient -> value of a column, in the table's order. Raises ValueError for unknown or differing values."""
+        values: dict[str, str] = {}
+        strange = 0
+        for row in read_rows(self.known, path, columns):
+            value = row[column].strip()
+            strange += not value or value not in known or values.setdefault(row["patientId"], value) != value
+        if strange:
+            raise ValueError(f"rsna source: in {strange} rows {column} is unknown, or not that of the patient's others")
+        return values
+
+
+def _box(cells: list[str]) -> Box | None:
+    """The box of the cells x, y, width and height, as shares of the film's side; None where it is not on the film."""
+    try:
+        left, top, width, height = (float(cell) / SIDE for cell in cells)
+    except ValueError:
+        return None
+    inside = min(left, top) >= 0 and min(width, height) > 0 and max(left + width, top + height) <= 1
+    return (left, top, width, height) if inside else None
+
+
+def _outlined(source: str, rows: Sequence[tuple[str, str]]) -> dict[str, dict[str, float]]:
+    """Film -> whether any of its ``rows`` (film, run lengths or -1) outlines a pneumothorax, in their order.
+
+    Raises ValueError for an outline that is neither.
+    """
+    outlined: dict[str, dict[str, float]] = {}
+    strange = 0
+    for key, cell in rows:
+        outline = cell.strip()
+        strange += outline != ABSENT and not (outline and outline.replace(" ", "").isdigit())
+        film = outlined.setdefault(key, {PNEUMOTHORAX: 0.0})
+        film[PNEUMOTHORAX] = max(film[PNEUMOTHORAX], float(outline != ABSENT))
+    if strange:
+        raise ValueError(f"{source} source: EncodedPixels of {strange} rows is neither run lengths nor {ABSENT}")
+    return outlined
+
+
+@dataclass(frozen=True, kw_only=True)
+class SIIMSource(TabularSource):
+    """SIIM-ACR Pneumothorax (Kaggle, 2019): films of NIH ChestX-ray14 with outlined pneumothoraces, without reports.
+
+    The table has a row an outline, the cohort one a film. Pneumothorax is 1 where any of its rows has an outline, else
+    0; other findings are not labelled. The tables have no patients. Splits are drawn: the published test films have no
+    public outlines. The films are NIH's, so this is no other site than ``nih_cxr14``.
+    """
+
+    known: ClassVar[str] = "siim"
+    table: ClassVar[str] = "train-rle.csv"
+    published_as: ClassVar[Mapping[str, str]] = {"path": "train-rle.csv or stage_2_train.csv"}
+    needs: ClassVar[tuple[str, ...]] = ("dicom-images-train or stage_2_images",)
+    anywhere: ClassVar[str] = "*.dcm"
+
+    labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
+
+    def films(self) -> Iterator[Film]:
+        """Each film once."""
+        rows = [(row["ImageId"], row["EncodedPixels"]) for row in read_rows(self.known, self.path, SIIM_COLUMNS)]
+        return (Film(key, Path(f"{key}.dcm"), labels) for key, labels in _outlined(self.known, rows).items())
+
+
+SIIM_COLUMNS = ("ImageId", "EncodedPixels")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidPTXSource(ReportedSource):
+    """CANDID-PTX (Feng et al., 2021, doi:10.1148/ryai.2021210136): films, reports, outlined pneumothoraces.
+
+    The table has a row an outline, the cohort one a film, named by SOPInstanceUID with or without a suffix.
+    Pneumothorax is 1 where any of its rows has an outline, else 0; other findings are not labelled. The collection has
+    no patient ids.
+    """
+
+    known: ClassVar[str] = "candid_ptx"
+    table: ClassVar[str] = "Pneumothorax_reports.csv"
+    published_as: ClassVar[Mapping[str, str]] = {"root": "dataset or images"}  # or beside the table
+
+    labels: tuple[str, ...] | str = (PNEUMOTHORAX,)
+
+    def films(self) -> Iterator[Film]:
+        """Each film once, with the report of its first row."""
+        rows = list(read_rows(self.known, self.path, ("SOPInstanceUID", "EncodedPixels", "Report")))
+        reports = {row["SOPInstanceUID"]: row["Report"] for row in reversed(rows)}
+        outlined = _outlined(self.known, [(row["SOPInstanceUID"], row["EncodedPixels"]) for row in rows])
+        return (Film(key, self._file(key), labels, report=reports[key]) for key, labels in outlined.items())
+
+    def _file(self, key: str) -> Path:
+        """A film's file; where none exists, a name that is then counted as missing."""
+        candidates = [Path(f"{Path(key).name}{suffix}") for suffix in ("", ".dcm", ".png", ".jpg")]
+        return next((file for file in candidates if Path(self.root or "", file).is_file()), candidates[0])
+
+
+COVID_CLASSES = {"normal": "No Finding", "pneumonia": "Pneumonia", "COVID-19": "COVID-19"}
+"""Class in COVIDx's lists: its label. Pneumonia is of other causes than COVID-19."""
+COVID_LABELS = tuple(COVID_CLASSES.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class COVIDxSource(TabularSource):
+    """COVIDx 9A (Wang et al., 2020, https://arxiv.org/abs/2003.09871): films of one of three classes, without reports.
+
+    A line of the lists is patient, file, class, source. The published split is train and test; validation patients are
+    drawn from train (spec 10.2: 20 %). A patient's number counts within its source.
+    """
+
+    known: ClassVar[str] = "covidx"
+    table: ClassVar[str] = "train_COVIDx9A.txt"
+    published_as: ClassVar[Mapping[str, str]] = {"test_list": "test_COVIDx9A.txt"}
+    needs: ClassVar[tuple[str, ...]] = ("test_COVIDx9A.txt", "train", "test")
+
+    # the list of test films; None: test patients are drawn
+    test_list: str | None = field(default=None, metadata=BELOW_ROOT)
+    labels: tuple[str, ...] | str = COVID_LABELS
+    val_fraction: float = 0.2  # of the patients
+
+    def films(self) -> Iterator[Film]:
+        """The films of both lists."""
+        yield from self._read(self.path, "train", "")
+        if self.test_list:
+            yield from self._read(self.test_list, "test", "test")
+
+    def _read(self, path: str, folder: str, split: str) -> Iterator[Film]:
+        """The films of one list. Raises ValueError for a missing list, or lines of another form."""
+        file = first_of(Path(path).parent, [Path(path).name])
+        if file is None:
+            raise ValueError("covidx source: a list of films is not a file")
+        with undamaged(self.known, file):
+            lines = [line.rsplit(None, 3) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if strange := sum(len(line) != 4 or line[2] not in COVID_CLASSES for line in lines):
+            known = ", ".join(COVID_CLASSES)
+            raise ValueError(
+                f"covidx source: {strange} of {len(lines)} lines are not patient, file, class ({known}), source"
+            )
+        for patient, name, kind, source in lines:
+            key = f"{folder}/{Path(name).name}"
+            yield Film(key, Path(key), _one_of(COVID_LABELS, COVID_CLASSES[kind]), f"{source} {patient}", split=split)
+
+
+def _one_of(classes: Iterable[str], chosen: str) -> dict[str, float]:
+    """Findings of a collection whose classes exclude one another."""
+    return {name: float(name == chosen) for name in classes}
+
+
+FOLDERS = {
+    "Normal": "No Finding", "Viral Pneumonia": "Pneumonia", "COVID": "COVID-19", "Lung_Opacity": "Lung Opacity",
+}  # fmt: skip
+"""Folder of COVID-19 Radiography: its label."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class COVIDRadiographySource(TabularSource):
+    """COVID-19 Radiography (Rahman et al., 2021, doi:10.1016/j.compbiomed.2021.104319): a folder a class, no table.
+
+    ``path`` is the folder of the four folders, with the films in them or in their ``images/``. The collection has
+    neither splits nor patient ids: splits are drawn. Its normal films and lung opacities are RSNA's, so it is no other
+    site than ``rsna``.
+    """
+
+    known: ClassVar[str] = "covid_radiography"
+    table: ClassVar[str] = "."
+    needs: ClassVar[tuple[str, ...]] = tuple(FOLDERS)
+
+    labels: tuple[str, ...] | str = tuple(FOLDERS.values())
+
+    def films(self) -> Iterator[Film]:
+        """The films, by class and name. Raises ValueError that lists the folders that are missing or empty."""
+        require_items(self.known, Path(self.path), FOLDERS)
+        of_class = {name: self._of(Path(self.path) / name) for name in FOLDERS}
+        if empty := [name for name, files in of_class.items() if not files]:
+            raise ValueError(f"covid_radiography source: no .png is in {', '.join(empty)}; unpack the whole archive")
+        for folder, label in FOLDERS.items():
+            for file in of_class[folder]:
+                yield Film(f"{label}/{file.name}", file.absolute(), _one_of(FOLDERS.values(), label))
+
+    @staticmethod
+    def _of(folder: Path) -> list[Path]:
+        """The films of a class; lung masks, in ``masks/``, are none."""
+        images = folder / "images"
+        return sorted((images if images.is_dir() else folder).glob("*.png"))

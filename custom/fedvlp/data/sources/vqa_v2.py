@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedvlp.data.questions import Question
-from fedvlp.data.sources.photographs import Photographs
-from fedvlp.data.sources.published import Listing, require_items
+from fedvlp.data.sources.published import Listing, Photographs, require_items
 from fedvlp.data.sources.table import BELOW_ROOT
 
 SPLITS = {"train2014": "train", "val2014": "test"}

@@ -22,12 +22,21 @@ def channels_of(model: DualEncoder) -> int:
     return 3 if model.preprocessing.get("colour") is True else 1
 
 
-def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
+def statistics_of(tower: Any) -> dict[str, Any]:
+    """The mean and std of each channel that an image tower normalises by itself; empty for those of every film."""
+    said = tower.architecture()
+    return {key: said[key] for key in ("mean", "std") if key in said}
+
+
+def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, normalise: bool = False) -> None:
     """Writes preprocessing.json, prepare.py and radiograph.py, and with ``texts`` tokenization.json and tokenizer/.
 
-    radiograph.py is this package's own, so that a film is decoded as it is here.
+    With ``normalise``, for an image tower as its own library has it, prepare.py gives films the mean and std that the
+    tower was made for; otherwise what is exported does that itself. radiograph.py is this package's own, so that a film
+    is decoded as it is here.
     """
-    _write(folder / "preprocessing.json", model.preprocessing)
+    said = statistics_of(model.image_encoder) if normalise else {}
+    _write(folder / "preprocessing.json", model.preprocessing and model.preprocessing | said)
     for name, source in (("prepare.py", "models/export/prepare.py.txt"), ("radiograph.py", "data/radiograph.py")):
         code = files("fedvlp").joinpath(source).read_text(encoding="utf-8")
         (folder / name).write_text(code, encoding="utf-8")

@@ -1,0 +1,95 @@
+"""`--start`: a federation begins with a model of another library, by a folder here and by a name in a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.starts import TEXTS, TINY, films, pair, processor
+
+from fedvlp.cli.overrides import configured
+from fedvlp.models.initial import InitialWeightsError, load_initial, pinned
+from fedvlp.models.load import load_model
+from fedvlp.models.start import StartError
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+from fedvlp.run.start import imported
+
+SMALL = ["rounds.rounds=1", "method.local_steps=1", "data.size=60", "training.batch_size=8"]
+
+
+@pytest.fixture(autouse=True)
+def _towers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDVLP_TOWERS", str(tmp_path / "towers"))
+
+
+def of_dino(folder: Path) -> Any:
+    import transformers as hf
+
+    folder.mkdir()
+    config = hf.Dinov2Config(**{**TINY, "image_size": 32, "patch_size": 8})  # type: ignore[arg-type]
+    model = hf.Dinov2Model(config).eval()
+    model.save_pretrained(folder)
+    processor(folder)
+    return model
+
+
+@pytest.mark.parametrize("more", [[], ["model.adapters=lora", "model.adapter_rank=0"], ["model.adapters=lora"]])
+def test_a_federated_round_from_a_pair(tmp_path: Path, more: list[str]) -> None:
+    """All weights, heads alone, and adapters: it begins as the pair itself, and is read again."""
+    (tmp_path / "clip").mkdir()
+    pair(tmp_path / "clip", "clip")
+    folder, start = imported(tmp_path / "clip", "ours")
+    own = load_model(folder)
+    experiment = configured("fedavg", None, 2, [*SMALL, *more], start="ours")
+    assert experiment.model.init == pinned("ours")
+    assert experiment.objective.temperature == start.said["temperature"]  # type: ignore[union-attr]
+    before = experiment.model.build()
+    load_initial(before, experiment.model.init)
+    torch.testing.assert_close(before.encode_text(TEXTS), own.encode_text(TEXTS), rtol=0, atol=0)
+    run = RunFolder.create(tmp_path / "runs", experiment)
+    simulate(experiment, run, workers=1)
+    after = load_model(run.path)
+    assert after.encode_text(TEXTS).shape == (3, 24)
+    frozen = bool(more)
+    same = torch.equal(
+        after.text_encoder.model.embeddings.token_embedding.weight,
+        own.text_encoder.model.embeddings.token_embedding.weight,
+    )  # type: ignore[union-attr, union-attr]
+    assert same is frozen
+
+
+def test_a_federated_round_from_an_image_tower(tmp_path: Path) -> None:
+    """Given by its folder, which is imported by a name of its own; frozen, it gives its library's features."""
+    theirs = of_dino(tmp_path / "dino")
+    settings = [*SMALL, "model.adapters=lora", "model.adapter_rank=0"]
+    experiment = configured("local", None, 2, settings, start=str(tmp_path / "dino"))
+    assert "@" in experiment.model.image_tower
+    run = RunFolder.create(tmp_path / "runs", experiment)
+    simulate(experiment, run, workers=1)
+    after, (ours, seen) = load_model(run.path), films()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            after.image_encoder(ours)[:, 0], theirs(pixel_values=seen).pooler_output, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_job_names_the_start_with_its_checksum(tmp_path: Path) -> None:
+    of_dino(tmp_path / "dino")
+    with pytest.raises(StartError, match=r"run `fedvlp towers import` .* --as NAME"):
+        configured("fedavg", None, 2, SMALL, start=str(tmp_path / "dino"), travels=True)
+    imported(tmp_path / "dino", "ours")
+    experiment = configured("fedavg", None, 2, SMALL, start="ours", travels=True)
+    assert experiment.model.image_tower.startswith("ours@")
+    assert str(tmp_path) not in repr(experiment)
+    (tmp_path / "dino" / "preprocessor_config.json").write_text('{"image_mean": [0], "image_std": [1], "size": 32}')
+    imported(tmp_path / "dino", "theirs")
+    assert pinned("theirs").partition("@")[2] != pinned("ours").partition("@")[2], "mean and std are pinned as well"
+    other = replace(experiment.model, image_tower="ours@" + "0" * 64)
+    with pytest.raises(InitialWeightsError, match="SHA-256"):
+        other.build()
+    with pytest.raises(InitialWeightsError, match="is not on this machine; run `fedvlp towers import`"):
+        replace(experiment.model, image_tower="gone@" + "0" * 64).build()
