@@ -47,6 +47,7 @@ class TaskHandler:
         self.behind: Behind | None = None  # records behind the last answer, where the site has an envelope
         self._site: Site | None = None
         self._run: tuple[str, str | None] | None = None  # folder and id
+        self._records: tuple[Path, str] | None = None  # the site's folder and records of a run that is new here
         self._start: Start | None = None  # of the model that the run starts from, as this site builds it
 
     def answer(
@@ -76,6 +77,9 @@ class TaskHandler:
             envelope.admit(self.experiment)
         site = self._prepared(run, envelope)
         with alone(site):
+            if self._records and distributed.rank() == 0:
+                note_records(*self._records)
+            self._records = None
             return self._answered(site, message, should_stop, envelope, most_samples)
 
     def _answered(
@@ -153,10 +157,9 @@ class TaskHandler:
                 envelope.refuse_large(experiment, self.paths.site, distributed.processes())
             assembly = (self._assemble or Assembly)(experiment, own.parent.parent, accepts_phi_risk(local))
             self._site = assembly.site(self.paths.site)
-            if distributed.rank() == 0:
-                note_records(own, assembly.cohort.fingerprint)
-                if envelope is not None:
-                    forget_oldest(caches_at(local), int(envelope.cache_gb * 1e9))
+            if envelope is not None and distributed.rank() == 0:
+                forget_oldest(caches_at(local), int(envelope.cache_gb * 1e9))
+            self._records = own, assembly.cohort.fingerprint
             self._run, self._start = named, None
         return self._site
 
