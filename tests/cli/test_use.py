@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.presets import MODEL, SMALL
 from typer.testing import CliRunner
 
@@ -21,9 +22,11 @@ from fedvlp.cli.use import printable
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
+from fedvlp.evaluation.attribution import attribution
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.models import MultimodalConfig
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.zero_shot_areas import COLUMNS, file_of
 
 TABLE = SyntheticCohort(sites=2, size=24, image_size=36)
 
@@ -83,6 +86,27 @@ def test_explain_draws_the_film_and_says_where_it_looked(home: Path, monkeypatch
     )
     assert by_gradients.startswith(f"cosine {cosine:+.3f}; a square of 5 pixels adds most, ")
     assert (home / "gradients.png").read_bytes() != (home / "map.png").read_bytes()
+
+
+def test_explain_says_how_much_of_the_map_lies_within_a_mask_and_first_that_the_model_is_at_chance(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask of the left half of the film: a map that knows nothing has half of its strongest tenth there."""
+    half = np.zeros((36, 36), np.uint8)
+    half[:, :18] = 255
+    Image.fromarray(half).save(home / "half.png")
+    output = said("explain run images/000003.png edema --out half-map.png --mask half.png", home, monkeypatch)
+    added = attribution(load_model(home / "run"), home / "images" / "000003.png", "edema").added
+    strongest = added >= added.flatten().quantile(0.9)
+    share = float(strongest[:, :16].sum() / strongest.sum())  # the model sees the middle 32 pixels
+    assert f"of the strongest tenth of the map {share:.0%} lies within the mask, which is 50% of the film" in output
+    assert "CAUTION" not in output
+    for low, first in ((0.45, "CAUTION: zero-shot of this model is no better than chance"), (0.55, "cosine ")):
+        lines = [",".join(COLUMNS), f"trained,site-1,Edema,20,5,0.6,{low},0.7"]
+        file_of(RunFolder(home / "run")).parent.mkdir(exist_ok=True)
+        file_of(RunFolder(home / "run")).write_text("\n".join(lines) + "\n")
+        assert said("explain run images/000003.png edema --out half-map.png", home, monkeypatch).startswith(first)
+    file_of(RunFolder(home / "run")).unlink()
 
 
 def test_search_ranks_the_films_by_their_cosine_with_a_phrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,9 @@ def explain(
     by: Annotated[
         str, typer.Option(help="occlusion: covers squares of the film; gradients: integrated gradients.")
     ] = "occlusion",
+    mask: Annotated[
+        Path | None, typer.Option(help="PNG of the film's lungs, or of anything: how much of the map lies within.")
+    ] = None,
     square: Annotated[
         int | None, typer.Option(help="Side of the squares, pixels of the model's input; default: a sixth of it.")
     ] = None,
@@ -146,7 +149,8 @@ def explain(
 
     It says what the model looks at, and not whether it is right.
     """
-    from fedvlp.evaluation.attribution import attribution, draw
+    from fedvlp.evaluation.attribution import attribution, draw, within
+    from fedvlp.run.zero_shot_areas import at_chance
 
     use_plugins(plugins)
     if out.suffix != ".png":
@@ -155,9 +159,16 @@ def explain(
         raise ValueError("--out is the film itself, which the picture would replace; give another name")
     if not phrase.strip():
         raise ValueError('explain: the phrase is empty; give one, e.g. "left basal effusion"')
-    result = attribution(_loaded(model, statistics, device), film, phrase, by, square)
+    trained = _loaded(model, statistics, device)
+    inside = None if mask is None else _mask_of(trained, mask, film)  # a wrong file before the map, which takes a while
+    result = attribution(trained, film, phrase, by, square)
     draw(result, out)
-    print(f"{result.sentence}\nwrote {out}")
+    if at_chance(model):
+        print("CAUTION: zero-shot of this model is no better than chance on its run's test films, and so is this map")
+    print(result.sentence)
+    if inside is not None:
+        print(within(result, inside))
+    print(f"wrote {out}")
 
 
 @app.command()
@@ -216,6 +227,18 @@ def export(
     if to not in EXPORTS:
         raise ValueError(f"--to is {to!r}{nearest(to, list(EXPORTS))}; there are: {', '.join(EXPORTS)}")
     print(f"wrote {out}, with the features that it has here: {EXPORTS[to](_loaded(model, statistics, 'cpu'), out)}")
+
+
+def _mask_of(model: DualEncoder, file: Path, film: Path) -> Any:
+    """Bool [S, S] of a mask's file, cropped as the model sees the film."""
+    import torch
+
+    from fedvlp.data.masks import read_mask
+    from fedvlp.data.transforms import eval_batch
+    from fedvlp.run.search import decoded_size
+
+    whole = 255 * torch.from_numpy(read_mask(file, decoded_size(model), film)).to(torch.uint8)
+    return eval_batch(whole[None], model.config.image_size)[0, 0] > 0
 
 
 def printable(text: str) -> str:

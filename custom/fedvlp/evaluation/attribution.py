@@ -52,6 +52,16 @@ class Attribution:
         )
 
 
+def within(result: Attribution, mask: Tensor) -> str:
+    """How much of the strongest tenth of the map lies within a bool mask [S, S], beside the mask's share of the film.
+
+    A map that knows nothing of the mask has both alike.
+    """
+    strongest = result.added >= result.added.flatten().quantile(0.9)
+    inside, area = float(mask[strongest].double().mean()), float(mask.double().mean())
+    return f"of the strongest tenth of the map {inside:.0%} lies within the mask, which is {area:.0%} of the film"
+
+
 def attribution(
     model: DualEncoder, film: Any, phrase: str, by: str = "occlusion", square: int | None = None
 ) -> Attribution:

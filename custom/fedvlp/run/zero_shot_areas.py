@@ -7,6 +7,7 @@ are, and the file holds figures alone.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,12 @@ def read(folder: RunFolder) -> list[Area]:
             f"{folder.path}: evaluation/zero-shot-findings.csv is not what fedvlp wrote there; remove it and measure "
             "again with `fedvlp report RUN --intervals`"
         ) from None
+
+
+def at_chance(path: Path) -> bool:
+    """Whether a run's areas were measured, and no more than one in twenty of them lies above chance for certain."""
+    areas = [one.area for one in read(RunFolder(path)) if one.model == TRAINED and not math.isnan(one.area.low)]
+    return bool(areas) and sum(area.low > 0.5 for area in areas) <= len(areas) / 20
 
 
 def _read(line: Mapping[str, str]) -> Area:
