@@ -63,7 +63,7 @@ def test_chexpert_reads_images_and_survives_a_broken_one(tmp_path: Path) -> None
     cohort = CheXpertSource(path, root=str(tmp_path), image_size=32).build()
     assert len(cohort) == 2
     assert cohort.has_image().all()
-    assert [int(image[16, 16]) for image in cohort.images(np.arange(2))] == [0, 50]
+    assert [int(image[16, 16]) for image in cohort.images(np.arange(2))] == pytest.approx([0, 50], abs=8)  # JPEG
     (tmp_path / names[1]).unlink()
     with pytest.raises(ValueError, match="1 of 3 images are not under root"):
         CheXpertSource(path, root=str(tmp_path)).build()

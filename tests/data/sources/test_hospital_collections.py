@@ -35,7 +35,7 @@ def test_mimic_takes_frontal_films_with_text_and_labels_by_name(tmp_path: Path) 
     blank = [nan] * 5
     expected = np.array([[-1, 1, nan, nan, nan], blank, *[[nan, nan, 1, 0, nan]] * 2], dtype=np.float32)
     np.testing.assert_array_equal(cohort.labels[:, columns], expected)
-    assert cohort.images(np.array([3, 0]))[:, 16, 16].tolist() == pytest.approx([30, 10], abs=2)
+    assert cohort.images(np.array([3, 0]))[:, 16, 16].tolist() == pytest.approx([30, 10], abs=8)
     assert len(MIMICSource(source.path, reports=source.root, image_size=32).build()) == 4, "text alone"
     everything = (cohort.ids, cohort.patients, cohort.studies, repr(cohort))
     assert "10000032" not in str(everything)

@@ -34,7 +34,7 @@ def test_questions_and_answers_are_as_published(tmp_path: Path) -> None:
             Question("How many?", ("Two.", *("2",) * 9), "2", "number"),
         )
     ]
-    assert cohort.images(np.array([7]))[0, 16, 16] == pytest.approx(214, abs=3)
+    assert cohort.images(np.array([7]))[0, 16, 16] > 200
     assert cohort.take(np.array([3, 7])).questions(np.array([1])) == cohort.questions(np.array([7]))  # type: ignore[misc]
 
 
