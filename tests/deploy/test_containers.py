@@ -84,7 +84,7 @@ def test_jobs_alone_read_the_data_and_as_a_user_of_their_own() -> None:
     assert f"useradd --uid {user} --gid {group} " in DOCKERFILE
     assert user != group, "the two share the group of the image's user"
     assert services["jobs"]["entrypoint"][1:] == ["-m", job_user.__name__, "/kit"]
-    assert instructions("ENTRYPOINT")[-1].startswith('["bash", "-c", "umask 007; ')
+    assert services["site"]["command"][-1].startswith("umask 007; ")
 
 
 def test_a_sites_only_way_out_is_the_gate() -> None:

@@ -58,14 +58,14 @@ def test_rows_that_are_left_out_are_counted_before_it_trains_and_after_a_dry_run
     rows[1][header.index("image")] = "absent.png"
     with (tmp_path / "own.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([header, *rows])
-    source = TableSource(str(tmp_path / "own.csv"), image_size=72)
+    source = TableSource(str(tmp_path / "own.csv"), image_size=72, burned_in="header")
     said: list[str] = []
     experiment = replace(small(FedAvg(local_steps=1)), data=source, rounds=Rounds(rounds=1, seed=7))
     simulate(experiment, RunFolder.create(tmp_path / "runs", experiment), say=said.append)
     expected = "data: 78 of 80 rows are used; left out: missing image 1, report too short 1"
     assert said == [expected]
     assert dry_run_lines(dry_run(experiment), 1)[0] == expected
-    whole = screen_all([source, TableSource(str(tmp_path / "pairs.csv"), image_size=72)], lambda both: both[0])
+    whole = screen_all([source, replace(source, path=str(tmp_path / "pairs.csv"))], lambda both: both[0])
     assert rows_used(whole.prepare()[1]).startswith("158 of 160 rows are used; left out: missing image 1, ")
 
 

