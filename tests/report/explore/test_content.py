@@ -131,8 +131,9 @@ def test_classes_of_a_persons_own(explorer: Explorer) -> None:
 
 
 def test_where_it_looked_is_what_explain_draws(explorer: Explorer, model: DualEncoder, cohort: Cohort) -> None:
-    result = explorer.looked(explorer.film_of(7), "left effusion")
-    expected = attribution(model, cohort.images(np.array([7]))[0], "left effusion")
+    film = cohort.images(np.array([7]))[0]
+    result = explorer.looked(explorer.film(film), "left effusion")
+    expected = attribution(model, film, "left effusion")
     assert torch.equal(result.added, expected.added)
     assert result.cosine == expected.cosine
 
