@@ -36,9 +36,7 @@ def pretrain(
     data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
-    resume: Annotated[
-        Path | None, typer.Option(help="Folder of a run to go on with.", callback=known.run_if_given)
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     check: Annotated[
