@@ -955,7 +955,7 @@ def test_sites_of_the_next_release_take_part(make: Make, tmp_path: Path, monkeyp
 def test_a_server_of_another_wire_version_is_refused_and_told_both(
     make: Make, monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
-    monkeypatch.setattr("fedvlp.run.config.WIRE_VERSION", written)
+    monkeypatch.setattr("fedvlp.core.types.WIRE_VERSION", written)
     flare = make()
     assert f"a: RefusedError: the server writes wire version {written} (fedvlp " in flare.submit().panic
     assert "this site reads 1 to 1 (fedvlp " in status(flare)["reason"]

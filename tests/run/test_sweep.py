@@ -87,7 +87,7 @@ def test_a_seed_is_that_of_run_and_data() -> None:
     [
         (["--grid", "rounds.seed=1,2"], "sweep: rounds.seed is set; the seeds are those of --seeds"),
         (["--set", "data.seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
-        (["--data", "table:pairs.csv,seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
+        (["--data", f"table:{__file__},seed=3"], "sweep: data.seed is set; the seeds are those of --seeds"),
         (["--set", "name=mine"], "sweep: name is set; a variant has the name of its preset"),
         (["--jobs", "-1"], "--jobs is -1; give how many runs at a time"),
     ],
