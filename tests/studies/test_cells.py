@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,8 @@ def test_cells_run_once_and_a_stopped_one_goes_on(tmp_path: Path) -> None:
     runs = tmp_path / "runs" / "tiny" / "0"
     stopped = finished(runs, replace(tiny(0)["local"], name="local"))
     assert stopped is not None
-    stopped.model.unlink()  # as if it had been killed while it wrote the model
+    stopped.model.unlink()  # as if it had been killed while it wrote the model, before it said that it is finished
+    stopped.status_file.write_text(json.dumps(stopped.status() | {"status": "running"}))
     again, said = ask(scenario(), tmp_path)
     assert said == {("fedavg", 0): HERE, ("local", 0): DONE}
     assert again.cells == first.cells
