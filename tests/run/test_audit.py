@@ -58,10 +58,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def audit(run: RunFolder) -> audits.Audit:
-    """With a fifth of the steps by which leaks are planted."""
+    """With a third of the steps by which leaks are planted."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (audits, audit_updates):
-            patch.setattr(module, "LEAK_STEPS", 60)
+            patch.setattr(module, "LEAK_STEPS", 100)
         return audits.measure(run, resamples=100, invert=1.0)
 
 
