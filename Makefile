@@ -75,6 +75,7 @@ nightly: $(VENV)/tools
 docs: $(VENV)/tools
 	PYTHONPATH=tests $(BIN)/python -m support.picture
 	PYTHONPATH=tests $(BIN)/python -m support.feddra_page
+	PYTHONPATH=tests $(BIN)/python -m support.known
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # Runs every committed preset shortly, says which figures moved, and rewrites those golden files; the commit says why.

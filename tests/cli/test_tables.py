@@ -170,7 +170,7 @@ def test_no_text_of_a_job_or_run_steers_the_terminal(
     (kit / "local" / "fedvlp.json").write_text("{}")
     folder = write_job(job, tmp_path / "job", sites=("st-anna",))
     said = CliRunner().invoke(app, ["site", "accept", str(folder), "--kit", str(kit), "--yes"])
-    (tmp_path / "run_status.json").write_text(json.dumps({"status": "finished", "why": ESCAPE}))
+    (tmp_path / "run_status.json").write_text(json.dumps({"schema": 1, "status": "finished", "reason": ESCAPE}))
     status = CliRunner().invoke(app, ["jobs", "status", str(tmp_path)])
     record = {"round": 0, "phase": ESCAPE, "seconds": 1.0, "sites": {}, "dropped": {ESCAPE: ESCAPE}}
     Console(width=200).print(plain_table(ESCAPE, (ESCAPE, "x"), [(ESCAPE, 1)]))

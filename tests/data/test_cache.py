@@ -336,6 +336,8 @@ def test_the_caches_used_least_recently_go_until_the_rest_is_small_enough(tmp_pa
     """Interrupted builds too, but not what somebody builds, and never the one that was used last, however large."""
     folders = tmp_path / "a", tmp_path / "b"
     readers = {key: cached(folder, key) for folder, key in zip((*folders, *folders), "wxyz", strict=True)}
+    for used, (folder, key) in enumerate(zip((*folders, *folders), "wxyz", strict=True)):
+        os.utime(folder / key, (used, used))  # two that are used within a tick of the system's clock are as old
     (tmp_path / "b" / "x").rename(tmp_path / "b" / ".x.partial")
     cached(tmp_path / "a", "w")  # used again
     size = sum(file.stat().st_blocks * 512 for file in (tmp_path / "a" / "w").iterdir())

@@ -23,14 +23,31 @@ from support.toy import Toy, World, same_bytes, small, three_sites
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Rounds
+from fedvlp.federation.site import failure
 from fedvlp.flare.controller import FederatedController
-from fedvlp.methods import METHODS
+from fedvlp.flare.paths import SitePaths
+from fedvlp.flare.privacy_budget import Ledger
+from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.methods import METHODS, FedAvg
+from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import presets
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import identity
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import TensorBoard
+from fedvlp.training.config import Training
 
+TINY = Experiment(
+    "tiny",
+    FedAvg(local_steps=1),
+    ModelConfig(),
+    data=SyntheticCohort(sites=2, size=80),
+    training=Training(batch_size=8),
+)
 BEFORE = 1 << 15  # bytes of room: enough for the records of a phase, not for a checkpoint
 
 
@@ -122,8 +139,12 @@ class WithoutB:
             yield "b", Failure(FailureKind.LOST, "gone")
 
 
-def test_a_site_misses_the_phase_and_goes_on_from_its_last_memory(tmp_path: Path) -> None:
-    """The disk of b alone is full in round 1: the others' bytes, and later b's own, are as if it had been away."""
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [("fill", r"the disk is full; it needs [\d,]+ bytes"), ("take_nothing", "Read-only file system")],
+)
+def test_a_site_misses_the_phase_and_goes_on_from_its_last_memory(tmp_path: Path, happens: str, said: str) -> None:
+    """The disk of b takes nothing in round 1: the others' bytes, and later b's own, are as if it had been away."""
     without = world(tmp_path / "without", "local")
     expected = without.run(WithoutB(without))
 
@@ -133,20 +154,56 @@ def test_a_site_misses_the_phase_and_goes_on_from_its_last_memory(tmp_path: Path
         def report(record: dict[str, Any]) -> None:
             if record["round"] == 0:
                 before.update(contents(disk.folder))
-                disk.fill()
+                getattr(disk, happens)()
             if record["round"] == 1:
                 assert contents(disk.folder) == before
                 disk.make_room()
 
         seen = world(tmp_path / "run", "local").run(report=report)
         assert [list(record["dropped"]) for record in seen.history] == [[], ["b"], []]
-        assert re.search(r"the disk is full; it needs [\d,]+ bytes", seen.history[1]["dropped"]["b"])
+        assert re.search(said, seen.history[1]["dropped"]["b"])
         same_bytes(seen.state, expected.state)
         assert contents(disk.folder).keys() == contents(tmp_path / "without" / "sites" / "b").keys()
         for file, content in contents(tmp_path / "without" / "sites" / "b").items():
             assert (disk.folder / file).read_bytes() == content
 
     on_small_disk(tmp_path / "run" / "sites" / "b", body)
+
+
+def test_a_read_only_kit_is_called_so_at_every_folder_that_a_job_writes(tmp_path: Path) -> None:
+    """At a site under FLARE: a job that runs, one whose process began anew, a new run, and the privacy ledger."""
+    state = Assembly(TINY).server(("site-1",)).state
+
+    def ask(handler: TaskHandler, number: str) -> Any:
+        run = {**identity(TINY, f"tiny/{number}"), "id": number[-1] * 32}
+        return handler.answer(Broadcast(0, "train", state), run, lambda: False)
+
+    def body(disk: SmallDisk) -> None:
+        paths = SitePaths("site-1", str(disk.folder / "runs"), "")
+        running = TaskHandler(TINY, paths)
+        ask(running, "001")
+        before = contents(disk.folder)
+        disk.take_nothing()
+        tasks = {
+            "running": lambda: ask(running, "001"),
+            "restarted": lambda: ask(TaskHandler(TINY, paths), "001"),
+            "new": lambda: ask(TaskHandler(TINY, paths), "002"),
+            "ledger": lambda: Ledger(disk.folder / "privacy" / "a", disk.folder / "runs" / "b").spend(
+                "x", 8.0, 1, 1e-5
+            ),
+        }
+        for name, task in tasks.items():
+            with pytest.raises(OSError, match="Read-only file system") as raised:
+                task()
+            told = failure(raised.value)
+            assert "Read-only file system; this account must" in told.text, name
+            assert told.public == told.text
+            assert str(disk.folder) not in told.text
+        assert contents(disk.folder) == before
+        disk.make_room()
+        ask(running, "001")
+
+    on_small_disk(tmp_path / "kit", body)
 
 
 @pytest.mark.parametrize("averaging", ["mean", "median"])

@@ -69,6 +69,11 @@ CHANGED: dict[type, dict[str, Other]] = {
         "clip_to_median": Other(1.0),
         "averaging": Other("median"),
         "trim": Other(0.4, {"averaging": "trimmed", "trim": 0.0}),
+        "server_optimizer": Other("momentum"),
+        "server_lr": Other(0.5, {"server_optimizer": "momentum"}),
+        "server_beta1": Other(0.5, {"server_optimizer": "momentum"}),
+        "server_beta2": Other(0.5, {"server_optimizer": "adam"}),
+        "server_tau": Other(1.0, {"server_optimizer": "adam"}),
     },
     Wire: {
         "down": Other("bfloat16"),

@@ -527,10 +527,11 @@ def test_what_needs_readable_updates_is_off_by_itself() -> None:
     assert (rounds["clip_to_median"], rounds["max_share"], rounds["rounds"]) == (0.0, 1.0, 6)
 
 
-@pytest.mark.parametrize("averaging", ["trimmed", "median"])
-def test_a_robust_average_is_refused_where_no_value_is_seen(averaging: str) -> None:
-    experiment = override(presets.get("fedavg"), "rounds.averaging", averaging)
-    with pytest.raises(ValueError, match=f"averaging={averaging}: a server that reads no update"):
+@pytest.mark.parametrize("setting", ["averaging=trimmed", "averaging=median", "server_optimizer=adam"])
+def test_what_needs_readable_updates_is_refused_where_no_value_is_seen(setting: str) -> None:
+    name, _, value = setting.partition("=")
+    experiment = override(presets.get("fedavg"), f"rounds.{name}", value)
+    with pytest.raises(ValueError, match=f"{setting}: a server that reads no update"):
         EncryptedController(**vars(experiment))
 
 

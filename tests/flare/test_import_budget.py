@@ -52,7 +52,7 @@ assembly.site("site-1").handle(Broadcast(0, "align", server.state))
 @pytest.mark.parametrize(
     ("code", "absent", "most"),
     [
-        ("from fedvlp.cli import main", TORCH | {"nvflare"} | TOWERS, 200),
+        ("from fedvlp.cli import main", TORCH | {"nvflare"} | TOWERS, 235),
         (VISIT, TORCH | TOWERS | TENSORBOARD, 740),
         (SERVER, COMPILE | TOWERS, 2350),
         (STEP, COMPILE | TOWERS | TENSORBOARD | {"nvflare"}, 1600),

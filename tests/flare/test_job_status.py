@@ -11,12 +11,21 @@ from typing import Any
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
-from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning, NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotDone, JobNotFound, JobNotRunning, NoConnection
 from typer.testing import CliRunner
 
 from fedvlp.cli import app
 from fedvlp.flare import job_status as module
-from fedvlp.flare.job_status import ResubmitError, UnreachableError, all_jobs, judge, read_status, resubmit, session
+from fedvlp.flare.job_status import (
+    ResubmitError,
+    UnreachableError,
+    all_jobs,
+    job_status,
+    judge,
+    read_status,
+    resubmit,
+    session,
+)
 from fedvlp.run.lock import only_writer
 
 STARTED = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)  # when the server was
@@ -87,6 +96,28 @@ def test_verdicts(status: str, runs: bool, said: dict[str, Any] | None, resume: 
         with pytest.raises(ResubmitError):
             resubmit(server, "j")
         assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [("SUBMITTED", r"\(SUBMITTED; not enough sites have enough resources\).*GPUs"), ("RUNNING", "FLARE says how when")],
+)
+def test_the_status_of_a_job_that_waits_or_ends_is_a_sentence(
+    status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FLARE has no results of it yet."""
+    server: Any = Server(status)
+    server.began = (STARTED + timedelta(minutes=1)).isoformat()
+    history = {"schedule_history": ["no site is here", "not enough sites have enough resources"]}
+    meta = server.get_job_meta("j") | history
+    monkeypatch.setattr(server, "get_job_meta", lambda job_id: meta)
+
+    def download(*_: str) -> str:
+        raise JobNotDone("job j is still running")
+
+    monkeypatch.setattr(server, "download_job_result", download)
+    with pytest.raises(ResubmitError, match=said):
+        job_status(server, "j")
 
 
 @pytest.mark.parametrize(

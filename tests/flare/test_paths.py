@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from support.flare_memory import Engine
 
 from fedvlp.core.method import Method
+from fedvlp.core.types import Broadcast
+from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.flare import paths as paths_module
 from fedvlp.flare.controller import FederatedController
 from fedvlp.flare.paths import (
@@ -25,7 +28,14 @@ from fedvlp.flare.paths import (
     runs_root,
     under,
 )
+from fedvlp.flare.task_handler import TaskHandler
+from fedvlp.methods import FedAvg
+from fedvlp.models.dual_encoder import ModelConfig
+from fedvlp.run.assembly import Assembly
+from fedvlp.run.config import identity
+from fedvlp.run.experiment import Experiment
 from fedvlp.run.lock import only_writer
+from fedvlp.training.config import Training
 
 
 def test_a_site_keeps_its_runs_in_its_own_workspace(tmp_path: Path) -> None:
@@ -77,6 +87,28 @@ def remembering(tmp_path: Path, run: dict[str, str]) -> tuple[SitePaths, Path]:
         (own / name).parent.mkdir(parents=True, exist_ok=True)
         (own / name).touch()
     return paths, own
+
+
+def test_records_that_changed_between_two_processes_of_a_run_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once a change, and without a word of them; another run begins with what is there."""
+    experiment = Experiment(
+        "small", FedAvg(local_steps=1), ModelConfig(), data=SyntheticCohort(sites=2, size=80), training=Training()
+    )  # fmt: skip
+    state = Assembly(experiment).server(("site-1",)).state
+
+    def warned(seed: int, number: str) -> int:
+        """The site's table is another one for each seed."""
+        there = replace(experiment, data=replace(experiment.data, seed=seed))
+        handler = TaskHandler(
+            experiment, SitePaths("site-1", str(tmp_path), ""), lambda _, *others: Assembly(there, *others)
+        )
+        caplog.clear()
+        handler.answer(Broadcast(0, "train", state), {**identity(experiment, "small/001"), "id": number}, bool)
+        return sum("the records, or what decodes them, have changed" in line.getMessage() for line in caplog.records)
+
+    assert [warned(0, ONE), warned(0, ONE), warned(1, ONE), warned(1, ONE), warned(2, OTHER)] == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("before", [{"id": ONE}, {}])

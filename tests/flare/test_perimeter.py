@@ -25,6 +25,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import (
     CellChannel,
     CellChannelTopic,
@@ -56,16 +57,16 @@ from nvflare.private.defs import (
 from nvflare.private.fed.authenticator import Authenticator
 from nvflare.private.fed.server import job_cmds, job_meta_validator
 from support.hospitals import LEAD, MEMBER, Hospitals, joined, opened, submitted
-from support.provisioned import until
+from support.provisioned import processes, until
 from support.short_jobs import committed
 
 from fedvlp.core.json_file import LARGEST_JOB
 from fedvlp.deploy.site_config import NamedData
-from fedvlp.flare import kit_lock
+from fedvlp.flare import kit_lock, perimeter
 from fedvlp.flare.job_check import bound_submissions
 from fedvlp.flare.jobs import write_job
 from fedvlp.flare.kit_lock import PARENTS
-from fedvlp.flare.perimeter import ADMIN_TOPICS, REFUSED, SERVER, Perimeter
+from fedvlp.flare.perimeter import ADMIN_TOPICS, FREE, REFUSED, SERVER, Perimeter
 from fedvlp.run.lock import in_use, only_writer
 
 JOB = "0c7d1f2a-0000-4000-8000-000000000002"
@@ -174,6 +175,7 @@ def test_no_job_brings_the_container_in_which_it_runs(
 def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of jobs, which build the same component in another folder, do not look."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CoreCell, "start", CoreCell.start)
     with only_writer(tmp_path):
         Perimeter()
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=PARENTS[1]))
@@ -183,6 +185,51 @@ def test_a_second_process_on_one_kit_ends_with_a_sentence(tmp_path: Path, monkey
     with kit_lock._until_the_end:
         Perimeter()
         assert in_use(tmp_path)
+
+
+@pytest.mark.parametrize(("side", "program"), zip(("server", "client"), PARENTS, strict=True))
+def test_it_looks_at_messages_before_the_process_opens_a_port(
+    side: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, str]]
+) -> None:
+    """And refuses them at a site that has not joined yet, since nobody has a signature then."""
+    at_start: list[int] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(CoreCell, "start", lambda core: at_start.append(len(core.filters)))
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=program))
+    monkeypatch.setattr(kit_lock, "_until_the_end", ExitStack())
+    filters: list[Any] = []
+    core = SimpleNamespace(
+        filters=filters,
+        secure=True,
+        identity_resolver=SimpleNamespace(resolve=lambda name: "the server's"),
+        credential_manager=SimpleNamespace(enforce_identity=True),
+        add_incoming_filter=lambda *args: filters.append(args[-1]),
+        add_incoming_request_filter=lambda *args: filters.append(args[-1]),
+    )
+    with kit_lock._until_the_end:
+        Perimeter(side)
+        CoreCell.start(core)
+    assert filters
+    assert at_start == [len(filters)]
+    assert all(refuses(asked(TrainingTopic.ABORT, (SERVER, SERVER, "signed"))) for refuses in filters)
+
+
+def test_a_flood_of_messages_does_not_fill_the_disk(
+    lines: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sender has lines of its own, and those that were left out are counted."""
+    clock = [0.0]
+    monkeypatch.setattr(perimeter.time, "monotonic", lambda: clock[0])
+    made = Perimeter("server")
+    flood = from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **ACCOUNT)
+    assert all(made.check_at_server(flood) for _ in range(FREE + 50))
+    assert len(lines) == FREE
+    made.check_at_server(from_outside(CellChannel.CLIENT_MAIN, "x", to="site-2", **SITE))
+    assert "certificate site-1" in lines[-1]["msg"]
+    clock[0] += 1.0
+    for _ in range(50):
+        assert made.check_at_server(flood)
+    assert [" 50 more" in line["msg"] for line in lines[FREE:]] == [False, True]
 
 
 @pytest.mark.parametrize("sender", STRANGERS)
@@ -612,6 +659,15 @@ def test_what_an_operator_needs_still_works(here: Hospitals) -> None:
     session = opened(here, LEAD)
     try:
         assert (Path(session.download_job_result(job_id, str(here.folder / "home"))) / "workspace").is_dir()
+    finally:
+        session.close()
+    session = opened(here)
+    try:
+        for command in ("disable_client site-2", "enable_client site-2"):
+            assert "site-2" in json.dumps(session.api.do_command(command), default=str)
+            until(lambda command=command: ("site-2" in joined(here)) == command.startswith("enable"), command, 60.0)
+        session.api.do_command("shutdown client site-2")
+        until(lambda: not processes(str(here.kits / "site-2"), "client_train"), "site-2 has shut down", 60.0)
     finally:
         session.close()
     assert {name: len(refusals(here, name)) for name in before} == before, "no honest message is refused"

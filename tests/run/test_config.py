@@ -130,6 +130,7 @@ CHANGED = {  # a valid other value, where adding one or a half is none
     "training.dp_delta": "1e-4",
     "training.device": "auto", "wire.down": "bfloat16", "wire.up": "bfloat16", "wire.difference": "true",
     "wire.skip_unchanged": "true", "rounds.max_share": "0.4", "rounds.averaging": "median", "rounds.trim": "0.1",
+    "rounds.server_optimizer": "adam", "rounds.server_beta1": "0.8", "rounds.server_beta2": "0.9",
     "site_models": '[["site-1", {"path": "fedvlp.models.ModelConfig", "args": {"image_size": 32}}]]',
 }  # fmt: skip
 

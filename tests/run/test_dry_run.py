@@ -82,7 +82,30 @@ def test_decoded_images_are_kept_where_a_cache_is_named_and_the_help_says_so(tmp
     dry_run(replace(small(FedAvg(local_steps=STEPS)), data=source))
     assert {path.name for path in tmp_path.iterdir()} - before == {"cache"}
     said = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "300"}).output
-    assert "leaves nothing but --cache" in said
+    assert "leaves nothing but the cache" in said
+
+
+def test_what_frozen_towers_made_is_kept_for_the_run(tmp_path: Path) -> None:
+    """Without --cache too, beside the runs: it is minutes of processor. Other towers leave nothing."""
+    write(SyntheticCohort(sites=2, size=80, image_size=72), tmp_path)
+    words = ["simulate", "fedavg", "--data", f"table:{tmp_path / 'pairs.csv'}", "--runs", str(tmp_path / "runs")]
+    frozen = ["adapters=lora", "adapter_rank=0", "alignment=false"]
+    settings = ["training.cache_features=true", *(f"model.{one}" for one in frozen)]
+    assert CliRunner().invoke(app, [*words, "--dry-run"]).exit_code == 0
+    assert not (tmp_path / "runs").exists()
+    done = CliRunner().invoke(app, [*words, "--dry-run", *(word for one in settings for word in ("--set", one))])
+    assert done.exit_code == 0, done.output
+    assert list((tmp_path / "runs" / "cache").glob("features-*"))
+    assert "interval of about +- " in " ".join(done.output.split())
+
+
+def test_the_width_of_the_interval_is_told_beforehand() -> None:
+    """Of 100 patients at one site 1.96 sqrt(10 * 90 / 100) = 5.88; of two sites with 100 each that over sqrt(2)."""
+    told = DryRun({"a": {}, "b": {}}, "a", 1, (), 0, 0)
+    assert replace(told, test_patients={"a": 100}).reach == pytest.approx(5.88)
+    both = replace(told, test_patients={"a": 100, "b": 100, "c": 0})
+    assert both.reach == pytest.approx(5.88 / 2**0.5)
+    assert dry_run_lines(both, 1)[-1].startswith("precision: with 200 test patients an R@1 of 10 % will have a 95 % ")
 
 
 def test_steps_of_a_warm_up_that_is_made_up_are_counted() -> None:

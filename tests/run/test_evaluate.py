@@ -313,13 +313,20 @@ def test_zero_shot_and_probe_write_a_table_of_subgroups(tmp_path: Path) -> None:
     assert all(float(line["macro_auc_low"]) <= float(line["macro_auc"]) <= 1 for line in lines)
 
 
+def test_the_runs_own_records_are_read_otherwise_without_being_named_again(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run", replace(MODEL, image_size=32))
+    done = evaluate(run.path, "--what", "retrieval", "--set", "data.size=50")
+    assert done.exit_code == 0, done.exception
+    assert list((run.path / "evaluation").glob("retrieval-*.csv"))
+
+
 def test_zero_shot_of_other_records_by_command(tmp_path: Path) -> None:
-    """Classes are chosen with --set. What has no prompts, or no normalisation of its own, is refused."""
+    """Classes are chosen with --set. What is no label, and sites that keep their normalisation, are refused."""
     with_statistics = replace(MODEL, image_size=32, head_norm="batch")
     run = small_run(tmp_path / "run", with_statistics, norm_statistics="site")
     words = (run.path, "--what", "zero-shot", "--data", "synthetic", "--set", "data.size=40")
     refused = evaluate(*words, "--set", 'classes=["Edema","Fracture"]')
-    assert "classes Fracture are no labels of these records with prompts; there are: Edema" in str(refused.exception)
+    assert "classes Fracture are no labels of these records; there are: Edema" in str(refused.exception)
     refused = evaluate(*words, "--set", 'classes=["Edema","Edema"]')
     assert "zero-shot: classes Edema named twice; name each once" in str(refused.exception)
     refused = evaluate(*words, "--set", 'classes=["Edema","Pneumonia"]')

@@ -23,7 +23,7 @@ from fedvlp.evaluation.intervals import Bootstrap, of_worst
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, Local
 from fedvlp.report.page import write
-from fedvlp.run import measurements, recalls
+from fedvlp.run import beside, measurements, recalls
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import by_site, overall
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def rows(folder: RunFolder) -> list[Recall]:
-    recalls.measure_built_in(folder)
+    beside.measure_unasked(folder)
     return recalls.read(folder)
 
 
@@ -139,11 +139,11 @@ def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
     large.model.parent.mkdir()
     large.model.touch()
     for run in (begun, other, large):
-        recalls.measure_built_in(run)
+        beside.measure_unasked(run)
         assert recalls.read(run) == []
     assert rows
     before = recalls.file_of(folder).stat().st_mtime_ns
-    recalls.measure_built_in(folder)
+    beside.measure_unasked(folder)
     assert recalls.file_of(folder).stat().st_mtime_ns == before, "measured once"
 
     experiment = replace(BASE, name="local", method=Local(local_steps=1))
@@ -151,7 +151,7 @@ def test_only_finished_runs_on_the_built_in_cohort_are_measured_unasked(
     simulate(experiment, alone)
     shutil.rmtree(alone.path / "sites")  # as FLARE leaves it at the server
     with caplog.at_level(logging.WARNING):
-        recalls.measure_built_in(alone)
+        beside.measure_unasked(alone)
     assert "the models of local stayed at its sites" in caplog.text
     assert recalls.read(alone) == []
 
@@ -203,22 +203,22 @@ def test_what_was_measured_of_another_model_is_measured_again(tmp_path: Path, fo
     """
     run = RunFolder(tmp_path / "small" / "001")
     shutil.copytree(folder.path, run.path)
-    recalls.measure_built_in(run)
+    beside.measure_unasked(run)
     before = recalls.file_of(run).read_text()
     assert recalls.read(run)
     server, _ = Server.load(run.checkpoint)
     server.history = [*server.history, {**server.history[-1], "seconds": 0.25}]
     server.save(run.checkpoint, 0)
     assert recalls.read(run) == []
-    recalls.measure_built_in(run)
+    beside.measure_unasked(run)
     assert recalls.read(run)
     assert recalls.file_of(run).read_text() == before, "the weights are the same"
     (measurements.folder_of(run) / measurements.NOTE).unlink()
     lines = before.splitlines()
     recalls.file_of(run).write_text("\n".join(lines[:2]) + "\n")
-    recalls.measure_built_in(run)
+    beside.measure_unasked(run)
     assert len(recalls.read(run)) == 1, "it is no older than the model"
     os.utime(recalls.file_of(run), (0, 0))
     assert len(recalls.read(run)) == 1, "shown all the same: it may have been copied"
-    recalls.measure_built_in(run)
+    beside.measure_unasked(run)
     assert recalls.file_of(run).read_text() == before

@@ -198,6 +198,9 @@ def test_classes_are_labels_that_there_are_sentences_for() -> None:
     assert classes(NamedData("pretrain")) == set(PROMPTS)
     assert classes(NamedData("pretrain"), ("Edema", "Fracture")) == {"Edema"}
     assert classes(TableSource("x.csv"), ()) == set(PROMPTS)
+    own = ("COVID-19", "No Finding", "Pneumonia", "viral")
+    assert classes(TableSource("x.csv"), own) == set(own), "all classes of a table count"
+    assert classes(SiteSources((("a", TableSource("x.csv")),)), own) == set(own)
     assert classes(NamedData("retina"), ("Diabetic Retinopathy",)) == set()
     assert "Cardiomegaly" not in classes(SyntheticCohort())
     assert classes(SyntheticCohort(), None, MultimodalConfig(labels=("Edema",))) == set()

@@ -19,6 +19,7 @@ from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import zero_shot_areas as areas
+from fedvlp.run.beside import measure_unasked
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import Choices, zero_shot
 from fedvlp.run.folder import RunFolder
@@ -36,7 +37,7 @@ BASE = replace(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder.create(tmp_path_factory.mktemp("areas"), BASE)
     simulate(BASE, folder)
-    areas.measure_built_in(folder)
+    measure_unasked(folder)
     return folder
 
 
@@ -114,7 +115,7 @@ def test_the_report_shows_them(folder: RunFolder, measured: list[Area]) -> None:
 
 def test_what_was_measured_stays_and_a_damaged_file_is_named(tmp_path: Path, folder: RunFolder) -> None:
     before = areas.file_of(folder).stat().st_mtime_ns
-    areas.measure_built_in(folder)
+    measure_unasked(folder)
     assert areas.file_of(folder).stat().st_mtime_ns == before
     assert areas.read(RunFolder(tmp_path)) == []
     areas.file_of(RunFolder(tmp_path)).parent.mkdir()

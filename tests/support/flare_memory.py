@@ -182,6 +182,8 @@ def toy_experiment(method: Method | None = None, **settings: Any) -> Experiment:
 class ToyAssembly:
     """experiment.Assembly over toys; a site's records are ``data[site]``."""
 
+    cohort = SimpleNamespace(fingerprint="toys")
+
     def __init__(self, experiment: Experiment, folder: Path | None, data: Mapping[str, Any]) -> None:
         self._world = toy_world(experiment, data, folder)
 

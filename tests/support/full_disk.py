@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_REMOUNT, MS_REC, MS_PRIVATE = 32, 16384, 1 << 18
+MS_RDONLY, MS_REMOUNT, MS_REC, MS_PRIVATE = 1, 32, 16384, 1 << 18
 ROOMY = 64 * 2**20
 
 
@@ -33,6 +33,10 @@ class SmallDisk:
         used = os.statvfs(self.folder)
         room = (used.f_blocks - used.f_bfree) * used.f_frsize + spare
         assert _mount(self.folder, max(room, 4096), MS_REMOUNT)
+
+    def take_nothing(self) -> None:
+        """It is read-only, as the kernel makes a disk that fails."""
+        assert _mount(self.folder, ROOMY, MS_REMOUNT | MS_RDONLY)
 
     def make_room(self) -> None:
         """It is as large again as at first."""

@@ -72,22 +72,27 @@ def main() -> None:
         said = _in_our_words(error)
         if said is None:
             raise
-        from fedvlp.cli.tables import printable
+        from fedvlp.core.validate import printable
 
         print("\n".join(map(printable, f"fedvlp: {said}".split("\n"))), file=sys.stderr)
         sys.exit(2)
 
 
 def _in_our_words(error: Exception) -> str | None:
-    """What the user is told of an error; None for one that is no mistake of theirs. Imports are here for `--help`."""
+    """What the user is told of an error; None for one that is no mistake of theirs.
+
+    Imports are here, and those with torch last: `--help` and a mistake in the arguments do not wait for it.
+    """
+    if isinstance(error, OSError) and error.errno is not None:  # the disk, a folder, a permission
+        file = Path(str(error.filename or "")).absolute()
+        given = [word for word in sys.argv[1:] if error.filename and file.is_relative_to(Path(word).absolute())]
+        return f"{max(given, key=len)}: {error.strerror}" if given else str(error.strerror)
+    if isinstance(error, (ValueError, FileExistsError)):
+        return str(error)
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
     from fedvlp.models.hub import NoWeightsError
     from fedvlp.training.config import DeviceError
 
-    if isinstance(error, OSError) and error.errno is not None:  # the disk, a folder, a permission
-        file = Path(str(error.filename or "")).absolute()
-        given = [word for word in sys.argv[1:] if error.filename and file.is_relative_to(Path(word).absolute())]
-        return f"{max(given, key=len)}: {error.strerror}" if given else str(error.strerror)
-    ours = (ValueError, FileExistsError, CheckpointError, QuorumLostError, NoWeightsError, DeviceError)
+    ours = (CheckpointError, QuorumLostError, NoWeightsError, DeviceError)
     return str(error) if isinstance(error, ours) else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import DATA, Plugins, Setting, Start, configured, use_plugins
 from fedvlp.cli.use import printable
 
@@ -82,23 +83,23 @@ def jobs_export(
     plugins: Plugins = None,
 ) -> None:
     """Writes a FLARE job with your settings, to simulate or to submit."""
+    use_plugins(plugins)
+    if bundled and installed:
+        raise ValueError("--bundled and --installed exclude each other")
+    if processes > 1 and not child:
+        raise ValueError("--processes needs --child: the job's own process at a site trains alone")
+    experiment = configured(preset, data, sites, settings, travels=True, start=start)
     from fedvlp.deploy.named_data import NamedData
     from fedvlp.flare.jobs import write_job
     from fedvlp.flare.timeouts import Timeouts, model_bytes
     from fedvlp.run.cautions import drawn_data
     from fedvlp.run.fitting import for_sites
 
-    use_plugins(plugins)
-    if bundled and installed:
-        raise ValueError("--bundled and --installed exclude each other")
-    experiment = configured(preset, data, sites, settings, travels=True, start=start)
     _refuse_sites_without_records(experiment, at or [])
     if isinstance(experiment.data, NamedData):
         experiment = for_sites(experiment, at or [])
     longest = 60 * (task_minutes or 60)
     timeouts = None if link_mbit is None else Timeouts.of(model_bytes(experiment), link_mbit, longest)
-    if processes > 1 and not child:
-        raise ValueError("--processes needs --child: the job's own process at a site trains alone")
     waits = {"timeouts": timeouts, "task_timeout": longest if task_minutes else 0}
     options: dict[str, Any] = {"sites": at or (), "mlflow": mlflow, "child": child, "encrypted": encrypted, **waits}
     options |= {"gpus": gpus, "gpu_memory": gpu_memory}
@@ -156,7 +157,10 @@ def jobs_keep(
 
 @app.command("rollback")
 def jobs_rollback(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, of `fedvlp simulate` or of the FLARE server.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run, of `fedvlp simulate` or of the FLARE server.", callback=known.run_in),
+    ],
     round: Annotated[int, typer.Option(min=0, help="The first round that is undone; 0 = begin again.")],
     plugins: Plugins = None,
 ) -> None:
@@ -239,11 +243,14 @@ def _status_of_job(job: str, kit: Path) -> tuple[dict[str, Any], bool]:
 
 def _status_in(folder: Path) -> tuple[dict[str, Any], bool]:
     """What a folder says of a run, and whether a process writes it where it is said to run."""
-    from fedvlp.flare.job_status import read_status
-    from fedvlp.run.lock import in_use
     from fedvlp.run.status import FILE, RUNNING
 
-    told = read_status(folder)
+    told = {}
+    if folder.is_dir():
+        from fedvlp.flare.job_status import read_status
+        from fedvlp.run.lock import in_use
+
+        told = read_status(folder)
     if not told:
         raise ValueError(f"{folder} holds no {FILE}: no run of fedvlp, or one that never began")
     return told, told.get("status") != RUNNING or bool(in_use(folder))

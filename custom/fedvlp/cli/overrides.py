@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedvlp.cli import known
+from fedvlp.cli.known import OPTION, overridden, split_site
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
     from fedvlp.data.synthetic.cohort import SyntheticCohort
     from fedvlp.run.experiment import Experiment, Partition, Source
-
-T = TypeVar("T")
 
 Setting = Annotated[
     list[str] | None, typer.Option("--set", help="Override a setting, e.g. method.rho=0.1; may be repeated.")
@@ -50,9 +50,11 @@ AcceptKinds = Annotated[
 
 def accepted(everything: bool, kinds: list[str] | None) -> Accepted:
     """What the two options accept. Raises ValueError for an unknown kind, with a list of all."""
+    if everything or not kinds:
+        return everything or ()
     from fedvlp.data.deid import kinds_of
 
-    return everything or kinds_of(kinds or ())
+    return kinds_of(kinds)
 
 
 def use_plugins(named: list[str] | None) -> None:
@@ -75,10 +77,6 @@ def given(context: typer.Context, read: Collection[str] = ()) -> dict[str, str]:
     return typed
 
 
-OPTION = re.compile(r",(?=[a-z_]+=)")
-"""Stands before each setting that follows the folder of a data set; values may have commas."""
-
-
 def configured(
     preset: str | Experiment,
     data: str | None,
@@ -99,12 +97,16 @@ def configured(
     ``settings`` stay as they are; else they become absolute.
     Raises ValueError for an unknown preset, data or setting.
     """
+    if sites is not None and sites < 1:
+        raise ValueError(f"--sites is {sites}; a run needs at least one site")
+    if at and (data or sites):
+        raise ValueError("--site gives every site its data set; leave --data and --sites out")
+    if isinstance(preset, str) and like is None:
+        known.refuse_experiment(preset, data, at, settings)
     from fedvlp.data.sources.table import TableSource
     from fedvlp.run import presets, terms
     from fedvlp.run.paths import absolute
 
-    if sites is not None and sites < 1:
-        raise ValueError(f"--sites is {sites}; a run needs at least one site")
     experiment = presets.get(preset) if isinstance(preset, str) else preset
     if like is not None:
         experiment = terms.like(experiment, like)
@@ -144,8 +146,6 @@ def _chosen_data(
     size = experiment.model.image_size
     margin = size if experiment.training.cache_features else size * 9 // 8  # for random crops
     if at:
-        if data or sites:
-            raise ValueError("--site gives every site its data set; leave --data and --sites out")
         named = tuple((name, stored(site_source(spec, margin), cache)) for name, spec in map(split_site, at))
         return SiteSources(named), len([name for name, _ in named if name != PUBLIC])
     source = source_of(data, margin)
@@ -237,33 +237,6 @@ def _of_own_records(data: Any, partition: Partition) -> Partition:
     return replace(partition, image_only=0, text_only=0) if own else partition
 
 
-def overridden(value: T, settings: list[str] | None) -> T:
-    """``value`` with every setting "key=value" of ``--set``, in any order; of one that is set twice, the last.
-
-    Raises ValueError for one without "=", an unknown one, and a value that does not fit the others.
-    """
-    from fedvlp.run.config import override
-
-    pending: dict[str, str] = {}
-    for setting in settings or []:
-        key, equals, text = setting.partition("=")
-        if not equals:
-            raise ValueError(f"--set {setting!r} has no '='; write --set method.rho=0.1")
-        pending.pop(key, None)
-        pending[key] = text
-    while pending:
-        refused: dict[str, ValueError] = {}
-        for key, text in pending.items():
-            try:
-                value = override(value, key, text)
-            except ValueError as error:  # it may fit once the others are set
-                refused[key] = error
-        if len(refused) == len(pending):
-            raise next(iter(refused.values()))
-        pending = {key: pending[key] for key in refused}
-    return value
-
-
 def seeds_of(text: str) -> range:
     """The seeds of ``--seeds`` "0-4" or "3". Raises ValueError for another form."""
     first, dash, last = text.partition("-")
@@ -289,6 +262,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     Settings of the source may follow: mimic_cxr:FOLDER,suffix=dcm. Raises ValueError for an unknown source or setting,
     and one that lists what the folder lacks.
     """
+    known.data_set(data or "synthetic")
     from fedvlp.data.sources import FEDERATIONS, SOURCES
     from fedvlp.data.synthetic.cohort import COHORTS
     from fedvlp.deploy.named_data import NamedData
@@ -301,9 +275,8 @@ def source_of(data: str | None, image_size: int) -> Source | None:
     if rest:
         source: Any = choose("source of --data", kind, "SOURCES", {**SOURCES, **FEDERATIONS})
         path = Path(location).absolute()
-        if not path.exists() or (path.is_dir() and not hasattr(source, "at")):
-            what = "is a folder" if path.is_dir() else "is not there"
-            raise ValueError(f"{kind} source: {location!r} {what}; give its table, or the folder of a collection")
+        if path.is_dir() and not hasattr(source, "at"):
+            raise ValueError(f"{kind} source: {location!r} is a folder; give its table, or the folder of a collection")
         if path.is_dir():
             chosen = source.at(path, image_size=image_size)
         elif _needed(source) - {"path"}:
@@ -317,16 +290,7 @@ def source_of(data: str | None, image_size: int) -> Source | None:
             chosen = override(chosen, key, value)
         published: Source = chosen
         return published
-    if kind in COHORTS:
-        return COHORTS[kind]
-    if data not in (None, "synthetic"):
-        meant = Path(data)
-        if meant.exists():
-            form = f"SOURCE:{data}, e.g. mimic_cxr:{data}" if meant.is_dir() else f"table:{data}"
-            raise ValueError(f"--data is {data!r}; what it is stands before it: {form}")
-        known = ", ".join(["synthetic", *COHORTS])
-        raise ValueError(f"--data is {data!r}; give {known} or table:PATH.csv (a job: named:NAME too)")
-    return None
+    return COHORTS.get(kind)
 
 
 def _needed(kind: type) -> set[str]:
@@ -334,14 +298,6 @@ def _needed(kind: type) -> set[str]:
     from dataclasses import MISSING, fields
 
     return {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-
-
-def split_site(given: str) -> tuple[str, str]:
-    """("north", "nih_cxr14:FOLDER") of "north=nih_cxr14:FOLDER". Raises ValueError for another form."""
-    name, equals, spec = given.partition("=")
-    if not (name and equals and spec):
-        raise ValueError(f"--site {given!r} is not NAME=SOURCE:FOLDER; write --site north=nih_cxr14:FOLDER")
-    return name, spec
 
 
 def site_source(spec: str, image_size: int, option: str = "--site") -> Source:

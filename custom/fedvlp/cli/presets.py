@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import Plugins, overridden, use_plugins
 from fedvlp.cli.overrides import Setting as Set
 
@@ -53,6 +54,8 @@ def settings(
     plugins: Plugins = None,
 ) -> None:
     """Lists every setting of a preset with its value, its default and its meaning; --set takes them by these names."""
+    use_plugins(plugins)
+    known.refuse_experiment(preset, settings=changes)
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
@@ -60,12 +63,11 @@ def settings(
     from fedvlp.run.presets import get
     from fedvlp.run.settings import settings_of
 
-    use_plugins(plugins)
     every = settings_of(overridden(get(preset), changes))
     chosen = [setting for setting in every if setting.key.startswith(only)]
     if not chosen:
-        known = [setting.key for setting in every]
-        raise ValueError(f"{preset} has no setting whose name begins with {only!r}{nearest(only, known)}")
+        keys = [setting.key for setting in every]
+        raise ValueError(f"{preset} has no setting whose name begins with {only!r}{nearest(only, keys)}")
     rows = [
         (one.key, _shown(one.value), _unless_same(one.default, one.value), _explained(one.meaning, one.choices))
         for one in chosen

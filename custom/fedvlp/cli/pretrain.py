@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, configured, given, use_plugins
 from fedvlp.cli.runs import Runs
 from fedvlp.cli.stopping import goes_on_with
@@ -35,7 +36,9 @@ def pretrain(
     data: Annotated[str | None, typer.Option(help="Public records: synthetic, table:PATH.csv or SOURCE:PATH.")] = None,
     settings: Setting = None,
     runs: Runs = Path("runs"),
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to go on with.", callback=known.run_if_given)
+    ] = None,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
     check: Annotated[
@@ -44,6 +47,10 @@ def pretrain(
     plugins: Plugins = None,
 ) -> None:
     """Trains both towers on public records and writes the encoders, for --set model.init=FOLDER."""
+    use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
+    if resume is None:
+        known.refuse_experiment(preset or TINY_POOL, data, settings=settings)
     from contextlib import nullcontext
 
     from fedvlp.cli.tables import progress_line
@@ -52,8 +59,6 @@ def pretrain(
     from fedvlp.run.pretrain import checkable, compare, note_command, noted_command, pretrainable, write_towers
     from fedvlp.run.simulate import simulate
 
-    use_plugins(plugins)
-    accept = accepted(accept_phi_risk, accept_phi_kind)
     refuse_other_folder(out)
     if resume is None:
         preset = preset or TINY_POOL

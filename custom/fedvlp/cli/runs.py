@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import (
     DATA,
     AcceptAll,
@@ -27,6 +28,7 @@ from fedvlp.cli.stopping import goes_on_with
 
 if TYPE_CHECKING:
     from fedvlp.data.deid import Accepted
+    from fedvlp.run.experiment import Experiment
     from fedvlp.run.folder import RunFolder
 
 Runs = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
@@ -55,15 +57,20 @@ def simulate(
         typer.Option("--site", help="NAME=SOURCE:FOLDER, a data set that is one site's; may be repeated."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Folder for decoded images, to be decoded once; default: in memory.")
+        Path | None, typer.Option(help="Folder for decoded images; default: in memory, with frozen towers RUNS/cache.")
     ] = None,
     settings: Setting = None,
     start: Start = None,
     runs: Runs = Path("runs"),
     like: Annotated[
-        Path | None, typer.Option(help="Folder of a run: all but the method is that run's, with as many steps.")
+        Path | None,
+        typer.Option(
+            help="Folder of a run: all but the method is that run's, with as many steps.", callback=known.run_if_given
+        ),
     ] = None,
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to go on with.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Folder of a run to go on with.", callback=known.run_if_given)
+    ] = None,
     workers: Annotated[int, typer.Option(help="Sites trained side by side; 0 = as many as cores.")] = 0,
     accept_phi_risk: AcceptAll = False,
     accept_phi_kind: AcceptKinds = None,
@@ -73,13 +80,11 @@ def simulate(
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Says what the run would take, after a few steps; leaves nothing but --cache."),
+        typer.Option("--dry-run", help="Says what a run would take, after a few steps; leaves nothing but the cache."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Runs an experiment on this machine, without FLARE's processes; the result has the same bytes as FLARE's."""
-    from fedvlp.run.folder import RunFolder
-
     use_plugins(plugins)
     accept = accepted(accept_phi_risk, accept_phi_kind)
     if workers < 0:
@@ -94,14 +99,19 @@ def simulate(
             raise ValueError(
                 f"--resume goes on with the run's own configuration; leave {', '.join(unread.values())} out"
             )
+        from fedvlp.run.folder import RunFolder
+
         folder = RunFolder(resume)
         experiment = folder.experiment()
         if preset not in (None, experiment.name):
             raise ValueError(f"--resume is a run of {experiment.name}, not of {preset}; leave the preset out")
         return show_run(experiment, folder, workers, accept, again, mlflow)
     experiment = asked_for(preset, config, data, sites, site, cache, settings, like, start)
+    experiment = with_features_kept(experiment, runs)
     if dry_run:
         return tell_dry_run(experiment, workers, accept)
+    from fedvlp.run.folder import RunFolder
+
     folder = RunFolder.create(runs, experiment)
     with folder.removed_unless_begun():
         show_run(experiment, folder, workers, accept, again, mlflow)
@@ -112,7 +122,8 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     from rich.console import Console
 
     from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import printable, progress_line, summary_tables
+    from fedvlp.cli.tables import progress_line, show_beside, summary_tables
+    from fedvlp.core.validate import printable
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
 
@@ -146,8 +157,10 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     )
     for sentence in cautions:
         show_caution(sentence)  # once more, beside the figures
+    page = write_report(folder)  # measures
     console.print(*summary_tables(experiment.name, summary(history)))
-    print(f"model {folder.model}\nreport {write_report(folder)}")
+    show_beside(console, folder)
+    print(f"model {folder.model}\nreport {page}")
 
 
 def asked_for(
@@ -163,7 +176,6 @@ def asked_for(
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
     from fedvlp.cli.config_file import ConfigFile, read
-    from fedvlp.run.folder import RunFolder
 
     file = read(config) if config else ConfigFile()
     if file.data and site:
@@ -175,9 +187,29 @@ def asked_for(
         [*file.settings, *(settings or [])],
         site,
         cache,
-        RunFolder(like).experiment() if like else None,
+        _experiment_in(like) if like else None,
         start=start,
     )
+
+
+def _experiment_in(folder: Path) -> Experiment:
+    """What a run was started with."""
+    from fedvlp.run.folder import RunFolder
+
+    return RunFolder(folder).experiment()
+
+
+def with_features_kept(experiment: Any, runs: Path) -> Any:
+    """The experiment with a cache beside the runs, where frozen towers take minutes for what would be thrown away.
+
+    A dry run fills it, and every run on the same records finds it there.
+    """
+    from dataclasses import replace
+
+    data = experiment.data
+    if not experiment.training.cache_features or getattr(data, "cache", "none") is not None:
+        return experiment
+    return replace(experiment, data=replace(data, cache=str(runs.absolute() / "cache")))
 
 
 def default_workers(experiment: Any) -> int:
@@ -204,34 +236,27 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
 
 
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
-    """Writes the run's report page and returns its path; with ``intervals``, or on the built-in cohort, measured."""
+    """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
     from fedvlp.report.page import write
-    from fedvlp.run import recalls, zero_shot_areas
+    from fedvlp.run import beside
 
-    if intervals:
-        recalls.measure(folder)
-        zero_shot_areas.measure(folder)
-    else:
-        recalls.measure_built_in(folder)
-        if recalls.read(folder):
-            zero_shot_areas.measure_built_in(folder)
+    (beside.measure if intervals else beside.measure_unasked)(folder)
     return write(folder, films)
 
 
 @app.command("runs")
 def listing(root: Annotated[Path, typer.Argument(help="Where runs are kept.")] = Path("runs")) -> None:
     """Lists the runs in a folder: state, last phase, recall on the test split, megabytes."""
+    if not any(root.glob("*/*/config.json")):
+        raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
     from fedvlp.run.listing import listed
 
-    every = listed(root)
-    if not every:
-        raise ValueError(f"no run in {root}; expected {root}/<preset>/<number>, as simulate makes them")
     rows = [
         (run.name, run.state, run.phases, *(_percent(value) for value in (run.average, run.worst)), run.bytes // 10**6)
-        for run in every
+        for run in listed(root)
     ]
     columns = ("run", "state", "last phase", "R@1 average", "R@1 worst site", "MB")
     Console().print(plain_table(f"runs in {root}", columns, rows))
@@ -243,7 +268,7 @@ def _percent(value: float) -> str:
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.", callback=known.run_in)],
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Measures the test records again, with intervals over patients.")
     ] = False,
@@ -256,7 +281,7 @@ def report(
     """Writes one page with the curves, the sites and the weights of a run."""
     from rich.console import Console
 
-    from fedvlp.cli.tables import summary_tables
+    from fedvlp.cli.tables import show_beside, summary_tables
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.metrics import summary
 
@@ -266,12 +291,14 @@ def report(
     if not history:
         print(f"{run} has no complete phase yet, so there is nothing to report; go on with --resume {run}")
         raise typer.Exit(1)
+    page = write_report(folder, intervals, films)
     tables = summary_tables(experiment.name, summary(history))
     if tables:
         Console().print(*tables)
+        show_beside(Console(), folder)
     else:  # as at hospitals under privacy-dp.json
         print("no recall left the sites (their policy), or none was measured")
-    print(f"report {write_report(folder, intervals, films)}")
+    print(f"report {page}")
 
 
 def tell_outgoing(folder: RunFolder) -> None:
@@ -287,7 +314,7 @@ def tell_outgoing(folder: RunFolder) -> None:
 @app.command()
 def audit(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.", callback=known.run_in)],
     controls: Annotated[
         bool, typer.Option("--controls/--no-controls", help="Also plants a leak, which the attacks must find.")
     ] = True,
@@ -325,7 +352,13 @@ def audit(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; the last is compared with the others.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of finished runs; the last is compared with the others.",
+            callback=lambda runs: list(map(known.run_in, runs)),
+        ),
+    ],
     k: Annotated[int, typer.Option(help="Recall@K.")] = 1,
     markdown: Annotated[bool, typer.Option("--markdown", help="Prints Markdown.")] = False,
     html: Annotated[Path | None, typer.Option("--html", help="Also writes one page for all runs to this file.")] = None,
@@ -335,6 +368,7 @@ def compare(
     from rich.console import Console
 
     from fedvlp.cli import tables
+    from fedvlp.core.validate import printable
     from fedvlp.report import comparison
     from fedvlp.run.compare import compare as measured
     from fedvlp.run.folder import RunFolder
@@ -347,7 +381,7 @@ def compare(
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
             Console().print(tables.plain_table(title, columns, rows))
-    print(tables.printable(comparison.verdict(compared)))
+    print(printable(comparison.verdict(compared)))
     if html is not None:
         print(f"page {comparison.write(compared, folders, html)}")
 
@@ -380,6 +414,8 @@ def evaluate(
 
     --set reaches the records and the protocol, e.g. data.label_columns=finding or probe.fractions=[0.1,1].
     """
+    use_plugins(plugins)
+    known.refuse_evaluation(what, run)
     from rich.console import Console
 
     from fedvlp.cli.tables import table_of_file
@@ -388,13 +424,15 @@ def evaluate(
     from fedvlp.run.folder import RunFolder
     from fedvlp.run.trained import decoded_size
 
-    use_plugins(plugins)
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
     refuse_unread(what, given(context), settings or [])
+    folder = RunFolder(run)
     chosen = None if data is None else records_of(data, decoded_size(run))
+    if chosen is None and folder.config.exists() and any(one.startswith("data.") for one in settings or []):
+        chosen = folder.experiment().data  # the run's own records, read otherwise
     choices = Choices(steps, layers, own, chosen, tuple(against or ()), out)
     console = Console(markup=False, highlight=False)
-    for file in measure(RunFolder(run), overridden(choices, settings)):
+    for file in measure(folder, overridden(choices, settings)):
         if (table := table_of_file(file)) is not None:
             console.print(table)
         print(f"wrote {file}")
@@ -417,5 +455,5 @@ def refuse_unread(what: str, options: Mapping[str, str], settings: Sequence[str]
     for name, option in typed.items():
         readers = READ_BY.get(name)
         if readers and what in EVALUATIONS and what not in readers:
-            known = [known for known in EVALUATIONS if known in readers]
-            raise ValueError(f"{option} is read by --what {', '.join(known)}; leave it out with --what {what}")
+            others = [other for other in EVALUATIONS if other in readers]
+            raise ValueError(f"{option} is read by --what {', '.join(others)}; leave it out with --what {what}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import AcceptAll, AcceptKinds, Plugins, Setting, accepted, use_plugins
 from fedvlp.cli.stopping import goes_on_as_typed
 
@@ -41,6 +42,10 @@ def prepare(
 
     Nothing is decoded where reports seem to identify people, unless that is accepted.
     """
+    use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
+    if root is None:
+        known.data_set(source)
     import sys
 
     from rich.console import Console
@@ -53,8 +58,6 @@ def prepare(
     from fedvlp.report.data_page import SHEET, write
     from fedvlp.report.figures import font_file
 
-    use_plugins(plugins)
-    accept = accepted(accept_phi_risk, accept_phi_kind)
     if samples < 1:
         raise ValueError(f"--samples is {samples}; give how many images the contact sheet shows, at least 1")
     if show_findings and not sys.stdout.isatty():
@@ -164,7 +167,7 @@ def site_accept(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Shows what is unusual in a job's experiment and, if you agree, lets it run at the site, with no other setting."""
-    from fedvlp.cli.tables import printable
+    from fedvlp.core.validate import printable
     from fedvlp.deploy.envelope import differences
     from fedvlp.deploy.site_config import accept
     from fedvlp.flare.jobs import experiment_of

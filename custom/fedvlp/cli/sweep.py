@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import (
     DATA,
     OPTION,
@@ -53,6 +54,10 @@ def sweep(
     Differences are paired by seed, from the first preset with the first values. A preset without a setting of --grid
     runs once for all its values.
     """
+    use_plugins(plugins)
+    accept = accepted(accept_phi_risk, accept_phi_kind)
+    for preset in presets:
+        known.refuse_experiment(preset, data, site, settings)
     from rich.console import Console
 
     from fedvlp.cli.tables import plain_table
@@ -60,8 +65,6 @@ def sweep(
     from fedvlp.run.cell_table import origin
     from fedvlp.run.paths import absolute
 
-    use_plugins(plugins)
-    accept = accepted(accept_phi_risk, accept_phi_kind)
     console = Console(markup=False, highlight=False)
     values = of.grid_of(grid or [])
     of_data = [f"data.{option}" for option in OPTION.split(data or "")[1:]]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedvlp.core.metric_names import loss_term
 from fedvlp.core.types import EVALUATE
+from fedvlp.core.validate import printable
 from fedvlp.data.overview import label_counts, ranges, report_lengths, split_counts
 from fedvlp.evaluation import metric_names as names
 from fedvlp.run.metrics import SERVER, by_site, of_server, overall
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from fedvlp.data.deid import Finding
     from fedvlp.run.audit import Audit
     from fedvlp.run.dry_run import DryRun
+    from fedvlp.run.folder import RunFolder
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: bool = True) -> Table:
@@ -86,7 +90,19 @@ def dry_run_lines(plan: DryRun, workers: int) -> list[str]:
         f"traffic: {plan.bytes / 1e6:,.1f} MB of tensors to and from all sites",
         f"memory: {plan.peak_bytes / 2**30:.1f} GiB at the peak of one process; up to {workers} train side by side",
         f"time: about {shown}, if every site takes as long as {plan.probed}, of which a few steps were timed",
+        *([f"this dry run: {plan.processor_seconds:.0f} s of processor"] if plan.processor_seconds >= 1 else []),
+        *([] if math.isnan(plan.reach) else [_reach_line(plan)]),
     ]
+
+
+def _reach_line(plan: DryRun) -> str:
+    """How wide the interval of the result will be."""
+    from fedvlp.run.dry_run import TYPICAL
+
+    return (
+        f"precision: with {sum(plan.test_patients.values())} test patients an R@1 of {TYPICAL} % will have a 95 % "
+        f"interval of about +- {plan.reach:.1f}: two models that differ by less are not told apart"
+    )
 
 
 def progress_line(record: dict[str, Any]) -> str:
@@ -163,11 +179,6 @@ def unused_lines(skipped: Mapping[str, Sequence[str]]) -> list[str]:
     return [printable(f"{reason}: row {', '.join(ranges(rows))}") for reason, rows in sorted(skipped.items())]
 
 
-def printable(text: str) -> str:
-    """``text`` in one line, without what would steer a terminal: what a job, a run or a record says is shown so."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Table]:
     """Tables of held-out recalls over sites, and of the areas under the ROC curve on the public set, as measured.
 
@@ -181,6 +192,19 @@ def summary_tables(name: str, figures: dict[str, dict[str, float]]) -> list[Tabl
     if any(_area(key) for key in _newest(figures)):
         tables.append(_areas(name, figures))
     return tables
+
+
+def show_beside(console: Console, folder: RunFolder) -> None:
+    """What a run on a user's own records is held against, the verdict, and the commands of what is not there."""
+    from fedvlp.run import beside
+
+    if not (rows := beside.rows(folder)):
+        return
+    columns = ("figure on the test split", "this run", "held against", "its figure")
+    lines = [(row.what, row.of_run, row.other, row.of_other) for row in rows]
+    console.print(plain_table("what it is worth", columns, lines, right=False))
+    for line in (beside.verdict(rows), *(f"not measured: {command}" for command in beside.lacking(folder))):
+        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _newest(figures: dict[str, dict[str, float]]) -> dict[str, float]:

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedvlp.cli import known
 from fedvlp.cli.overrides import DATA, Plugins, records_of, stored, use_plugins
+from fedvlp.core import validate
 
 if TYPE_CHECKING:
     from fedvlp.models.dual_encoder import DualEncoder
 
-Model = Annotated[Path, typer.Argument(help="Folder of a finished run, or of a model.")]
+Model = Annotated[Path, typer.Argument(help="Folder of a finished run, or of a model.", callback=known.model_in)]
 Statistics = Annotated[
     str | None, typer.Option(help="Site whose batch normalisation is used, where each site keeps its own.")
 ]
@@ -218,9 +220,7 @@ def export(
 
 def printable(text: str) -> str:
     """The text in one line, without characters that steer a terminal."""
-    from fedvlp.cli.tables import printable as shown
-
-    return " ".join(shown(text).split())
+    return " ".join(validate.printable(text).split())
 
 
 def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:

@@ -6,6 +6,7 @@ it as a literal for others (``public``); of every other error the server learns 
 
 from __future__ import annotations
 
+import errno
 import re
 from numbers import Real
 from typing import ClassVar
@@ -13,6 +14,9 @@ from typing import ClassVar
 IN_THE_LOG = "the log of the site says why"
 UNTOLD = f"an error: {IN_THE_LOG}"
 """All that leaves of an error that is no SiteError."""
+
+UNWRITABLE = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT})
+"""Numbers of the system's errors where it takes no file: a disk that is read-only or full, another account's folder."""
 
 _HASH_OR_VERSION = re.compile(r"[0-9a-f]{1,16}|[0-9]{1,4}(\.[0-9]{1,4}){0,3}")
 _ONE_LINE = re.compile(r"""[][\w .,:;()'"`/+=@%?*-]{1,600}""", re.ASCII)

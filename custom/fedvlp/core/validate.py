@@ -14,6 +14,11 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def printable(text: str) -> str:
+    """``text`` in one line, without what would steer a terminal: what a job, a run or a record says is shown so."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def require_name(what: str, name: object) -> None:
     """Raises ValueError unless ``name`` is 1 to 64 characters of a-z, 0-9 and "-", the first no dash."""
     if not (isinstance(name, str) and NAME.fullmatch(name)):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedvlp.data.image_kinds import write_kinds
 from fedvlp.data.radiograph import ImageAccessError, UnreadableImageError, read_film
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED, clean_phrase
 from fedvlp.data.transforms import DECODING, eval_batch, square
@@ -135,6 +137,10 @@ class Preprocessing:
                 raise PreparationError(f"{which} cannot be used: {error}") from None
             remedy = REMEDIES.get(error.reason, "")
             raise PreparationError(f"{which} cannot be used: {error}{remedy and f' ({remedy})'}") from None
+
+    def samples(self, folder: Path) -> list[Path]:
+        """Writes an image in files of every kind that is read into ``folder``, and returns them."""
+        return write_kinds(folder)
 
     def text(self, phrase: str) -> str:
         """The phrase as the reports were written that the model was trained on."""

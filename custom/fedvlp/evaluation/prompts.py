@@ -54,11 +54,11 @@ NAMED: Mapping[str, Words] = {
 def prompts(name: str, count: int, seed: int) -> tuple[str, ...]:
     """``count`` different sentences of the class ``name``, or all it has. Name and ``seed`` alone decide which.
 
-    Raises ValueError for a class without prompts.
+    A class that fedvlp has no sentences for, as one of a table of one's own, is its own prompt.
     """
     known = {**PROMPTS, **NAMED}
     if name not in known:
-        raise ValueError(f"zero-shot: no prompts for class {name!r}; there are: {', '.join(known)}")
+        return (name,)
     sentences = [" ".join(filter(None, words)) for words in product(*known[name])]
     generator = torch.Generator().manual_seed(seed_of(seed, "prompts", name))
     order = torch.randperm(len(sentences), generator=generator)[:count].tolist()

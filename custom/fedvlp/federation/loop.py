@@ -23,6 +23,7 @@ from fedvlp.core.change import WEIGHTS, Change, Norms
 from fedvlp.core.gate import check
 from fedvlp.core.method import Method
 from fedvlp.core.robust_mean import MEAN, Averaging
+from fedvlp.core.server_optimizer import NONE, ServerOptimizer
 from fedvlp.core.server_state import Server
 from fedvlp.core.snapshots import Snapshots
 from fedvlp.core.types import EVALUATE, MODALITIES, Broadcast, Expected, Failure, FailureKind, Reply, State, Update
@@ -54,6 +55,11 @@ class Rounds:
     averaging: str = MEAN  # of updates: mean | trimmed | median (core/robust_mean.py)
     trim: float = 0.2  # trimmed: share of the sites that is left out at each end
     max_empty: int = 10  # the run stops after so many consecutive phases in which no site had a training sample
+    server_optimizer: str = NONE  # none | momentum (FedAvgM) | adam (FedAdam) | yogi (core/server_optimizer.py)
+    server_lr: float = 0.0  # its learning rate; 0 = 1 of momentum, 0.01 of adam and yogi
+    server_beta1: float = 0.9  # decay of the mean of changes
+    server_beta2: float = 0.99  # decay of the mean of squared changes, adam and yogi only
+    server_tau: float = 1e-3  # smallest scale of a step, adam and yogi only
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, f"rounds is {self.rounds}; it must not be negative")
@@ -69,6 +75,7 @@ class Rounds:
         )
         require(0 < self.max_share <= 1, f"max_share is {self.max_share}; it must be above 0, and 1 = no limit")
         Averaging(self.averaging, self.trim)
+        self.optimizer()
         require(self.max_samples >= 0, f"max_samples is {self.max_samples}; it must not be negative")
         for name in ("max_missed", "probe_every", "max_empty"):
             require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; at least 1")
@@ -76,6 +83,12 @@ class Rounds:
     def of_encrypted(self) -> Rounds:
         """The same without the limits that need readable updates: no norm is seen, and n_k is inside of the sum."""
         return replace(self, clip_to_median=0.0, max_share=1.0)
+
+    def optimizer(self) -> ServerOptimizer:
+        """How the server moves the model by an average. Raises ValueError."""
+        return ServerOptimizer(
+            self.server_optimizer, self.server_lr, self.server_beta1, self.server_beta2, self.server_tau
+        )
 
     def needed(self, sites: int) -> int:
         """The quorum among ``sites`` sites."""
@@ -115,11 +128,13 @@ class Federation:
         self.exchange = ServerEnd(wire, exchange, method.phases, folder)
         self.spool = folder / "spool" if folder else None
         server.averaging = Averaging(rounds.averaging, rounds.trim, self.spool)
-        require(
-            rounds.averaging == MEAN or self._averages(),
-            f"{type(method).__name__} averages no tensors of the model; rounds.averaging={rounds.averaging} would do "
-            "nothing. Leave it at mean",
-        )
+        for setting, default in (("averaging", MEAN), ("server_optimizer", NONE)):
+            asked = getattr(rounds, setting)
+            require(
+                asked == default or self._averages(),
+                f"{type(method).__name__} averages no tensors of the model; rounds.{setting}={asked} would do nothing. "
+                f"Leave it at {default}",
+            )
         self.checkpoint = checkpoint
         self.snapshots = Snapshots(checkpoint) if checkpoint else None
         server.folder = folder or server.folder
@@ -198,7 +213,8 @@ class Federation:
         """Hands the method one checked update at a time; commits when all have come and the quorum holds."""
         self.method.prepare(self.server)
         messages = self._messages(wanted)
-        aggregator = self.method.aggregator(self.server, self.server.phase)
+        average = self.method.aggregator(self.server, self.server.phase)
+        aggregator = self.rounds.optimizer().around(average, self.server)
         for update in self._collect(messages, replies, dropped):
             aggregator.add(update)
             del update  # one is resident at a time

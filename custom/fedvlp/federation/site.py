@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.device import to_host
 from fedvlp.core.method import Method
 from fedvlp.core.seeds import seed, set_global
-from fedvlp.core.site_error import UNTOLD, SiteError
+from fedvlp.core.site_error import UNTOLD, UNWRITABLE, SiteError
 from fedvlp.core.types import EVALUATE, Broadcast, Failure, FailureKind, State, Update
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.training import autotune, distributed, dp_sgd
@@ -46,6 +47,12 @@ def reason(error: Exception) -> str:
     """
     if _no_memory(error):
         return f"{type(error).__name__}: this site's memory is too small; lower training.batch_size"
+    if _no_file(error):
+        why = os.strerror(getattr(error, "errno", 0))
+        return (
+            f"{type(error).__name__}: {why}; this account must read its data and write runs, cache and privacy of the "
+            "kit: free space or make them so, and the site is asked again in a later round"
+        )
     ours = type(error).__module__.startswith("fedvlp")
     return f"{type(error).__name__}: {error}" if ours else type(error).__name__
 
@@ -61,12 +68,16 @@ def _model_of(key: str) -> tuple[str, str]:
 def failure(error: Exception) -> Failure:
     """The reply of a site whose task ended in ``error``."""
     said = reason(error)
-    public = error.public if isinstance(error, SiteError) else said if _no_memory(error) else UNTOLD
+    public = error.public if isinstance(error, SiteError) else said if _no_memory(error) or _no_file(error) else UNTOLD
     return Failure(getattr(error, "kind", FailureKind.FAILED), said, public)
 
 
 def _no_memory(error: Exception) -> bool:
     return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
+
+
+def _no_file(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in UNWRITABLE
 
 
 class Evaluate(Protocol):

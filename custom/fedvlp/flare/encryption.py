@@ -31,6 +31,7 @@ from fedvlp.core.checkpoint import save_json, save_tensors
 from fedvlp.core.method import Method, Schedule, ServerHooks, overridden
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.robust_mean import MEAN
+from fedvlp.core.server_optimizer import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require
@@ -397,6 +398,11 @@ class EncryptedController(FederatedController):
         refuse_unencryptable(self.experiment.method)
         averaging = self.experiment.rounds.averaging
         require(averaging == MEAN, f"rounds.averaging={averaging}: a server that reads no update can but add; set mean")
+        optimizer = self.experiment.rounds.server_optimizer
+        require(
+            optimizer == NONE,
+            f"rounds.server_optimizer={optimizer}: a server that reads no update has no change to follow; set none",
+        )
         require(self.experiment.rounds.evaluate_every > 0, "rounds.evaluate_every is 0: no site would get the model")
 
     def _method(self) -> Method:

@@ -17,7 +17,7 @@ from typing import Any
 
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.apis.job_def import JobMetaKey, RunStatus
-from nvflare.fuel.flare_api.api_spec import JobNotFound, JobNotRunning, NoConnection
+from nvflare.fuel.flare_api.api_spec import JobNotDone, JobNotFound, JobNotRunning, NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedvlp.core.json_file import read_json
@@ -99,7 +99,12 @@ def judge(opened: Session, job_id: str) -> Verdict:
         hint = "to take back a site that was restarted, give --abort: it goes on after the last complete phase"
         return Verdict(False, f"job {job_id} runs ({status}); {hint}", running=True)
     if status in (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value):
-        return Verdict(False, f"job {job_id} waits to be started ({status}); FLARE starts it when its sites are there")
+        tried = "".join(f"; {said}" for said in (meta.get(JobMetaKey.SCHEDULE_HISTORY.value) or [])[-1:])
+        return Verdict(
+            False,
+            f"job {job_id} waits to be started ({status}{tried}); FLARE starts it when its sites are there and have "
+            "the GPUs that it asks for (in the console: `report_resources client`)",
+        )
     if status == RunStatus.RUNNING.value and _began(meta) >= server.server_info.start_time:
         return Verdict(
             False,
@@ -150,13 +155,18 @@ def own_status(opened: Session, job_id: str) -> dict[str, Any]:
 def job_status(opened: Session, job_id: str) -> tuple[dict[str, Any], bool]:
     """The status of a job's run as it is now, or as it ended, and whether the server runs the job.
 
-    It is empty where the run never began. Raises ResubmitError for a job that the server does not know.
+    It is empty where the run never began. Raises ResubmitError for a job that the server does not know, and for one
+    that has no results yet and does not run: it waits, or ends.
     """
-    if judge(opened, job_id).running:
+    verdict = judge(opened, job_id)
+    if verdict.running:
         with suppress(JobNotRunning, JobNotFound):  # it has just ended
             told = (opened.show_stats(job_id, "server") or {}).get("server", {}).get("progress", {})
             return (dict(told) if told else {}), True
-    return own_status(opened, job_id), False
+    try:
+        return own_status(opened, job_id), False
+    except JobNotDone:
+        raise ResubmitError(verdict.finding) from None
 
 
 def all_jobs(opened: Session) -> dict[str, dict[str, Any]]:

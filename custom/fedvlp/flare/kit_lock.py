@@ -18,12 +18,17 @@ PARENTS = ("nvflare.private.fed.app.server.server_train", "nvflare.private.fed.a
 _until_the_end = ExitStack()
 
 
-def hold_kit() -> None:
-    """Holds the kit until this process ends, if it is one of ``PARENTS``. Exits where another one holds it."""
+def hold_kit() -> bool:
+    """Holds the kit until this process ends, if it is one of ``PARENTS``, and says so. Exits where another holds it."""
     program = getattr(sys.modules["__main__"], "__spec__", None)
     if program is None or program.name not in PARENTS:
-        return
+        return False
     try:
         _until_the_end.enter_context(only_writer(Path.cwd(), what=f"the kit of {Path.cwd().name}"))
     except FolderInUseError as error:
         sys.exit(f"not started: {error}")
+    except OSError as error:
+        sys.exit(
+            f"not started: the kit cannot be written ({error.strerror}); make it this account's, on a disk with room"
+        )
+    return True

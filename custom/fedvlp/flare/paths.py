@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ from fedvlp.core.validate import NAME
 from fedvlp.deploy.machine import whole_in_command
 from fedvlp.run import lock
 
+log = logging.getLogger(__name__)
+
 HOME = "FEDVLP_HOME"
 SIMULATED = "simulate_job"
 NUMBER = re.compile(r"[0-9]{3,9}")
@@ -23,6 +26,9 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 OF_RUN = "run_id.txt"
 """In a site's folder of a run: the id of the run whose memories are there."""
+
+RECORDS = "records.txt"
+"""In the same folder: the fingerprint of the records with which the site's process began last."""
 
 LAST_ONE_ENDS = 60.0
 """Seconds that a task waits for another process at this site, which ends soon or leaves its task after the step."""
@@ -112,6 +118,24 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
                 "for it to end, or end it there: the site is asked again in a later round"
             ) from None
     return own
+
+
+def note_records(own: Path, fingerprint: str) -> None:
+    """Notes what the site's records are, and warns where they were others earlier in the run of the folder ``own``.
+
+    A patient may have left meanwhile, so that the run goes on; how many there are is compared at the server.
+    """
+    from fedvlp.core.checkpoint import save_text
+
+    before = _read(own / RECORDS)
+    if before and before != fingerprint:
+        log.warning(
+            "the records, or what decodes them, have changed since this site began run %s (fingerprint %s then, %s "
+            "now): from here on it trains on the new ones. If nobody meant that, put the files back",
+            "/".join(own.parts[-4:-2]), before[:12], fingerprint[:12],
+        )  # fmt: skip
+    if before != fingerprint:
+        save_text(own / RECORDS, fingerprint)
 
 
 def _read(note: Path) -> str:

@@ -15,12 +15,16 @@ server that is itself taken over passes.
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, ReservedTopic, ServerCommandNames
 from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import (
     CellChannel,
     CellChannelTopic,
@@ -142,11 +146,14 @@ LOGIN = (CellChannel.SERVER_MAIN, CellChannelTopic.Register)
 REFUSED = "message_refused"
 """The action of the audit line."""
 
+FREE = 1000
+"""Lines that a sender may have at once, 0.4 MB."""
+
 LONGEST = 100  # characters of what a sender says of itself that are quoted
 
 
 class Perimeter(FLComponent):
-    """A component of ``local/resources.json``, put before the process's messages as soon as FLARE starts it.
+    """A component of ``local/resources.json``, before the process's messages from the first one on.
 
     Where another process runs this kit already, FLARE does not start.
 
@@ -162,21 +169,27 @@ class Perimeter(FLComponent):
         self.side, self.allow_shell = side, allow_shell
         self._own_name = ""  # in the server's certificate
         self._mutual = False  # whether the server asks everybody for a certificate
-        hold_kit()
+        self._audit, self._watches = AuditLines(), False
         self._site: Any = None  # FLARE's own object of this process, which holds cell, token and verifier
+        if hold_kit():
+            before_it_starts(self._watch)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Starts to look at messages. FLARE opens the channel ``admin`` of a site only after this event."""
-        if event_type != EventType.SYSTEM_BOOTSTRAP:
-            return
-        self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
-        core = self._site.cell.core_cell
+        """Learns at a site whose token is the site's own. FLARE logs in only after this event."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            self._site = fl_ctx.get_prop(FLContextKey.SITE_OBJ)
+            if not self._watches:  # somebody starts FLARE by another program
+                self._watch(self._site.cell.core_cell)
+
+    def _watch(self, core: CoreCell) -> None:
+        """Looks at the messages of this process from the first one on."""
+        self._watches = True
         if self.side == "server":
             self._own_name = core.identity_resolver.resolve(SERVER)
             self._mutual = core.credential_manager.enforce_identity
             core.add_incoming_filter("*", "*", self.check_at_server)
             bound_submissions()
-        elif fl_ctx.get_prop(FLContextKey.SECURE_MODE):  # without certificates nobody signs anything
+        elif core.secure:  # without certificates nobody signs anything
             core.add_incoming_filter("*", "*", self.check_sender)
             core.add_incoming_request_filter("*", "*", self.check_request)
 
@@ -214,8 +227,8 @@ class Perimeter(FLComponent):
     def _sender(self, message: Message) -> str | None:
         """Who sent the message, by its token. The header ORIGIN, which a sender writes as it likes, is not read."""
         name, token, signature = _credentials(message)
-        link = self._site.communicator
-        if not (name and token and signature and link.token_verifier):  # before the login there is no verifier
+        link = self._site.communicator if self._site else None
+        if not (name and token and signature and link and link.token_verifier):  # there is none before the login
             return None
         if not link.token_verifier.verify(name, token, signature):
             return None
@@ -262,8 +275,39 @@ class Perimeter(FLComponent):
         origin = message.get_header(MessageHeaderKey.ORIGIN)
         channel, _ = _asked(message)
         said = f"channel {_quoted(channel)}, origin {_quoted(origin)}, through certificate {_quoted(peer)}: {why}"
-        AuditService.add_event(user=_quoted(name), action=REFUSED, msg=said)
+        self._audit.write(_quoted(peer), user=_quoted(name), msg=said)
         return make_reply(ReturnCode.UNAUTHENTICATED, error=why)
+
+
+class AuditLines:
+    """The lines of what was refused, so few that no sender fills the disk: its first ``FREE``, then one a second."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._senders: dict[str, tuple[float, float, int]] = {}  # lines it may have, since when, how many were left out
+
+    def write(self, sender: str, user: str, msg: str) -> None:
+        """One line, unless the sender has had too many. The next one says how many were left out."""
+        with self._lock:
+            now = time.monotonic()
+            may, since, left_out = self._senders.get(sender, (float(FREE), now, 0))
+            may = min(FREE, may + now - since)
+            writes = may >= 1
+            self._senders[sender] = (may - 1, now, 0) if writes else (may, now, left_out + 1)
+        if writes:
+            more = f"; before it {left_out} more of this certificate were refused without a line" if left_out else ""
+            AuditService.add_event(user=user, action=REFUSED, msg=msg + more)
+
+
+def before_it_starts(watch: Callable[[CoreCell], None]) -> None:
+    """Calls ``watch`` with this process's cell before it opens a port; FLARE has no event that early."""
+    start = CoreCell.start
+
+    def watched(core: CoreCell) -> None:
+        watch(core)
+        start(core)
+
+    CoreCell.start = watched  # type: ignore[method-assign]
 
 
 def _credentials(message: Message) -> tuple[str, str, str]:

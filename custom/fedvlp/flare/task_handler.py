@@ -19,7 +19,7 @@ from fedvlp.deploy.site_config import SYNTHETIC, accepts_phi_risk, at_site, cach
 from fedvlp.evaluation.audit.outgoing import strongest
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.federation.site import Site
-from fedvlp.flare.paths import LAST_ONE_ENDS, SitePaths, folder_at_site
+from fedvlp.flare.paths import LAST_ONE_ENDS, SitePaths, folder_at_site, note_records
 from fedvlp.models.initial import InitialWeightsError
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import fingerprint
@@ -147,14 +147,16 @@ class TaskHandler:
             import torch
 
             torch.set_num_threads(self.experiment.training.threads)
-            local, path = Path(self.paths.local), folder_at_site(self.paths, run).parent.parent
+            local, own = Path(self.paths.local), folder_at_site(self.paths, run)
             experiment = at_site(self.experiment, self.paths.site, local)
             if envelope is not None:
                 envelope.refuse_large(experiment, self.paths.site, distributed.processes())
-            assembly = (self._assemble or Assembly)(experiment, path, accepts_phi_risk(local))
+            assembly = (self._assemble or Assembly)(experiment, own.parent.parent, accepts_phi_risk(local))
             self._site = assembly.site(self.paths.site)
-            if envelope is not None and distributed.rank() == 0:
-                forget_oldest(caches_at(local), int(envelope.cache_gb * 1e9))
+            if distributed.rank() == 0:
+                note_records(own, assembly.cohort.fingerprint)
+                if envelope is not None:
+                    forget_oldest(caches_at(local), int(envelope.cache_gb * 1e9))
             self._run, self._start = named, None
         return self._site
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.client import Client, NoLossError
 from fedvlp.core.method import Method
+from fedvlp.core.server_optimizer import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import CHANGE, Broadcast, Expected, State, Update, group
 from fedvlp.core.validate import require
@@ -67,6 +68,12 @@ class FedCCA(Method):
     def refuse_settings(self, experiment: Any) -> None:
         hidden = getattr(experiment.model, "head_hidden", None)
         require(hidden is None, f"model.head_hidden is {hidden}: FedCCA solves for linear heads; set it to null")
+        optimizer = experiment.rounds.server_optimizer
+        require(
+            optimizer == NONE,
+            f"rounds.server_optimizer={optimizer}: FedCCA's heads are solved for, and no step towards them is left to "
+            "take; set none",
+        )
 
     def phases(self, round: int) -> tuple[str, ...]:
         return (MOMENTS,) if round == 0 else super().phases(round)

@@ -169,7 +169,9 @@ def transformers_tower(name: str, layers: int | None, max_tokens: int, pretraine
     Raises ValueError for ``layers`` or ``max_tokens`` that the model has not, NoWeightsError where files are missing.
     """
     from transformers import AutoModel
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # every command and log would have it, twice
     settings = _settings(name, pretrained)
     if layers is not None:
         if not 1 <= layers <= settings.num_hidden_layers:

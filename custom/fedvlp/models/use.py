@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
@@ -21,6 +22,10 @@ class Preparation(Protocol):
 
     def films(self, films: Sequence[Any]) -> Tensor:
         """float32 [N, C, S, S] of N films."""
+        ...
+
+    def samples(self, folder: Path) -> list[Path]:
+        """Writes an image in files of every kind that is read into ``folder``, and returns them."""
         ...
 
     def text(self, phrase: str) -> str:

@@ -11,6 +11,7 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Interval
 from fedvlp.report.figures import Points
 from fedvlp.report.run import SCOPES, Run
+from fedvlp.run.beside import verdict
 from fedvlp.run.compare import BATCH, INITIAL
 from fedvlp.run.metrics import Record, areas_of_sites, by_site, of_server, overall, summary
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
@@ -53,7 +54,8 @@ def sentences(run: Run) -> list[str]:
         behind, others = _left_behind(run, chosen, recalls)
         lines = [*behind, *_gained(run, chosen, recalls), *_whose(run), *others, *_course(run, chosen.scope), *lines]
         lines += _beside_oracle(run.recalls)
-    return lines
+    said = verdict(run.beside)
+    return [said, *lines] if said else lines
 
 
 def chosen_of(run: Run) -> Chosen | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report.html import ABSENT, table, text
 from fedvlp.report.run import SCOPES, Run
+from fedvlp.run.beside import lacking
 from fedvlp.run.compare import INITIAL
 from fedvlp.run.experiment import POOLED
 from fedvlp.run.recalls import FROM_AVERAGE, GAIN, SITE, TOGETHER, TRAINED, Recall
@@ -39,16 +40,27 @@ def tables(run: Run) -> str:
     """Recalls over sites and by site, as HTML; without a measurement, the sentence that says how to get it."""
     if not run.recalls:
         return f"<p>{text(MISSING if run.measurable else UNMEASURABLE)}</p>"
+    beside = _beside(run)
     explanation = EXPLANATION + OF_SERVER * bool(run.evaluated and run.sends)
     head = ("", "test pairs", "initial", "trained", "gained", "chance", "source oracle")
     over = [_over(run.recalls, row) for row in _trained(run.recalls) if row.over != SITE]
-    out = f"<h3>Test split with intervals</h3><p>{text(explanation)}</p>{table(head, over)}"
+    out = f"{beside}<h3>Test split with intervals</h3><p>{text(explanation)}</p>{table(head, over)}"
     scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in run.recalls) else names.WHOLE_SET
     head = ("site", "test pairs", "initial", "trained", "gained", "from the average", "chance")
     sites = [
         _of_site(run.recalls, row) for row in _trained(run.recalls) if (row.over, row.k, row.scope) == (SITE, 1, scope)
     ]
     return f"{out}<h3>R@1 by site, test, {SCOPES[scope]}, with intervals</h3>{table(head, sites)}{_left_out(run)}"
+
+
+def _beside(run: Run) -> str:
+    """What the run is held against, and the commands of what is not there, as HTML."""
+    if not run.beside:
+        return ""
+    rows = [[row.what, row.of_run, row.other, row.of_other] for row in run.beside]
+    shown = table(["", "this run", "held against", "its figure"], rows)
+    missing = "".join(f"<p>Not measured: {text(command)}.</p>" for command in lacking(run.folder))
+    return f"<h3>What it is worth</h3>{shown}{missing}"
 
 
 def _left_out(run: Run) -> str:

@@ -14,7 +14,8 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, State
 from fedvlp.evaluation import metric_names
 from fedvlp.report import figures
-from fedvlp.run import audit, recalls, zero_shot_areas
+from fedvlp.run import audit, beside, recalls, zero_shot_areas
+from fedvlp.run.beside import Beside
 from fedvlp.run.cautions import FILE as CAUTIONS
 from fedvlp.run.compare import BATCH
 from fedvlp.run.experiment import POOLED
@@ -42,6 +43,7 @@ class Run:
     statistics: str  # of which records the running statistics of the saved model are
     cautions: list[str]  # sentences of what to know before believing the figures
     recalls: list[recalls.Recall]  # measured again, with intervals; empty where nobody did
+    beside: list[Beside]  # what it is held against; empty on the built-in cohort, and where nobody measured
     areas: list[zero_shot_areas.Area]  # zero-shot, by finding and site; empty where nobody measured them
     audit: audit.Audit | None  # what attacks learn of the records; None where nobody ran them
     films: bool  # whether a person asked for films and reports of the records
@@ -82,6 +84,7 @@ class Run:
             statistics,
             list(cautions),
             recalls.read(folder),
+            beside.rows(folder),
             zero_shot_areas.read(folder),
             audit.read(folder),
             films,

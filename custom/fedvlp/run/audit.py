@@ -49,7 +49,7 @@ from fedvlp.run.audit_updates import LEAK_RATE, LEAK_STEPS, Updates
 from fedvlp.run.evaluate import last_server, loader, own_models, trained_state
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import largest_by_site
-from fedvlp.run.model_card import with_audit
+from fedvlp.run.model_card import CLASSES, with_block
 
 UNTRAINED, TRAINED, OWN, PLANTED = "untrained", "trained", "sites' own", "planted leak"
 """Models that are attacked: the first and the last are the controls."""
@@ -236,7 +236,7 @@ def measure(
     measurements.note(folder, file_of(folder))
     card = folder.model.parent / CARD
     if card.exists():
-        save_text(card, with_audit(card.read_text(encoding="utf-8"), _sentences(audit)))
+        save_text(card, with_block(card.read_text(encoding="utf-8"), _sentences(audit), "audit", CLASSES))
     return audit
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from fedvlp import __version__
 from fedvlp.core.names import name_of
-from fedvlp.core.types import WIRE_VERSION
 from fedvlp.run import plugins
 
 ROOT = "fedvlp."
@@ -92,6 +91,8 @@ def identity(value: Any, folder: str) -> dict[str, str]:
     By the fingerprint and the wire version a site knows whether the task is for it (flare/task_handler.py); the version
     of fedvlp is for people.
     """
+    from fedvlp.core.types import WIRE_VERSION  # with torch, which commands that refuse their arguments do not wait for
+
     return {
         "folder": folder,
         "fingerprint": fingerprint(value),
@@ -114,6 +115,16 @@ def choose(what: str, key: str, name: str, own: Mapping[str, Any]) -> Any:
     if key not in known:
         raise ValueError(f"unknown {what} {key!r}{nearest(key, list(known))}; there are: {', '.join(known)}")
     return known[key]
+
+
+def choose_preset(name: str, own: Mapping[str, Any]) -> Any:
+    """The preset ``name``, of fedvlp (``own``) or of a plugin. Raises ValueError naming the nearest one."""
+    try:
+        return choose("preset", name, "PRESETS", own)
+    except plugins.PluginError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{error}. A preset of your own file needs --plugin FILE.py") from None
 
 
 def override(value: Any, key: str, text: str) -> Any:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,6 +27,9 @@ from fedvlp.federation.loop import Federation
 from fedvlp.federation.wire import EncodedSite, SiteEnd, site_memory
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+
+TYPICAL = 10
+"""Percent: what R@1 is on a few hundred pairs, by which the width of its interval is told beforehand."""
 
 PROBED = 3
 """Steps of each phase that are taken. The first is left out of the time of a step: it sets things up."""
@@ -53,6 +57,20 @@ class DryRun:
     bytes: int  # of tensors to and from all sites in the whole run
     peak_bytes: int  # memory of this process; of the accelerator where the run uses one
     used: str = ""  # how many rows of the data set are, and why others are not
+    test_patients: Mapping[str, int] = field(default_factory=dict)  # of test pairs, by site
+    processor_seconds: float = 0.0  # that the dry run itself took, features of frozen towers among them
+
+    @property
+    def reach(self) -> float:
+        """Half the width of the 95 % interval of an R@1 of ``TYPICAL`` percent, mean over sites; nan without a pair.
+
+        Of the normal approximation to the binomial, a patient being one draw: his records are alike.
+        """
+        counts = [count for count in self.test_patients.values() if count]
+        if not counts:
+            return math.nan
+        variance = TYPICAL * (100 - TYPICAL) * sum(1 / count for count in counts) / len(counts) ** 2
+        return 1.96 * math.sqrt(variance)
 
     def seconds(self, workers: int) -> float:
         """Of the whole run with sites trained side by side by so many workers, each as fast as one alone."""
@@ -70,6 +88,7 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
     What the data set's cache lacks is decoded into it: the run finds it there.
     Raises what the run itself would raise before its first round: PHIError, ValueError for settings that do not fit.
     """
+    began = time.process_time()
     assembly = Assembly(experiment, accept_phi_risk=accept_phi_risk)
     assembly.gate()
     sites = assembly.sites()
@@ -110,7 +129,17 @@ def dry_run(experiment: Experiment, accept_phi_risk: Accepted = False) -> DryRun
         traffic,
         _peak(experiment),
         rows_used(assembly.summary),
+        _test_patients(assembly),
+        time.process_time() - began,
     )
+
+
+def _test_patients(assembly: Assembly) -> dict[str, int]:
+    """Site -> patients with a film and a report in its test split."""
+    cohort = assembly.cohort
+    paired = cohort.has_image() & cohort.has_report()
+    rows = {site: cohort.rows("test", site) for site in assembly.data_sites()}
+    return {site: len({cohort.patients[row] for row in of_site[paired[of_site]]}) for site, of_site in rows.items()}
 
 
 class ShortPhases:

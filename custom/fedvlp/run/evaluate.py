@@ -23,7 +23,7 @@ from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated
-from fedvlp.evaluation.prompts import NAMED, PROMPTS
+from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source
@@ -31,6 +31,7 @@ from fedvlp.run.folder import RunFolder
 from fedvlp.run.measurements import folder_of
 from fedvlp.run.metrics import by_site
 from fedvlp.run.model_card import INITIAL_WEIGHTS
+from fedvlp.run.model_use import told_apart
 from fedvlp.training.config import Training
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Choices:
     probe: probes.LinearProbe = field(default_factory=probes.LinearProbe)
     segmentation: masks.Segmentation = field(default_factory=masks.Segmentation)
     vqa: answers.VQA = field(default_factory=answers.VQA)
-    classes: tuple[str, ...] = ()  # zero-shot: labels that are told apart, at least 2; none: all that have prompts
+    classes: tuple[str, ...] = ()  # zero-shot: labels that are told apart, at least 2; none: ``told_apart``
 
 
 def _trials(assembly: Assembly, folder: RunFolder, state: State) -> list[distortion.Trial]:
@@ -225,9 +226,11 @@ def zero_shot(folder: RunFolder, choices: Choices) -> list[Path]:
     _warn_of_initial(folder.path, measured="what is measured as the global model")
     assembly, server = Assembly(experiment, folder.path), last_server(folder)
     cohort = assembly.cohort if choices.data is None else choices.data.build()
-    classes = _prompted(cohort.label_names, choices.classes)
+    source = choices.data or experiment.data
+    classes = _prompted(source, cohort.label_names, choices.classes)
     threshold = getattr(experiment.method, "threshold", 2.0)
-    protocol = zero.ZeroShot(classes, threshold, new_words=bool(choices.classes))
+    asked = bool(choices.classes) or not PROMPTS.keys() >= set(classes)
+    protocol = zero.ZeroShot(classes, threshold, new_words=asked)
     state = trained_state(assembly, server)
     states = {zero.GLOBAL: state} | own_models(assembly, server, state)
     data = _imaged_sites(assembly) if choices.data is None else {ELSEWHERE: _elsewhere(assembly, cohort)}
@@ -248,18 +251,14 @@ ELSEWHERE = "other records"
 """In place of a site's name, in the table of zero-shot on records of no site."""
 
 
-def _prompted(labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The classes of zero-shot: those wanted, or all labels that are findings with prompts.
-
-    Raises ValueError for others than labels with prompts.
-    """
-    with_prompts = tuple(name for name in labels if name in PROMPTS or name in NAMED)
-    if strange := [name for name in wanted if name not in with_prompts]:
+def _prompted(source: Any, labels: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """The classes of zero-shot: those wanted, or those that are ``told_apart``. Raises ValueError for no label."""
+    if strange := [name for name in wanted if name not in labels]:
         raise ValueError(
-            f"zero-shot: classes {', '.join(strange)} are no labels of these records with prompts; there are: "
-            f"{', '.join(with_prompts) or 'none'}"
+            f"zero-shot: classes {', '.join(strange)} are no labels of these records; there are: "
+            f"{', '.join(labels) or 'none'}"
         )
-    return wanted or tuple(name for name in with_prompts if name in PROMPTS)
+    return wanted or told_apart(source, labels)
 
 
 def _imaged_sites(assembly: Assembly) -> dict[str, Any]:

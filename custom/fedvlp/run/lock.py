@@ -14,6 +14,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from stat import S_ISREG
 
+from fedvlp.core.site_error import UNWRITABLE
+
 FILE = "writer.lock"
 LONGEST = 1000  # characters of it that are read
 _held: set[TextIOWrapper] = set()
@@ -30,8 +32,9 @@ def only_writer(folder: Path, patience: float = 0.0, what: str = "") -> Iterator
 
     ``what``: what is in the folder, if it is no run.
 
-    Raises FolderInUseError when another still does after ``patience`` seconds. The file of the lock stays: whether
-    somebody holds it is known to the kernel alone, so what a killed process left in it bars nobody.
+    Raises FolderInUseError when another still does after ``patience`` seconds, and OSError where no file can be
+    written. The file of the lock stays: whether somebody holds it is known to the kernel alone, so what a killed
+    process left in it bars nobody.
     """
     _let_forks_go()
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +83,8 @@ def _opened(folder: Path, mode: str, flags: int) -> TextIOWrapper:
     except FileNotFoundError:
         raise
     except OSError as error:
+        if flags & os.O_CREAT and error.errno in UNWRITABLE:
+            raise
         raise _strange(folder, error.strerror or "") from None
     if not S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -17,7 +17,7 @@ from fedvlp.run.folder import RunFolder
 NOTE = "measured.json"
 """In the folder of the files: name of a file -> digest."""
 
-RECALLS, AREAS, AUDIT = "recall.csv", "zero-shot-findings.csv", "audit.json"
+RECALLS, AREAS, TOWER, AUDIT = "recall.csv", "zero-shot-findings.csv", "tower.csv", "audit.json"
 """What a report reads."""
 
 
@@ -52,7 +52,7 @@ def forget(folder: RunFolder, evaluations: Iterable[str]) -> None:
 
     Their tables and figures are called by their names, and by more behind a hyphen. Other files stay.
     """
-    names, known = tuple(evaluations), (RECALLS, AREAS, AUDIT, NOTE)
+    names, known = tuple(evaluations), (RECALLS, AREAS, TOWER, AUDIT, NOTE)
     for file in folder_of(folder).glob("*"):
         of_evaluation = file.suffix in (".csv", ".png") and any(f"{file.stem}-".startswith(f"{n}-") for n in names)
         if file.is_file() and (file.name in known or of_evaluation):

@@ -132,17 +132,20 @@ def card(
     )
 
 
-AUDIT, AFTER_AUDIT = "<!-- audit -->", "<!-- end of audit -->"
-"""Around what `fedvlp audit` adds to the card, so that another audit takes its place."""
+CLASSES, RESULTS_END = "## Classes", "## Normalisation statistics"
+"""Headings before which something is added."""
 
 
-def with_audit(written: str, said: str) -> str:
-    """The card with the sentences of an audit: before its classes, or at the end of a card that was edited."""
-    before, marked, rest = written.partition(AUDIT)
+def with_block(written: str, said: str, name: str, heading: str) -> str:
+    """The card with what was measured after training, between marks of this ``name``: again, it takes its own place.
+
+    Else it stands before a heading, or at the end of a card that was edited.
+    """
+    mark, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, marked, rest = written.partition(mark)
     if marked:
-        _, _, rest = rest.partition(AFTER_AUDIT)
-        return f"{before}{AUDIT}\n{said}\n{AFTER_AUDIT}{rest}"
-    block, heading = f"{AUDIT}\n{said}\n{AFTER_AUDIT}\n", "## Classes"
+        return f"{before}{mark}\n{said}\n{end}{rest.partition(end)[2]}"
+    block = f"{mark}\n{said}\n{end}\n"
     if heading in written:
         return written.replace(heading, f"{block}\n{heading}", 1)
     return f"{written.rstrip()}\n\n{block}"

@@ -8,11 +8,13 @@ from typing import Any
 
 from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED
+from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cases import LABEL_SETS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.evaluation.prompts import PROMPTS, prompts
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import sources_of
 
 SENTENCES = 10
 """Prompts of each class, those of the first seed of the zero-shot protocol (``evaluation.zero_shot.ZeroShot``)."""
@@ -45,7 +47,7 @@ def _each(source: Any, name: str) -> Iterator[Any]:
 
 
 def class_prompts(experiment: Experiment, labels: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
-    """Sentences of each of the ``labels`` of the records that fedvlp has any for; None: the labels are not known here.
+    """Sentences of each of the ``labels`` of the records that are ``told_apart``; None: labels are not known here.
 
     A federation's server does not see its sites' labels. Unless the cohort is drawn, the classes are then all that
     fedvlp has sentences for, and so they are of records without labels.
@@ -54,4 +56,13 @@ def class_prompts(experiment: Experiment, labels: Sequence[str] | None) -> dict[
         return {}  # a classifier has logits of its labels
     if labels is None and isinstance(experiment.data, SyntheticCohort):
         labels = LABEL_SETS[experiment.data.labels]
-    return {name: prompts(name, SENTENCES, 0) for name in (labels or PROMPTS) if name in PROMPTS}
+    return {name: prompts(name, SENTENCES, 0) for name in told_apart(experiment.data, labels or tuple(PROMPTS))}
+
+
+def told_apart(source: Any, labels: Sequence[str]) -> tuple[str, ...]:
+    """The classes of zero-shot where nobody names any: of a person's own table all labels, as they are its classes.
+
+    Of any other data set those that are findings with sentences: one with a "No Finding" beside them is no class.
+    """
+    own = any(isinstance(one, TableSource) for one in sources_of(source).values())
+    return tuple(name for name in labels if own or name in PROMPTS)

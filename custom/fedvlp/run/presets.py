@@ -47,7 +47,7 @@ from fedvlp.objectives.mae import MAEConfig
 from fedvlp.objectives.medclip import MedCLIPConfig
 from fedvlp.objectives.nt_xent import NTXentConfig
 from fedvlp.run import plugins
-from fedvlp.run.config import choose
+from fedvlp.run.config import choose_preset
 from fedvlp.run.experiment import Experiment, Extra, Objective, Partition
 from fedvlp.training.config import Training
 
@@ -311,12 +311,7 @@ OF_REAL_FILMS = tuple(name for name in PRESETS if name.endswith("-real"))
 
 def get(name: str) -> Experiment:
     """The preset ``name``, of fedvlp or of a plugin. Raises ValueError naming the nearest one."""
-    try:
-        experiment: Experiment = choose("preset", name, "PRESETS", PRESETS)
-    except plugins.PluginError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{error}. A preset of your own file needs --plugin FILE.py") from None
+    experiment: Experiment = choose_preset(name, PRESETS)
     return experiment
 
 

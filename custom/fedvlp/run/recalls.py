@@ -7,7 +7,6 @@ records are: for a run on this machine. The file holds figures alone, no record.
 from __future__ import annotations
 
 import csv
-import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -21,14 +20,10 @@ from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.output import write_csv
 from fedvlp.evaluation.source_retrieval import EVERYTHING, recall_rows
-from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import measurements
 from fedvlp.run.compare import BATCH, INITIAL, FinishedRun, Hits, Vectors, hits_of
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.training.config import DeviceError
-
-log = logging.getLogger(__name__)
 
 TRAINED, GAIN, FROM_AVERAGE = "trained", "gain", "from average"
 """Beside ``INITIAL``: the other model, the trained minus the initial one, the trained one's minus its average."""
@@ -59,13 +54,15 @@ def file_of(folder: RunFolder) -> Path:
     return measurements.folder_of(folder) / measurements.RECALLS
 
 
-def measure(folder: RunFolder) -> Path:
+def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path:
     """Measures the initial and the trained model on the test records and writes ``evaluation/recall.csv``.
+
+    ``run``: the folder's, whose records are read already.
 
     Raises ValueError as ``compare`` does: for a run that has not finished, that retrieves nothing, or whose models are
     at sites elsewhere.
     """
-    run = FinishedRun(folder, folder.experiment().name)
+    run = run or FinishedRun(folder, folder.experiment().name)
     own, state = run.trained()
     shared = not own and not run.assembly.site_only() and len(run.data) > 1  # one model sees all records
     vectors = {INITIAL: run.embedded({}, run.assembly.initial(), start=True), TRAINED: run.embedded(own, state)}
@@ -104,29 +101,6 @@ def _together(run: FinishedRun, vectors: Mapping[str, Vectors]) -> Iterator[Reca
 def is_built_in(experiment: Experiment) -> bool:
     """Whether its records are the built-in cohort's, which are nobody's."""
     return isinstance(experiment.data, SyntheticCohort)
-
-
-def is_measured_unasked(folder: RunFolder) -> bool:
-    """Whether a run is measured without being asked: finished, on a built-in cohort of at most ``UNASKED`` studies."""
-    if not folder.model.exists():
-        return False
-    data = folder.experiment().data
-    return isinstance(data, SyntheticCohort) and data.size <= UNASKED
-
-
-def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a run that is measured unasked and whose model was not yet.
-
-    Nothing for any other run, nor a classifier's.
-    """
-    if not is_measured_unasked(folder) or measurements.is_current(folder, file_of(folder)):
-        return
-    if isinstance(folder.experiment().model, MultimodalConfig):
-        return
-    try:
-        measure(folder)
-    except (ValueError, DeviceError) as error:  # as of models that stayed at sites elsewhere: the report does without
-        log.warning("%s: no intervals: %s", folder.path, error)
 
 
 def _lines(

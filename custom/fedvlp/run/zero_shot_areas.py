@@ -7,7 +7,6 @@ are, and the file holds figures alone.
 from __future__ import annotations
 
 import csv
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,14 @@ from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
-from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.evaluation.prompts import prompts
 from fedvlp.evaluation.zero_shot import Embeddings, ZeroShot, class_scores, class_texts, test_images, test_labels
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.recalls import TRAINED, is_measured_unasked
-from fedvlp.training.config import DeviceError
-
-log = logging.getLogger(__name__)
+from fedvlp.run.model_use import told_apart
+from fedvlp.run.recalls import TRAINED
 
 COLUMNS = ("model", "site", "finding", "films", "positive", "area", "low", "high")
 
@@ -50,13 +47,13 @@ def file_of(folder: RunFolder) -> Path:
     return measurements.folder_of(folder) / measurements.AREAS
 
 
-def measure(folder: RunFolder) -> Path | None:
+def measure(folder: RunFolder, run: FinishedRun | None = None) -> Path | None:
     """Measures the initial and the trained model and writes ``evaluation/zero-shot-findings.csv``.
 
-    None for records with fewer than two labels that have prompts. Raises ValueError as ``recalls.measure`` does.
+    None for records with fewer than two classes (``told_apart``). Raises ValueError as ``recalls.measure`` does.
     """
-    run = FinishedRun(folder, folder.experiment().name)
-    classes = tuple(name for name in run.assembly.cohort.label_names if name in PROMPTS)
+    run = run or FinishedRun(folder, folder.experiment().name)
+    classes = told_apart(run.experiment.data, run.assembly.cohort.label_names)
     if len(classes) < 2:
         return None
     protocol = ZeroShot(classes)
@@ -68,16 +65,6 @@ def measure(folder: RunFolder) -> Path | None:
     file = write_csv(file_of(folder), [COLUMNS, *rows])
     measurements.note(folder, file)
     return file
-
-
-def measure_built_in(folder: RunFolder) -> None:
-    """``measure`` for a run that is measured unasked and whose model was not yet; nothing for any other run."""
-    if not is_measured_unasked(folder) or measurements.is_current(folder, file_of(folder)):
-        return
-    try:
-        measure(folder)
-    except (ValueError, DeviceError) as error:  # as of a classifier, or of models that stayed at sites elsewhere
-        log.warning("%s: no zero-shot areas: %s", folder.path, error)
 
 
 @torch.no_grad()

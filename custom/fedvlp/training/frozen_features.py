@@ -7,8 +7,10 @@ that training costs what alignment modules and heads cost. Films are then croppe
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,10 @@ from torch import Generator, nn
 from fedvlp.core.device import moved
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS, Batch
 
+log = logging.getLogger(__name__)
+
 ROWS = 32  # records that go through the towers at a time
+BEAT = 60.0  # seconds between lines that say how far it is: towers take minutes, and a log is silent meanwhile
 
 
 def refuse_towers(config: Any) -> None:
@@ -137,6 +142,7 @@ class FrozenFeatures:
             encoder.eval()
         image = text = None
         size, longest = self._data.sizes[split], self._model.tokenizer.max_tokens
+        done, told = 0, time.monotonic()
         for batch in self._data.batches(split, ROWS, drop_last=False):
             rows, encoded = batch["row"].numpy(), self._model.towers(moved(batch, self._device))
             if encoded.image is not None:
@@ -147,6 +153,10 @@ class FrozenFeatures:
                 if text is None:
                     text = _file(folder / f"{TEXT_TOKENS}.npy", size, longest, encoded.text.shape[2])
                 text[rows, : encoded.text.shape[1]] = encoded.text.float().cpu().numpy()
+            done += len(rows)
+            if time.monotonic() - told >= BEAT:
+                log.warning("features of frozen towers, %s: %d of %d records", split, done, size)
+                told = time.monotonic()
         for encoder, mode in zip(encoders, modes, strict=True):
             encoder.train(mode)
         return _Tokens(image, text)

@@ -17,10 +17,11 @@ from support.exports import SMALL, WORDS, alone, trained
 from support.film_files import dicom
 from support.towers import local_bert
 
+from fedvlp.data.image_kinds import write_kinds
 from fedvlp.data.preprocessing import AS_WRITTEN, CLEANED, PreparationError, Preprocessing
 from fedvlp.data.report_text import clean_phrase
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig
-from fedvlp.models.export import ExportError, export_onnx
+from fedvlp.models.export import EXPORTS, ExportError, export_onnx
 from fedvlp.models.export import written as module
 from fedvlp.models.export.prepared import write_preparation
 
@@ -93,24 +94,16 @@ def test_of_a_classifier_the_vectors_are_written(tmp_path: Path) -> None:
 
 
 def pictures(folder: Path) -> list[Path]:
-    """Films of every kind that ``prepare.py`` reads."""
+    """Films of every kind that ``prepare.py`` reads: those that the export is compared on, and odder ones."""
     from PIL import Image
 
     rows = np.random.default_rng(0).integers(0, 256, (70, 90, 3)).astype(np.uint8)
     grey = rows[..., 0]
     turned = Image.Exif()
     turned[0x0112] = 6
-    Image.fromarray(grey).save(folder / "wide.png")
+    write_kinds(folder)
     Image.fromarray(grey.T[:, :20]).save(folder / "high.tiff")
-    Image.fromarray(rows).save(folder / "colour.png")
     Image.fromarray(grey).save(folder / "turned.jpg", exif=turned)
-    Image.fromarray(grey.astype(np.uint16) * 16).save(folder / "deep.png")
-    Image.fromarray(np.kron(grey, np.ones((9, 9), np.uint8))).save(folder / "large.jpg")  # decoded at reduced size
-    Image.fromarray(rows).convert("CMYK").save(folder / "four.jpg")
-    Image.fromarray(grey).convert("LA").save(folder / "alpha.png")
-    Image.fromarray(rows).quantize(64).save(folder / "palette.png")
-    dicom(folder / "one.dcm", grey, "MONOCHROME1", 8)
-    dicom(folder / "two.dcm", grey.astype(np.uint16) * 16, "MONOCHROME2", 12, WindowCenter=2000, WindowWidth=1500)
     Image.fromarray(grey.astype(np.uint16) // 4 + 500).save(folder / "flat.png")
     Image.fromarray(grey[:20, :30]).save(folder / "small.png")
     white_is_zero = {0x0106: 0, 0x0112: 6}  # and turned
@@ -135,7 +128,7 @@ def test_what_lies_beside_prepares_as_fedvlp_does(text: str, reports: str, tmp_p
     model = model_of("tiny", tower, reports)
     export_onnx(model, tmp_path / "out")
     prepare = runpy.run_path(str(tmp_path / "out" / "prepare.py"))
-    assert len(paths) == 15
+    assert len(paths) == 19
     assert np.array_equal(prepare["films"](paths), model.preprocess(paths).numpy())
     ids, mask = model.tokenizer([model.prepare.text(phrase) for phrase in PHRASES])  # type: ignore[union-attr]
     seen = prepare["tokens"](PHRASES)
@@ -160,12 +153,12 @@ def test_a_model_of_colour_sees_colour(image: str, tmp_path: Path) -> None:
     model = model_of(image, "tiny", colour=True, in_channels=3)
     export_onnx(model, tmp_path / "out")
     films = runpy.run_path(str(tmp_path / "out" / "prepare.py"))["films"](paths)
-    assert films.shape == (15, 3, 32, 32)
+    assert films.shape == (19, 3, 32, 32)
     assert np.array_equal(films, model.preprocess(paths).numpy())
     exchanged = np.concatenate([films, films[:, ::-1]])
     (vectors,) = InferenceSession(str(tmp_path / "out" / "image.onnx")).run(None, {"image": exchanged})
-    assert differs(vectors[:15], model.encode_image(paths)) <= 1e-5
-    assert differs(vectors[15:], model.encode_image(torch.from_numpy(exchanged[15:]))) <= 1e-5
+    assert differs(vectors[:19], model.encode_image(paths)) <= 1e-5
+    assert differs(vectors[19:], model.encode_image(torch.from_numpy(exchanged[19:]))) <= 1e-5
     readme = (tmp_path / "out" / "README.md").read_text()
     assert "float32 [N, 3, 32, 32] in -1..1 (red, green, blue)" in " ".join(readme.split())
 
@@ -174,7 +167,7 @@ def test_a_file_of_several_frames_is_refused_as_fedvlp_does(tmp_path: Path) -> N
     from PIL import Image
 
     (tmp_path / "films").mkdir()
-    wide = Image.open(next(path for path in pictures(tmp_path / "films") if path.name == "wide.png"))
+    wide = Image.open(next(path for path in pictures(tmp_path / "films") if path.name == "8.png"))
     wide.save(tmp_path / "two.tiff", save_all=True, append_images=[wide.rotate(180)])
     small = wide.resize((60, 48))  # so that fedvlp decodes it in full, too
     small.save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[small.rotate(180)])  # which is a preview
@@ -208,7 +201,7 @@ def test_the_lines_of_the_readme_need_neither_fedvlp_nor_torch(text: str, tmp_pa
     model = model_of("tiny", tower, CLEANED)
     export_onnx(model, tmp_path / "out")
     (tmp_path / "films").mkdir()
-    (film,) = (path for path in pictures(tmp_path / "films") if path.name == "wide.png")
+    (film,) = (path for path in pictures(tmp_path / "films") if path.name == "8.png")
     film.rename(tmp_path / "out" / "film.png")
     readme = (tmp_path / "out" / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
@@ -233,6 +226,24 @@ def test_what_onnx_runtime_gives_otherwise_is_not_written(tmp_path: Path, monkey
     monkeypatch.setattr(onnx, "_run", wrongly)
     with pytest.raises(ExportError, match="export to onnx: its features differ by"):
         export_onnx(model_of("tiny", "tiny"), tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", [pytest.param("onnx", marks=needs_onnx), "timm", "monai-bundle"])
+def test_what_prepares_an_image_otherwise_is_not_written(
+    to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here MONOCHROME1 is not inverted, which files of the other kinds do not show."""
+    model = model_of("resnet10t", "tiny")
+
+    def wrongly(model: DualEncoder, folder: Path, *texts: bool, **how: bool) -> None:
+        write_preparation(model, folder, *texts, **how)
+        file = folder / "radiograph.py"
+        file.write_text(file.read_text().replace('== "MONOCHROME1"', '== "NONE"'))
+
+    monkeypatch.setattr(sys.modules[EXPORTS[to].__module__], "write_preparation", wrongly)
+    with pytest.raises(ExportError, match=f"export to {to}: .* or prepare.py reads an image in another way"):
+        EXPORTS[to](model, tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
-from fedvlp.models.export.written import ImageEncoder, apart, films_of, written
+from fedvlp.models.export.written import ImageEncoder, apart, films_of, trial_films, written
 
 VERSION = "1.0.0"
 """Of the bundle."""
@@ -123,8 +123,8 @@ def export_monai_bundle(model: DualEncoder, out: Path) -> str:
         from monai.bundle import load
 
         network, *_ = load(folder.name, bundle_dir=folder.parent, load_ts_module=True, device="cpu")
-        films = films_of(model.config.image_size, channels)
-        return apart(network(films), ImageEncoder(model)(films))
+        films, ours = trial_films(model, folder / "scripts")
+        return apart(network(films), ImageEncoder(model)(ours))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TorchScript's age, and of shapes that a trace holds fixed

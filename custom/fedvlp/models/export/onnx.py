@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.prepared import CHANNELS, NEEDS, channels_of, write_preparation
-from fedvlp.models.export.written import TEXTS, ImageEncoder, TextEncoder, apart, films_of, require, written
+from fedvlp.models.export.written import (
+    TEXTS,
+    ImageEncoder,
+    TextEncoder,
+    apart,
+    films_of,
+    require,
+    trial_films,
+    written,
+)
 from fedvlp.models.tiny import HashTokenizer
 
 OPSET = 17
@@ -65,10 +74,10 @@ def export_onnx(model: DualEncoder, out: Path) -> str:
         (folder / "README.md").write_text(said + ("" if model.contrastive else CLASSIFIER), encoding="utf-8")
 
     def difference(folder: Path) -> float:
-        films, (ids, mask) = films_of(config.image_size, channels), model.tokenizer(TEXTS)
+        (films, ours), (ids, mask) = trial_films(model, folder), model.tokenizer(TEXTS)
         shown = _run(folder / "image.onnx", {"image": films})
         said = _run(folder / "text.onnx", {"ids": ids, "mask": mask})
-        return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))
+        return max(apart(shown, ImageEncoder(model)(ours)), apart(said, TextEncoder(model)(ids, mask)))
 
     written(model, "onnx", Path(out), write, difference)
     return f'onnxruntime.InferenceSession("{out}/image.onnx")'

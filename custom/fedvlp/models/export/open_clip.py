@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from fedvlp.models.dual_encoder import DualEncoder
-from fedvlp.models.export.prepared import NEEDS, channels_of, statistics_of, write_preparation
+from fedvlp.models.export.prepared import NEEDS, statistics_of, write_preparation
 from fedvlp.models.export.written import (
     TEXTS,
     ExportError,
     ImageEncoder,
     TextEncoder,
     apart,
-    films_of,
     require,
     save_weights,
+    trial_films,
     written,
 )
 from fedvlp.models.tiny import HashTokenizer
@@ -80,7 +80,7 @@ def export_open_clip(model: DualEncoder, out: Path) -> str:
         tower: Any = model.text_encoder
         tower.model.config.save_pretrained(folder)
         tower.tokenizer.tokenizer.save_pretrained(folder)
-        write_preparation(model, folder, texts=False)
+        write_preparation(model, folder, texts=False, normalise=True)
         (folder / "README.md").write_text(README.format(needs=NEEDS, config=CONFIG), encoding="utf-8")
 
     def difference(folder: Path) -> float:
@@ -213,10 +213,12 @@ def _difference(model: DualEncoder, folder: Path, text: dict[str, Any]) -> float
             "export to open_clip: it builds one of these towers otherwise, so the weights do not fit, and nothing was "
             "written; --to onnx takes any model"
         ) from error
-    films, (ids, mask) = films_of(model.config.image_size, channels_of(model)), model.tokenizer(TEXTS)
+    (films, ours), (ids, mask) = trial_films(model, folder), model.tokenizer(TEXTS)
     if not torch.equal(open_clip.get_tokenizer(f"local-dir:{folder}")(list(TEXTS)), ids):
         return float("inf")
     tower: Any = model.image_encoder
-    shown = loaded.encode_image(tower.normalise(films.expand(-1, 3, -1, -1)), normalize=True)
+    films = films.expand(-1, 3, -1, -1)
+    given = films if model.prepare else tower.normalise(films)  # prepare.py has done it
+    shown = loaded.encode_image(given, normalize=True)
     said = loaded.encode_text(ids, normalize=True)
-    return max(apart(shown, ImageEncoder(model)(films)), apart(said, TextEncoder(model)(ids, mask)))
+    return max(apart(shown, ImageEncoder(model)(ours)), apart(said, TextEncoder(model)(ids, mask)))

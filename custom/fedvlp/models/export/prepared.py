@@ -28,15 +28,15 @@ def statistics_of(tower: Any) -> dict[str, Any]:
     return {key: said[key] for key in ("mean", "std") if key in said}
 
 
-def write_preparation(model: DualEncoder, folder: Path, texts: bool = True) -> None:
+def write_preparation(model: DualEncoder, folder: Path, texts: bool = True, normalise: bool = False) -> None:
     """Writes preprocessing.json, prepare.py and radiograph.py, and with ``texts`` tokenization.json and tokenizer/.
 
-    Without ``texts``, for a tower alone as its own library has it, films get the mean and std that it was made for.
-
-    radiograph.py is this package's own, so that a film is decoded as it is here.
+    With ``normalise``, for an image tower as its own library has it, prepare.py gives films the mean and std that the
+    tower was made for; otherwise what is exported does that itself. radiograph.py is this package's own, so that a film
+    is decoded as it is here.
     """
-    normalise = {} if texts else statistics_of(model.image_encoder)
-    _write(folder / "preprocessing.json", model.preprocessing and model.preprocessing | normalise)
+    said = statistics_of(model.image_encoder) if normalise else {}
+    _write(folder / "preprocessing.json", model.preprocessing and model.preprocessing | said)
     for name, source in (("prepare.py", "models/export/prepare.py.txt"), ("radiograph.py", "data/radiograph.py")):
         code = files("fedvlp").joinpath(source).read_text(encoding="utf-8")
         (folder / name).write_text(code, encoding="utf-8")

@@ -16,7 +16,7 @@ import torch
 
 from fedvlp.models.dual_encoder import DualEncoder
 from fedvlp.models.export.prepared import NEEDS, statistics_of, write_preparation
-from fedvlp.models.export.written import TEXTS, ExportError, films_of, greatest, save_weights, written
+from fedvlp.models.export.written import TEXTS, ExportError, greatest, save_weights, trial_films, written
 
 TIMM_README = """# Image tower for timm
 
@@ -100,7 +100,7 @@ def export_timm(model: DualEncoder, out: Path) -> str:
     def write(folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_weights(tower.model.state_dict(), folder)
-        write_preparation(model, folder, texts=False)
+        write_preparation(model, folder, texts=False, normalise=True)
         readme = TIMM_README.format(needs=NEEDS, channels=channels, width=tower.width)
         (folder / "README.md").write_text(readme, encoding="utf-8")
 
@@ -108,8 +108,9 @@ def export_timm(model: DualEncoder, out: Path) -> str:
         import timm
 
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        films = films_of(size, channels)
-        return greatest(loaded(tower.normalise(films)), tower(films)[:, 0])
+        films, ours = trial_films(model, folder)
+        given = films if model.prepare else tower.normalise(films)  # prepare.py has done it
+        return greatest(loaded(given.expand(-1, channels, -1, -1)), tower(ours)[:, 0])
 
     written(model, "timm", Path(out), write, difference)
     return f'timm.create_model("local-dir:{out}", pretrained=True)'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ TOLERANCE = 1e-5
 """Greatest difference in the other library: of a feature as a share of the greatest, of a unit vector as it is."""
 
 TRIALS = 3
-"""Random films that are compared."""
+"""Random films that an encoder is traced with."""
 
 TEXTS = ("No pleural effusion or pneumothorax.", "left basal opacity", "")
 """Reports that are compared."""
@@ -73,7 +74,8 @@ def written(
         if not seen <= TOLERANCE:
             raise ExportError(
                 f"export to {library}: its features differ by {seen:.2g}, at most {TOLERANCE:g} may be; this "
-                "architecture is pooled or tokenised there in another way, and was not written"
+                "architecture is pooled or tokenised there in another way, or prepare.py reads an image in another "
+                "way, and was not written"
             )
         draft.chmod(0o755)
         draft.rename(out)
@@ -102,8 +104,23 @@ def apart(one: Tensor, other: Tensor) -> float:
 
 
 def films_of(size: int, channels: int = 1) -> Tensor:
-    """Random films [TRIALS, C, S, S], the same every time, to compare two models with."""
+    """Random films [TRIALS, C, S, S], the same every time."""
     return torch.randn(TRIALS, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def trial_films(model: DualEncoder, folder: Path) -> tuple[Tensor, Tensor]:
+    """Films [N, C, S, S] to compare with, of image files of every kind: by prepare.py of ``folder``, and by fedvlp.
+
+    Of a model that does not say how films are prepared: random ones, twice. Raises ValueError where its films were
+    decoded otherwise than this fedvlp, whose decoding prepare.py has, does.
+    """
+    if model.prepare is None:
+        films = films_of(model.config.image_size)
+        return films, films
+    prepare = runpy.run_path(str(folder / "prepare.py"))
+    with tempfile.TemporaryDirectory() as drawn:
+        files = model.prepare.samples(Path(drawn))
+        return torch.from_numpy(prepare["films"](files)), model.prepare.films(files)
 
 
 def require(library: str, *packages: str) -> None:

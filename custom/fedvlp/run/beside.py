@@ -1,0 +1,284 @@
+"""What a run on own records is held against: chance, its start, the source oracle, the untouched tower, other runs.
+
+A recall of 9 % says nothing by itself. Beside what costs no training it says whether the run was worth its afternoon.
+As the recalls (run/recalls.py), all this is measured where the records are, and the files hold figures alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvlp.core.checkpoint import save_text
+from fedvlp.core.json_file import read_json
+from fedvlp.core.types import IMAGE_TOKENS, Batch, State
+from fedvlp.data.cohort import SPLITS
+from fedvlp.data.deid import PHIError
+from fedvlp.evaluation import metric_names as names
+from fedvlp.evaluation.downstream import records
+from fedvlp.evaluation.intervals import Figure, Interval, bootstrap, difference, macro
+from fedvlp.evaluation.linear_probe import LBFGS, LinearProbe, Sample, Task, areas_of, fit, task_of
+from fedvlp.evaluation.output import write_csv
+from fedvlp.methods import Centralized, Local
+from fedvlp.models.multimodal import MultimodalConfig
+from fedvlp.run import measurements, presets, recalls, zero_shot_areas
+from fedvlp.run.compare import BATCH, INITIAL, FinishedRun
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.model_card import RESULTS_END, with_block
+from fedvlp.run.recalls import GAIN, TOGETHER, TRAINED, Recall, is_built_in
+from fedvlp.run.simulate import PARTITION
+from fedvlp.training.config import DeviceError
+
+log = logging.getLogger(__name__)
+
+OWN = 5_000  # records of one's own: films of more take long to decode again
+PROBE = LinearProbe(fractions=(1.0,), solver=LBFGS, seeds=(0,))
+STEPS = 100  # of the probe's solver: thousands of dimensions and many classes take minutes to the last digit
+TOWER = "tower"
+COLUMNS = ("vectors", "films", "area", "low", "high")
+START = "what it started from"
+TOWER_ALONE, ORACLE, CHANCE = "the untouched image tower", "knowing the site alone (source oracle)", "chance"
+ALONE, POOLED = "each site alone", "all records in one place"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure of the trained model, and the same of something else."""
+
+    what: str  # the figure
+    trained: Interval
+    other: str  # whose the other figure is
+    value: float
+    side: int  # 1 or -1: the trained model's is above or below by more than other test patients would explain
+    digits: int = 1
+
+    @property
+    def of_run(self) -> str:
+        """The trained model's figure with its interval."""
+        return self.trained.unsigned(self.digits)
+
+    @property
+    def of_other(self) -> str:
+        """The other figure."""
+        return f"{self.value:.{self.digits}f}"
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.of_run} against {self.of_other}"
+
+
+# Measuring
+def measure(folder: RunFolder) -> None:
+    """Recalls, zero-shot areas and the untouched tower of a finished run. Raises ValueError as ``recalls.measure``."""
+    run = FinishedRun(folder, folder.experiment().name)
+    recalls.measure(folder, run)
+    zero_shot_areas.measure(folder, run)
+    measure_tower(folder, run)
+    card = folder.model.parent / "README.md"
+    if card.exists() and (shown := rows(folder)):
+        save_text(card, with_block(card.read_text(encoding="utf-8"), _for_card(shown), "beside", RESULTS_END))
+
+
+def measure_unasked(folder: RunFolder) -> None:
+    """``measure`` for a finished run of this machine that was not yet; nothing for large ones and classifiers."""
+    if not _is_measured_unasked(folder) or measurements.is_current(folder, recalls.file_of(folder)):
+        return
+    try:
+        measure(folder)
+    except (ValueError, OSError, PHIError, DeviceError) as error:  # as of models that stayed at sites elsewhere
+        log.warning("%s: no intervals: %s", folder.path, error)
+
+
+def _is_measured_unasked(folder: RunFolder) -> bool:
+    """Whether nobody need ask: a built-in cohort of few studies, or few records with which the run began here."""
+    if not folder.model.exists():
+        return False
+    experiment = folder.experiment()
+    if isinstance(experiment.model, MultimodalConfig):
+        return False
+    if is_built_in(experiment):
+        return int(getattr(experiment.data, "size", 0)) <= recalls.UNASKED
+    return 0 < len(_partition(folder).get("ids", ())) <= OWN
+
+
+def _partition(folder: RunFolder) -> dict[str, Any]:
+    """Which record went to which site; empty where the run was not simulated here."""
+    file = folder.path / PARTITION
+    return dict(read_json(file)) if file.exists() else {}
+
+
+def measure_tower(folder: RunFolder, run: FinishedRun) -> Path | None:
+    """Macro area of a linear probe on the model's image vectors and on its image tower as it was before the run.
+
+    Written to ``evaluation/tower.csv``. None where nothing is to be told apart, and where sites have own models.
+    """
+    own, state = run.trained()
+    if own or run.assembly.site_only():
+        return None
+    cohort = run.assembly.cohort
+    try:
+        task = task_of(cohort, PROBE)
+        mine = torch.tensor([site in run.data for site in cohort.sites or ()])
+        chosen = records(cohort, task.labelled & mine.numpy())
+        vectors = {TOWER: _tower(run, run.assembly.initial()), TRAINED: _vectors(run, state)}
+        areas = {name: _areas(task, of, chosen.train, chosen.test) for name, of in vectors.items()}
+    except ValueError as error:  # no labels, or too few of them
+        log.info("%s: no linear probe: %s", folder.path, error)
+        return None
+    if not areas[TOWER]:
+        return None
+    figures = {name: macro(of) for name, of in areas.items()}
+    figures[GAIN] = difference(figures[TRAINED], figures[TOWER])
+    patients = [cohort.patients[row] for row in chosen.test]
+    intervals = {name: bootstrap(figure, patients) for name, figure in figures.items()}
+    lines = [(name, len(patients), *vars(interval).values()) for name, interval in intervals.items()]
+    file = write_csv(_tower_file(folder), [COLUMNS, *lines])
+    measurements.note(folder, file)
+    return file
+
+
+def _areas(task: Task, vectors: Tensor, train: Sequence[int], test: Sequence[int]) -> list[Figure]:
+    """The area of each class that test rows have, by a head that was fitted to the training rows."""
+    of = {split: Sample(vectors[rows], task.targets[rows]) for split, rows in (("train", train), ("test", test))}
+    head = fit(task, PROBE, of["train"], of["train"], 0, STEPS)
+    with torch.no_grad():
+        return areas_of(task.probabilities(head(of["test"].features)), of["test"].targets)
+
+
+def _tower(run: FinishedRun, state: State) -> Tensor:
+    """The image tower's summary token of every row of the cohort, [N, W]; nan for rows without a film."""
+    return _by_row(run, state, lambda model, films: model.encode(films).image[:, 0])
+
+
+def _vectors(run: FinishedRun, state: State) -> Tensor:
+    """The model's image vector of every row of the cohort, [N, D]."""
+    return _by_row(run, state, lambda model, films: model(films).image)
+
+
+@torch.no_grad()
+def _by_row(run: FinishedRun, state: State, vectors_of: Callable[[Any, Batch], Tensor]) -> Tensor:
+    """What a model makes of the film of each row of the cohort, by the data that the sites trained on."""
+    cohort, by_row = run.assembly.cohort, None
+    for site, data in run.data.items():
+        client = run.assembly.client(site, data)
+        client.load({name: state[name] for name in client.state()})
+        model = client.model.eval()
+        for split in SPLITS:
+            rows = torch.from_numpy(cohort.rows(split, site))
+            for batch in data.batches(split, BATCH, drop_last=False):
+                films = {name: batch[name] for name in ("image", IMAGE_TOKENS) if name in batch}
+                if not films:
+                    continue
+                vectors = vectors_of(model, films).float().cpu()
+                if by_row is None:
+                    by_row = torch.full((len(cohort), vectors.shape[1]), math.nan)
+                by_row[rows[batch["row"].cpu()]] = vectors
+    assert by_row is not None  # these sites have pairs
+    return by_row
+
+
+# Reading
+def _tower_file(folder: RunFolder) -> Path:
+    return measurements.folder_of(folder) / measurements.TOWER
+
+
+def rows(folder: RunFolder) -> list[Beside]:
+    """What the run is held against, as far as it was measured; nothing on the built-in cohort, which is nobody's."""
+    measured = recalls.read(folder) if folder.config.exists() else []
+    if not measured or is_built_in(folder.experiment()):
+        return []
+    scope = names.IN_BATCH if any(row.scope == names.IN_BATCH for row in measured) else names.WHOLE_SET
+    of = {row.figure: row for row in measured if (row.over, row.k, row.scope) == (names.AVERAGE, 1, scope)}
+    trained, r1 = of[TRAINED].recall, "R@1"
+    start = Beside(r1, trained, START, of[INITIAL].recall.value, of[GAIN].recall.side)
+    shown = [start, _against(r1, trained, CHANCE, of[TRAINED].chance)]
+    for row in measured:
+        if (row.figure, row.over, row.k) == (TRAINED, TOGETHER, 1):
+            shown.append(_against("R@1 among the records of all sites", row.recall, ORACLE, row.oracle))
+    shown += _beside_tower(folder)
+    for name, other in _siblings(folder):
+        alike = [row for row in other if _kind(row) == _kind(of[TRAINED])]
+        shown += [_against(r1, trained, name, row.recall.value) for row in alike]
+    return shown
+
+
+def _kind(row: Recall) -> tuple[str, str, int, str]:
+    return row.figure, row.over, row.k, row.scope
+
+
+def _against(what: str, trained: Interval, other: str, value: float) -> Beside:
+    side = int(trained.low > value) - int(trained.high < value)
+    return Beside(what, trained, other, value, side)
+
+
+def _beside_tower(folder: RunFolder) -> Iterator[Beside]:
+    """The linear probe of the model's vectors beside that of the tower."""
+    file = _tower_file(folder)
+    if not file.exists() or measurements.is_of_another_model(folder, file):
+        return
+    with file.open(encoding="utf-8", newline="") as lines:
+        of = {row["vectors"]: Interval(*(float(row[name]) for name in COLUMNS[2:])) for row in csv.DictReader(lines)}
+    what = "linear probe of the labels on image vectors, macro AUC"
+    yield Beside(what, of[TRAINED], TOWER_ALONE, of[TOWER].value, of[GAIN].side, digits=3)
+
+
+def _siblings(folder: RunFolder) -> Iterator[tuple[str, list[Recall]]]:
+    """The recalls of the newest runs beside this one, on the same records, of sites alone and of pooled records."""
+    partition = _partition(folder).get("sha256")
+    for name, kind in ((ALONE, Local), (POOLED, Centralized)):
+        for path in sorted(folder.path.resolve().parents[1].glob(f"*/*/{PARTITION}"), reverse=True):
+            other = RunFolder(path.parent)
+            if path.parent == folder.path.resolve() or not other.model.exists():
+                continue
+            if read_json(path).get("sha256") == partition and isinstance(other.experiment().method, kind):
+                yield name, recalls.read(other)
+                break
+
+
+def lacking(folder: RunFolder) -> list[str]:
+    """The commands of the runs that are not there to be held against: sites alone, and all records in one place."""
+    method, real = folder.experiment().method, folder.experiment().name in presets.OF_REAL_FILMS
+    there = {name for name, _ in _siblings(folder)}
+    commands = []
+    for name, kind, preset in ((ALONE, Local, "local"), (POOLED, Centralized, "central" if real else "centralized")):
+        if name in there or isinstance(method, kind):
+            continue
+        own = f"fedvlp simulate {preset}{'-real' * real}"
+        closed_form = not method.local_steps  # nothing to take as many steps as
+        terms = "with the --data and --set data. of this run" if closed_form else "--like RUN"
+        commands.append(f"{name}: {own} {terms}")
+    return commands
+
+
+def verdict(shown: Sequence[Beside]) -> str:
+    """Whether the run was worth it, in a sentence; "" where that was not measured, or of one patient alone."""
+    if not shown or math.isnan(shown[0].trained.low):
+        return ""
+    judged = [row for row in shown if row.other != POOLED]  # what a federation is to come near to, not to exceed
+    below = [row for row in judged if row.side < 0]
+    level = [row for row in judged if not row.side]
+    above = [row for row in judged if row.side > 0]
+    if below:
+        return f"This run is worth less than {_listed(below)}."
+    if any(row.other in (START, CHANCE) for row in level):
+        return f"This run shows no more than {_listed(level)}."
+    said = f"This run is worth more than {_listed(above)}"
+    return f"{said}; it is not told apart from {_listed(level)}." if level else f"{said}."
+
+
+def _listed(shown: Sequence[Beside]) -> str:
+    return "; ".join(f"{row.other}: {row}" for row in shown)
+
+
+def _for_card(shown: Sequence[Beside]) -> str:
+    """The same for the model card, in Markdown."""
+    lines = [f"| {row.what} | {row.of_run} | {row.other} | {row.of_other} |" for row in shown]
+    head = "| figure on the test split | these weights | held against | its figure |"
+    return "\n".join([verdict(shown), "", head, "|---|---|---|---|", *lines])

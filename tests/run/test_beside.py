@@ -1,0 +1,144 @@
+"""What a run on a user's own records is held against, and the sentence that says whether it was worth it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.presets import SMALL
+from support.report_pages import page_of
+from typer.testing import CliRunner
+
+from fedvlp.cli import app
+from fedvlp.cli.runs import write_report
+from fedvlp.data.sources.table import TableSource
+from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.files import write
+from fedvlp.evaluation.intervals import Interval
+from fedvlp.federation.loop import Rounds
+from fedvlp.methods import Centralized, FedAvg, Local
+from fedvlp.report.opening import sentences
+from fedvlp.report.run import Run
+from fedvlp.run import beside, recalls
+from fedvlp.run.beside import ALONE, CHANCE, ORACLE, POOLED, START, TOWER_ALONE, Beside, verdict
+from fedvlp.run.folder import RunFolder
+from fedvlp.run.simulate import simulate
+
+FEDERATED, SITES_ALONE = FedAvg(local_steps=2), Local(local_steps=2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    """A federation and the sites alone, on films and reports in files with labels."""
+    root = tmp_path_factory.mktemp("own")
+    write(SyntheticCohort(sites=2, size=120, image_size=36), root)
+    source = TableSource(str(root / "pairs.csv"), image_size=36, label_columns="Edema,Pleural Effusion")
+    folders = {}
+    for name, method in (("federated", FEDERATED), ("alone", SITES_ALONE)):
+        experiment = replace(SMALL, name=name, method=method, data=source, rounds=Rounds(rounds=1))
+        folders[name] = RunFolder.create(root / "runs", experiment)
+        simulate(experiment, folders[name])
+    return folders
+
+
+def test_a_run_on_own_records_says_first_what_it_is_worth(runs: dict[str, RunFolder]) -> None:
+    """Unasked: in the report, in the table on the terminal and in the model card, with what is not there yet."""
+    run = runs["federated"]
+    write_report(runs["alone"])
+    write_report(run)
+    shown = beside.rows(run)
+    assert [row.other for row in shown] == [START, CHANCE, ORACLE, TOWER_ALONE, ALONE]
+    said = verdict(shown)
+    assert said.startswith("This run ")
+    assert sentences(Run.read(run))[0] == said
+    page = page_of(run)
+    assert page.text.index(said) < page.text.index("finished")
+    assert [row[2] for row in page.tables["What it is worth"][1:]] == [row.other for row in shown]
+    terminal = CliRunner().invoke(app, ["report", str(run.path)], env={"COLUMNS": "400"}).output
+    assert said in terminal
+    pooled = f"not measured: {POOLED}: fedvlp simulate centralized --like RUN"
+    assert pooled in terminal
+    assert ALONE not in terminal.partition("not measured")[2]
+    card = (run.model.parent / "README.md").read_text()
+    assert said in card
+    assert f"| {TOWER_ALONE} | {shown[3].of_other} |" in card
+    assert card.index("## Results") < card.index(said) < card.index("## Normalisation statistics")
+
+
+def test_the_tower_is_the_one_before_the_run_and_its_films_are_those_with_labels(runs: dict[str, RunFolder]) -> None:
+    """The same area on the tower whatever the run trained; of sites with own models there is none to hold against."""
+    run = runs["federated"]
+    write_report(run)
+    written = beside._tower_file(run).read_text()
+    again = beside.FinishedRun(run, "again")
+    state = {name: tensor + 1 for name, tensor in again.trained()[1].items()}
+    again.trained = lambda: ({}, state)  # type: ignore[method-assign]
+    beside.measure_tower(run, again)
+    changed = beside._tower_file(run).read_text()
+    tower = [text.splitlines()[1] for text in (written, changed)]
+    assert tower[0] == tower[1]
+    assert tower[0].startswith("tower,")
+    assert written != changed
+    assert beside.measure_tower(runs["alone"], beside.FinishedRun(runs["alone"], "alone")) is None
+
+
+def test_the_commands_that_make_what_is_not_there(tmp_path: Path) -> None:
+    """A closed form takes no step, so a run on its terms would take none either."""
+    by_name = {
+        "fedavg": (FEDERATED, ["fedvlp simulate local --like RUN", "fedvlp simulate centralized --like RUN"]),
+        "local": (SITES_ALONE, ["fedvlp simulate centralized --like RUN"]),
+        "centralized": (Centralized(local_steps=2), ["fedvlp simulate local --like RUN"]),
+        "fedcca-real": (
+            FedAvg(local_steps=0),
+            [
+                f"fedvlp simulate {name}-real with the --data and --set data. of this run"
+                for name in ("local", "central")
+            ],
+        ),
+    }
+    for name, (method, commands) in by_name.items():
+        folder = RunFolder.create(tmp_path, replace(SMALL, name=name, method=method))
+        assert [said.partition(": ")[2] for said in beside.lacking(folder)] == commands
+
+
+def row(other: str, side: int) -> Beside:
+    return Beside("R@1", Interval(9, 6, 12), other, 9.0 - 4 * side, side)
+
+
+@pytest.mark.parametrize(
+    ("sides", "expected"),
+    [
+        ({START: 1, CHANCE: 1, ORACLE: 1}, "worth more than what it started from: R@1 9.0 [6.0, 12.0] against 5.0"),
+        ({START: 1, CHANCE: 1, TOWER_ALONE: -1}, "worth less than the untouched image tower: R@1"),
+        ({START: -1, CHANCE: 0}, "worth less than what it started from: R@1 9.0 [6.0, 12.0] against 13.0."),
+        ({START: 1, CHANCE: 0}, "shows no more than chance: R@1"),
+        ({START: 0, CHANCE: 1}, "shows no more than what it started from: R@1"),
+        ({START: 1, CHANCE: 1, ALONE: 0}, "; it is not told apart from each site alone: R@1"),
+        ({START: 1, CHANCE: 1, POOLED: -1}, "worth more than what it started from"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_of_the_strongest_reason_against(sides: dict[str, int], expected: str) -> None:
+    """All records in one place are what a federation comes near to: to be below them is no reason."""
+    said = verdict([row(other, side) for other, side in sides.items()])
+    assert said.startswith("This run ")
+    assert expected in said
+
+
+def test_without_an_interval_there_is_no_verdict() -> None:
+    assert verdict([]) == ""
+    assert verdict([Beside("R@1", Interval(9, math.nan, math.nan), START, 5.0, 0)]) == ""
+
+
+def test_large_sets_of_own_records_are_measured_where_one_asks(
+    runs: dict[str, RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs["alone"]
+    recalls.file_of(run).unlink(missing_ok=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(beside, "OWN", 10)
+        write_report(run)
+    assert not recalls.read(run)
+    write_report(run, intervals=True)
+    assert recalls.read(run)
