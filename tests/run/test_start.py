@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.starts import TEXTS, TINY, films, pair, processor
+from typer.testing import CliRunner
 
+from fedvlp.cli import app
 from fedvlp.cli.overrides import configured
 from fedvlp.models.initial import InitialWeightsError, load_initial, pinned
 from fedvlp.models.load import load_model
@@ -75,6 +77,23 @@ def test_a_federated_round_from_an_image_tower(tmp_path: Path) -> None:
         torch.testing.assert_close(
             after.image_encoder(ours)[:, 0], theirs(pixel_values=seen).pooler_output, rtol=1e-5, atol=1e-5
         )
+
+
+def test_the_command_says_what_it_read_and_the_checksum(tmp_path: Path) -> None:
+    """The same start once more under its name is no hindrance; anything else there is."""
+    of_dino(tmp_path / "dino")
+    command = ["towers", "import", str(tmp_path / "dino"), "--as", "ours"]
+    for _ in range(2):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    assert "a dinov2 of transformers: image tower" in done.output
+    assert pinned("ours") in done.output
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "film.png").touch()
+    for more, said in ((["--to", str(tmp_path / "full")], "something else"), (["--as", "tiny"], "another name")):
+        refused = CliRunner().invoke(app, [*command, *more])
+        assert refused.exit_code != 0
+        assert said in f"{refused.output}{refused.exception}"
 
 
 def test_a_job_names_the_start_with_its_checksum(tmp_path: Path) -> None:

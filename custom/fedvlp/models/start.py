@@ -411,20 +411,94 @@ def _xrayvision(file: Path) -> Start:
 def _open_clip(folder: Path, described: dict[str, Any]) -> Start:
     config, film = described.get("model_cfg") or {}, described.get("preprocess_cfg") or {}
     vision, said = config.get("vision_cfg") or {}, config.get("text_cfg") or {}
-    if not vision.get("timm_model_name") or not said.get("hf_model_name"):
+    own = set(vision) <= OWN_VISION and set(said) <= OWN_TEXT
+    if not own and not (vision.get("timm_model_name") and said.get("hf_model_name")):
         raise StartError(
-            f"--start {folder.name!r}: it is an open_clip model with towers of open_clip's own; those with a timm and "
-            "a transformers tower are read (as BiomedCLIP). Of the others take the same model in transformers' layout"
+            f"--start {folder.name!r}: it is an open_clip model with towers that are not read; those that are: a timm "
+            "and a transformers tower (as BiomedCLIP), and both as in CLIP's own ViTs"
         )
     if not (film.get("mean") and film.get("std")):
         raise StartError(f"--start {folder.name!r}: mean or std is missing in preprocess_cfg of its {OPEN_CLIP}")
     tensors = _tensors(_weights(folder, "open_clip_model.safetensors", "open_clip_pytorch_model.bin"))
-    image, image_head = _open_clip_image(folder, vision, film, tensors)
-    text, text_head, pooling = _open_clip_text(folder, said, config, tensors)
+    image: Tower
+    if own:
+        image, image_head, text, text_head = _open_clip_own(folder, config, film, tensors)
+        pooling = "summary"
+    else:
+        image, image_head = _open_clip_image(folder, vision, film, tensors)
+        text, text_head, pooling = _open_clip_text(folder, said, config, tensors)
     values = {"temperature": math.exp(-float(tensors["logit_scale"]))} if "logit_scale" in tensors else {}
     if "logit_bias" in tensors:
         values["logit_bias"] = float(tensors["logit_bias"])
     return Start("an open_clip pair", image, text, (image_head, text_head), pooling, values)
+
+
+OWN_VISION = {"image_size", "layers", "width", "patch_size", "head_width", "mlp_ratio"}
+OWN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers"}
+"""Settings of open_clip's own towers where these are CLIP's; any other one changes the architecture."""
+
+RENAMED = (
+    ("transformer.resblocks.", "encoder.layers."), (".ln_1.", ".layer_norm1."), (".ln_2.", ".layer_norm2."),
+    (".attn.out_proj.", ".self_attn.out_proj."), (".mlp.c_fc.", ".mlp.fc1."), (".mlp.c_proj.", ".mlp.fc2."),
+    ("class_embedding", "embeddings.class_embedding"), ("conv1.", "embeddings.patch_embedding."),
+    ("ln_pre.", "pre_layrnorm."), ("ln_post.", "post_layernorm."), ("ln_final.", "final_layer_norm."),
+    ("token_embedding.", "embeddings.token_embedding."),
+)  # fmt: skip
+"""Parts of names in open_clip's towers -> in transformers' CLIP."""
+
+
+def _open_clip_own(
+    folder: Path, config: dict[str, Any], film: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[TransformersImage, nn.Linear, TransformersTower, nn.Linear]:
+    """CLIP's own towers, which transformers has under other names."""
+    from transformers import CLIPTextConfig, CLIPVisionConfig
+
+    vision, said, what = config["vision_cfg"], config["text_cfg"], f"--start {folder.name!r}"
+    act = {"hidden_act": "quick_gelu" if config.get("quick_gelu") else "gelu"}
+    try:
+        width, size = int(vision["width"]), int(vision["image_size"])
+        settings = CLIPVisionConfig(
+            hidden_size=width, num_hidden_layers=vision["layers"], image_size=size, patch_size=vision["patch_size"],
+            num_attention_heads=width // vision.get("head_width", 64),
+            intermediate_size=int(width * vision.get("mlp_ratio", 4)), **act,
+        )  # fmt: skip
+        text_settings = CLIPTextConfig(
+            vocab_size=said["vocab_size"], hidden_size=said["width"], num_hidden_layers=said["layers"],
+            num_attention_heads=said["heads"], intermediate_size=4 * said["width"],
+            max_position_embeddings=said.get("context_length", 77), **act,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise StartError(f"{what}: model_cfg of its {OPEN_CLIP} is incomplete ({error})") from None
+    tokenizer = _tokenizer(folder, text_settings.max_position_embeddings, text_settings)
+    special = tokenizer.tokenizer
+    text_settings.eos_token_id, text_settings.pad_token_id = special.eos_token_id, special.pad_token_id
+    text_settings.bos_token_id = special.bos_token_id
+    described = {key: value for key, value in _plain(settings).items() if key != "model_type"}
+    normalise = Normalised(*(_each(film[key], 3) for key in ("mean", "std")))
+    image = vision_tower({"name": settings.model_type, "config": described, **normalise.said}, size)
+    text = TransformersTower(bare_model(text_settings), tokenizer)
+    shown = _under(tensors, "visual.")
+    written = _under(tensors, "text.") or tensors
+    _fill(image.model, _as_transformers(shown), what)
+    _fill(text.model, _as_transformers(written), what)
+    if "proj" not in shown or "text_projection" not in written:
+        raise StartError(f"{what}: its projections are missing in the weights")
+    return image, _linear(shown["proj"].T), text, _linear(written["text_projection"].T)
+
+
+def _as_transformers(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of one of open_clip's own towers under transformers' names."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in RENAMED:
+            name = name.replace(old, new)
+        layer, joined, kind = name.rpartition(".attn.in_proj_")
+        if joined:
+            for key, third in zip(("q_proj", "k_proj", "v_proj"), tensor.chunk(3), strict=True):
+                renamed[f"{layer}.self_attn.{key}.{kind}"] = third
+        else:
+            renamed["embeddings.position_embedding.weight" if name == "positional_embedding" else name] = tensor
+    return renamed
 
 
 def _open_clip_image(
