@@ -1,8 +1,8 @@
-"""FedCCA (closed form; Hotelling, 1936; ridge of Vinod, 1976): aligns frozen towers from one round of second moments.
+"""FedCCA (ridge CCA: Hotelling, 1936; Vinod, 1976): solves for linear heads from one round of second moments.
 
-Canonical correlation analysis needs of the records their first and second moments alone, and moments of all sites
-together are weighted means of the sites' own. So one exchange, without an optimiser step, gives the same linear heads
-as if all records lay in one place. Nothing is repeated on few pairs until it is known by heart.
+Canonical correlation analysis (CCA) needs only the mean and covariance of the records' features. The pooled mean and
+covariance are weighted means of the sites' own. So one exchange without an optimiser step gives the heads that the
+pooled records would give, each site's mean removed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class FedCCA(Method):
 
     def discloses(self) -> str:
         return (
-            "the means and covariances of what the frozen towers make of each site's images and reports; of fewer "
-            "records than the towers are wide they nearly span the records themselves, and no noise covers them"
+            "the server sees the mean and covariance of the frozen towers' features over each site's images and "
+            "reports; with fewer records than features these nearly determine each record's features, and no noise "
+            "covers them"
         )
 
     # Server half
@@ -162,7 +163,7 @@ def moments(client: Client) -> State:
 
 @contextmanager
 def before_heads(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """What the heads of ``model`` were given last, by modality: pooled features [B, W] and [B, V]."""
+    """Record the last inputs of both heads, by modality: pooled features [B, W] and [B, V]."""
     seen: dict[str, Tensor] = {}
 
     def noting(modality: str) -> Any:
