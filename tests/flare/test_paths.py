@@ -147,6 +147,18 @@ def test_a_process_of_another_run_that_stays_is_named(tmp_path: Path, monkeypatc
     assert (own / "00000-0.safetensors").exists()
 
 
+def test_a_process_comes_in_while_the_one_that_began_the_run_works_on_it(tmp_path: Path) -> None:
+    """As several processes that train together do: rank 0 begins, and keeps the folder for its whole task."""
+    paths, own = remembering(tmp_path, {"folder": "fedavg/001", "id": ONE})
+    run = {"folder": "fedavg/001", "id": OTHER}
+    with only_writer(own), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(folder_at_site, paths, run)
+        time.sleep(0.2)
+        assert not waiting.done(), "the folder is still the other run's"
+        paths_module._begin_anew(own, OTHER)
+        assert waiting.result(timeout=10) == own
+
+
 @pytest.mark.parametrize(("before", "now"), [({"id": ONE}, {"id": ONE}), ({"id": ONE}, {}), ({}, {})])
 def test_a_site_keeps_what_it_remembers_of_the_same_run_and_where_the_server_gives_no_id(
     tmp_path: Path, before: dict[str, str], now: dict[str, str]

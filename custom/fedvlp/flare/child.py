@@ -30,6 +30,7 @@ def main() -> None:
         threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     if distributed.rank() != 0:
         _follow()
+        distributed.leave()
         return
     flare.init()
     failed = False
@@ -39,6 +40,7 @@ def main() -> None:
         failed = isinstance(reply, Exception)
     if distributed.together() and not failed:
         child_protocol.to_ranks(None)
+        distributed.leave()
 
 
 def _reply() -> tuple[Update | Exception, Behind | None]:

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,12 +108,15 @@ def folder_at_site(paths: SitePaths, run: Mapping[str, str]) -> Path:
         return own
     if not isinstance(number, str) or not RUN_ID.fullmatch(number):
         raise PathError("the server gives its run an id that is not 32 hexadecimal digits; the task is refused")
-    if _read(note) != number:
+    end = time.monotonic() + LAST_ONE_ENDS
+    while _read(note) != number:  # processes of a site that train together come at once: one of them begins
         try:
-            with lock.only_writer(own, LAST_ONE_ENDS):  # all processes of a site come at once
+            with lock.only_writer(own, 0.5):
                 if _read(note) != number:
                     _begin_anew(own, number)
         except lock.FolderInUseError:
+            if time.monotonic() < end:
+                continue
             raise PathError(
                 f"another process at {paths.site} still works on a run of this name after {LAST_ONE_ENDS:g} s; wait "
                 "for it to end, or end it there: the site is asked again in a later round"

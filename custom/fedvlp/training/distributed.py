@@ -33,6 +33,12 @@ def join() -> None:
         dist.init_process_group(backend, timeout=PATIENCE)
 
 
+def leave() -> None:
+    """Ends what :func:`join` began. A process whose threads still wait for others as it exits is killed by a signal."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def together() -> bool:
     """Whether this process is one of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
