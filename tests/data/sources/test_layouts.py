@@ -230,8 +230,8 @@ def test_a_film_with_several_questions_is_decoded_and_kept_once(
 ) -> None:
     """Three films in four questions: each question has its own row, and the first two one film."""
     decoded: list[Path] = []
-    decode = images.decode
-    monkeypatch.setattr(images, "decode", lambda file, *given: decoded.append(file) or decode(file, *given))
+    decode = images.decode_stored
+    monkeypatch.setattr(images, "decode_stored", lambda file, *given: decoded.append(file) or decode(file, *given))
     cohort = at("ehrxqa", tmp_path / "root", cache=str(tmp_path / "cache")).build()
     shown = cohort.images(np.arange(4))
     assert len(decoded) == 3
