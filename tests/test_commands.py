@@ -157,12 +157,6 @@ def test_an_unknown_command_or_option_is_found() -> None:
     assert unknown("fedvlp simulate feddra --seed 1") == ["--seed"]
 
 
-def test_the_readme_shows_the_whole_of_fedprox() -> None:
-    shown = [content for language, content in blocks(README) if language == "python"]
-    file = ROOT / "custom" / "fedvlp" / "methods" / "fedprox.py"
-    assert file.read_text(encoding="utf-8") in shown, "copy the file into README.md"
-
-
 def test_the_demos_runs_lie_beside_it_whatever_the_shell_says(tmp_path: Path) -> None:
     """With FEDVLP_HOME exported, as docs/runs.md has it, they were written there, and the report found no run."""
     for name in ("pyproject.toml", "constraints.txt", "provisioning/requirements.txt", "studies/pyproject.toml"):
