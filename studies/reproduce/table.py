@@ -127,6 +127,7 @@ class Entry:
     note: str = field(default="", kw_only=True)  # what to know when comparing
     digits: int = field(default=2, kw_only=True)  # decimals of its values
     table: str = field(default="", kw_only=True)  # of studies/tables, whose rows and columns it has; "": its own
+    columns_at: Callable[[Size], tuple[Column, ...]] | None = field(default=None, kw_only=True)  # in place of columns
     judged: tuple[str, ...] = field(default=(), kw_only=True)  # figures of claims that it is about beside its columns
 
     @property
@@ -158,6 +159,8 @@ class Entry:
 
     def at(self, size: Size) -> Entry:
         """The entry as it can be measured at a size: where data for heads alone are absent, without heads."""
+        if self.columns_at:
+            return replace(self, columns=self.columns_at(size), columns_at=None).at(size)
         less = self.study.without if self.study else None
         if not self.study or not less or not (absent := self.study.absent(size)) or less.absent(size):
             return self
