@@ -219,7 +219,6 @@ PMS = (
     "centralized", "fedavg", "fedprox", "fedmoon", "fedsm", "fedfed", "pms-fm", "fedavg-mgca", "pms-fm-mgca",
 )  # fmt: skip
 AT_CLIENTS = (*(m.deployed_at(number) for number in range(1, 5)), m.deployed("mean"))
-SELECTED = (Column("sites told, %", selection.TOLD), Column("mean", m.deployed("mean")))
 OWN_AND_SELECTED = (selection.accuracy(selection.OWN), selection.accuracy("selected"))
 TRIPLE = (selection.anew(selection.TRIPLE),)
 PMS_FM = (
@@ -231,18 +230,15 @@ PMS_FM = (
     _table("pms-fm:3", "models of single sites", unlike_sites.ZERO_SHOT, (
         ("pms-fm", m.GLOBAL_MODEL), *(("pms-fm", m.client(number)) for number in range(1, 5)), "pms-fm",
     ), AT_CLIENTS, digits=3, judged=OWN_AND_SELECTED, note=LEAK + " The models of clients are the personalised ones."),
-    Entry("pms-fm", ("4",), "embeddings and fusion of the selector", unlike_sites.ZERO_SHOT, (
-        Row("image, token; MLP", "selector-image-token-mlp"), Row("image, token; CA", "selector-image-token-attention"),
-        Row("triple; MLP", "pms-fm"), Row("triple; CA", "selector-triple-attention"),
-    ), SELECTED, note="The paper prints six means, 0.614 to 0.635; docs/methods.md does not say of which rows. Its "
-          "SA fusion is not here.", digits=3, judged=TRIPLE),
-    Entry("pms-fm", ("5",), "embeddings of the selector", unlike_sites.ZERO_SHOT, (
-        Row("image; MLP", "selector-image-mlp", printed="54.3 0.601"),
-        Row("image, report; MLP", "selector-image-report-mlp"), Row("triple; MLP", "pms-fm"),
-        Row("image, report; CA", "selector-image-report-attention"), Row("triple; CA", "selector-triple-attention"),
-    ), SELECTED, note="The paper prints 0.543, 0.725, 0.815, 0.743, 0.835 and means 0.601, 0.621, 0.629, 0.627, 0.635; "
-          "its rows 2 and 4 have the same marks, so only the first is set beside ours.", digits=3,
-          judged=TRIPLE),
+    _table("pms-fm:4", "embeddings and fusion at inference", unlike_sites.ZERO_SHOT, (
+        "selector-enhanced-self", "selector-token-self", "selector-triple-attention", "selector-enhanced-mlp",
+        "selector-token-mlp", "pms-fm",
+    ), (m.deployed("mean"),), digits=3, judged=TRIPLE,
+           note="E: zero-shot compares images with the enhanced embedding; T: the selector sees the token embedding."),
+    _table("pms-fm:5", "embeddings of the selector", unlike_sites.ZERO_SHOT, (
+        "selector-image", "selector-report-attention", "selector-report-mlp", "selector-triple-attention", "pms-fm",
+    ), (m.NAMED, m.deployed("mean")), digits=3, judged=TRIPLE,
+           note="I, P, W: embeddings of image, prompt and words. Rows 2 and 4 have the same marks; here 4 has all."),
 )  # fmt: skip
 
 # CAR-MFL
@@ -263,25 +259,17 @@ def _public_sizes(end: str) -> tuple[Column, ...]:
 
 PUBLIC_PAIR = (Row("mFedAvgP", "mfedavg-p"), Row("CAR-MFL", "car-mfl"))
 CAR_MFL = (
-    Entry("car-mfl", ("1",), "macro AUC by mix of sites (image:text:both)", missing_modalities.MACRO_AUC_UNLIKE, (
-        Row("mFedAvg", "mfedavg", printed="86.64 87.95 87.4 82.99 87.01 84.48 79.69 86.32 80.47 72.76"),
-        Row("mFedAvgP", "mfedavg-p", printed="87.77 88.81 88.69 85.49 87.64 85.78 81.95 87.13 83.46 82.52"),
-        Row("CAR-MFL", "car-mfl", printed="89.78 90.06 89.94 88.22 90.12 89.62 87.31 89.22 88.93 86.14"),
-    ), (*MIXED, HETERO), note="The paper's row of CreamFL (78.42 75.39 75.79 78.47 75.47 75.65 78.36 75.28 75.49 "
-          "78.22) is left out: CreamFL trains no classifier here."),
-    Entry("car-mfl", ("2",), "bounds at 8:0:2", missing_modalities.MACRO_AUC, (
-        Row("mFedAvgP-NM", ledger.ALL_PAIRED, printed="90.17"), Row("lower", "lower", printed="83.11"),
-        Row("mFedAvgP", "mfedavg-p", printed="81.95"), Row("CAR-MFL", "car-mfl", printed="87.31"),
-    ), (Column("macro AUC", ledger.MACRO),), note="The paper's upper bound (91.67), which trains on everything pooled, "
-          "is not run here."),
-    Entry("car-mfl", ("3",), "public samples by number of patients", missing_modalities.DEALT, tuple(
-        Row(f"{number} patients", "cohort", missing_modalities.public_of(number), printed)
-        for number, printed in zip(missing_modalities.PUBLIC_SIZES, ("2701", "1888", "1210", "602"), strict=True)
-    ), (Column("training records", ""),), no_demo=OWN_PATIENTS, digits=0),
-    Entry("car-mfl", ("4",), "client sizes", missing_modalities.DEALT,
-          tuple(Row(site, "cohort", records.dealt(site)) for site in missing_modalities.TEN),
-          (Column("training records", ""),), no_demo=OWN_PATIENTS, digits=0,
-          note="The paper's sites have 2,086 to 2,528 (docs/methods.md, 12.2)."),
+    _table("car-mfl:1", "macro AUC by mix of sites (image:text:both)", missing_modalities.MACRO_AUC_UNLIKE,
+           ("mfedavg", "mfedavg-p", ("", "", "", "CreamFL trains no classifier here"), "car-mfl"),
+           (*((ledger.MACRO, column.cell) for column in (*MIXED, HETERO)),)),
+    _table("car-mfl:2", "bounds at 8:0:2", missing_modalities.MACRO_AUC, ("",), tuple(
+        (ledger.MACRO, cell) for cell in (ledger.POOLED, "lower", ledger.ALL_PAIRED, "mfedavg-p", "car-mfl")
+    )),
+    _table("car-mfl:3", "public samples by number of patients", missing_modalities.DEALT, ("cohort",),
+           tuple(map(missing_modalities.public_of, missing_modalities.PUBLIC_SIZES)), no_demo=OWN_PATIENTS, digits=0),
+    _table("car-mfl:4", "client sizes", missing_modalities.DEALT_UNLIKE,
+           ("cohort", ("cohort", missing_modalities.UNLIKE)), tuple(map(records.dealt, missing_modalities.TEN)),
+           no_demo=OWN_PATIENTS, digits=0, note="The released partitions number the sites from 1."),
     _table("car-mfl:5", "alpha, validation, 4:0:6", missing_modalities.MACRO_AUC, ("car-mfl",), tuple(
         (m.VAL_MACRO, end) for end in ("-alpha-10", "-alpha-5", "-alpha-4", "-4-0-6", "-alpha-2", "-alpha-0")
     )),

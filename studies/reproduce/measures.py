@@ -336,11 +336,16 @@ def deployed(site: str) -> str:
     return f"accuracy of the deployed model, {site}"
 
 
+def spread(figure: str) -> str:
+    """Name of the standard deviation of an accuracy over the seeds of the prompts; of a mean, the mean of those."""
+    return f"{figure}, spread over prompts"
+
+
 @dataclass(frozen=True)
 class ZeroShot:
     """Zero-shot accuracy 0..1, as PMS-FM prints it, and what its ledger measures."""
 
-    selectors: bool = True  # also how often a selector names the right site, for which two are trained anew
+    selectors: bool = True  # also of two selectors that are trained anew
     classes: tuple[str, ...] = ()  # that are told apart; none: all findings with prompts
 
     def __call__(self, folder: RunFolder) -> Figures:
@@ -351,8 +356,9 @@ class ZeroShot:
         figures = selection.of_table(table) | _accuracies(table)
         extra = experiment.extra
         # a selector without templates (FedSM's) was trained with what no held-out image has
-        if self.selectors and isinstance(extra, SelectorConfig) and extra.templates:
-            figures |= selection.of_selector(folder, experiment, extra)
+        if isinstance(extra, SelectorConfig) and extra.templates:
+            figures |= selection.of_selector(folder, experiment, extra, self.selectors)
+            figures[NAMED] = figures[selection.TOLD] / 100
         return figures
 
 
@@ -368,8 +374,13 @@ class ElsewhereTold:
         figures: Figures = {}
         for name, data, classes in self.sets:
             table = EVALUATIONS["zero-shot"](folder, Choices(data=data, classes=classes))[0]
-            figures[deployed(name)] = _accuracies(table)[deployed("mean")]
-        return figures | {deployed("mean"): fmean(figures.values())}
+            measured = _accuracies(table)
+            figures[deployed(name)] = measured[deployed("mean")]
+            figures[spread(deployed(name))] = measured[spread(deployed("mean"))]
+        named = [deployed(name) for name, *_ in self.sets]
+        figures[deployed("mean")] = fmean(figures[name] for name in named)
+        figures[spread(deployed("mean"))] = fmean(figures[spread(name)] for name in named)
+        return figures
 
 
 def _accuracies(table: Path) -> Figures:
@@ -379,12 +390,16 @@ def _accuracies(table: Path) -> Figures:
     figures: Figures = {}
     held = {(row["model"], row["site"]): float(row["accuracy"]) / 100 for row in rows if row["accuracy"]}
     one = "selected" if any(model == "selected" for model, _ in held) else "global"
+    spreads = {
+        row["site"]: float(row["accuracy_std"]) / 100 for row in rows if row["model"] == one and row["accuracy_std"]
+    }
     sites = [site for site in dict.fromkeys(row["site"] for row in rows) if site != "mean"]  # also without an accuracy
     personal = [name for name in dict.fromkeys(model for model, _ in held) if name not in ("selected", "global")]
     for (model, site), value in held.items():
         name = deployed(site) if site == "mean" else deployed_at(1 + sites.index(site))
         if model == one:
             figures[name] = value
+            figures[spread(name)] = spreads[site] if site in spreads else fmean(spreads.values())
         if model == "global":
             figures[GLOBAL_MODEL + name] = value
         if model in personal:
@@ -392,6 +407,7 @@ def _accuracies(table: Path) -> Figures:
     return figures
 
 
+NAMED = "share of images whose site the selector names"
 GLOBAL_MODEL = "global model: "
 """Begins the names of the figures of the model that all sites share, also where there is a selector."""
 

@@ -65,6 +65,7 @@ class Row:
     cell: str  # name of the experiment in the study, without the column's end
     about: str = ""  # begins the names of its figures
     printed: str = ""  # the paper's values, one for each column, parted by blanks; "-" where docs/methods.md has none
+    why_not: str = ""  # why it does not run; "": it does
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ class Entry:
 
     def cells(self) -> list[str]:
         """Names of its cells, each once."""
-        return list(dict.fromkeys(row.cell + column.cell for row in self.rows for column in self.columns))
+        rows = (row for row in self.rows if not row.why_not)
+        return list(dict.fromkeys(row.cell + column.cell for row in rows for column in self.columns))
 
     def printed(self, row: Row, column: int) -> str:
         """The paper's value in a row and the column of that index, or ``UNPRINTED``.
@@ -183,6 +185,11 @@ class Entry:
         if values and len(values) != len(self.columns):
             raise ValueError(f"reproduce: {self.key}, {row.title}: {len(values)} values, {len(self.columns)} columns")
         return values[column] if values and values[column] != "-" else UNPRINTED
+
+    def spread(self, row: Row, column: int) -> str:
+        """The standard deviation that the paper prints with its value; "": none."""
+        number = self._number(row, column)
+        return number.spread if number else ""
 
     def doubt(self, row: Row, column: int) -> str:
         """Why the paper's value may be a misprint or misread; "": nothing speaks against it."""

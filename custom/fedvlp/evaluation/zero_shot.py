@@ -113,14 +113,14 @@ def _words(selector: Any, classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def _refuse_new(selector: Any, classes: Iterable[str]) -> None:
-    for name in classes if selector.uses("token") else ():
+    for name in classes if selector.config.fuses_text else ():
         if name not in selector.words:
             raise ValueError(f"zero-shot: the selector was not trained with class {name!r}, only {selector.words}")
 
 
 def _only(selector: Any, name: str, like: Tensor, classes: Iterable[str]) -> Tensor | None:
     """``present`` [N, W] of the selector for N studies (``like`` [N, d]) that have the finding ``name`` only."""
-    if not selector.uses("token"):
+    if not selector.config.fuses_text:
         return None
     marks = torch.tensor([word == name for word in _words(selector, classes)])
     return marks.to(like.device).expand(len(like), -1)

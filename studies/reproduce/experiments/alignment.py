@@ -34,7 +34,6 @@ from studies.reproduce.experiments.records import (
     dealt,
     films_for_heads,
     films_of_strangers,
-    mimic_texts,
     most_steps,
     on_data,
     source,
@@ -303,8 +302,8 @@ def counts(size: Size, seed: int) -> Figures:
     """Records of each site with each finding and each combination of them, as they are dealt; no run is needed."""
     if size.demo:
         return _all_counted(SyntheticCohort(image_size=72, seed=seed).build())
-    texts = mimic_texts(size, FINDINGS)
-    base = replace(alignment_base(size, seed), data=Given(texts), partition=Partition(sites=len(SITES)))
+    records = source(size, "mimic_cxr", labels=FINDINGS).undecoded()
+    base = replace(alignment_base(size, seed), data=Given(records), partition=Partition(sites=len(SITES)))
     return _all_counted(Assembly(base).cohort)
 
 

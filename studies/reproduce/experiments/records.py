@@ -40,13 +40,6 @@ def source(size: Size, name: str, **settings: Any) -> Any:
     return replace(made, cache=str(size.cache.absolute())) if size.cache and hasattr(made, "cache") else made
 
 
-def mimic_texts(size: Size, labels: tuple[str, ...]) -> Cohort:
-    """The reports and labels of MIMIC-CXR, for counts: no film is decoded."""
-    films = source(size, "mimic_cxr", labels=labels)
-    cohort: Cohort = replace(films, root=None, reports=films.reports or films.root).build()
-    return cohort
-
-
 def on_data(size: Size, experiment: Experiment, seed: int) -> Experiment:
     """An experiment on the paper's data with that seed; at the smallest size a round of tiny towers."""
     rounds = replace(experiment.rounds, seed=seed)

@@ -69,24 +69,25 @@ def _four_data_sets(size: Size, seed: int) -> Experiment:
     return on_data(size, base, seed)
 
 
-SELECTORS = {
-    "image": ("image",),
-    "image-report": ("image", "report"),
-    "triple": ("image", "report", "token"),
-    "image-token": ("image", "token"),
+IMAGE, REPORT = ("image",), ("image", "report")
+SELECTORS: dict[str, dict[str, Any]] = {
+    "image": {"embeddings": IMAGE},
+    "report-attention": {"embeddings": REPORT, "fusion": "attention"},
+    "report-mlp": {"embeddings": REPORT},
+    "triple-attention": {"fusion": "attention"},
+    "enhanced-self": {"embeddings": REPORT, "fusion": "self", "enhanced": True},
+    "token-self": {"fusion": "self", "enhanced": False},
+    "enhanced-mlp": {"embeddings": REPORT, "enhanced": True},
+    "token-mlp": {"enhanced": False},
 }
+"""Of tables 4 and 5: embeddings and fusion of the selector, and whether the enhanced embedding is compared with."""
 
 
 def _selectors(base: Experiment) -> Cells:
-    """PMS-FM with other inputs of the selector, fused by its MLP and by its cross attention; "pms-fm" is the triple."""
+    """PMS-FM with other selectors; "pms-fm" itself has all embeddings, the MLP and the enhanced embedding."""
     preset: Any = base.extra
     assert isinstance(preset, SelectorConfig)
-    return {
-        f"selector-{name}-{fusion}": replace(base, extra=replace(preset, embeddings=embeddings, fusion=fusion))
-        for name, embeddings in SELECTORS.items()
-        for fusion in ("mlp", "attention")
-        if (name, fusion) not in (("image", "attention"), ("triple", "mlp"))
-    }
+    return {f"selector-{name}": replace(base, extra=replace(preset, **of)) for name, of in SELECTORS.items()}
 
 
 def _small_unlike(size: Size, seed: int) -> Experiment:
