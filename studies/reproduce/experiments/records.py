@@ -30,10 +30,10 @@ MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="
 """Of the smallest size."""
 
 
-def source(size: Size, name: str, **settings: Any) -> Any:
+def source(size: Size, name: str, pixels: int = 256, **settings: Any) -> Any:
     """The data set ``name`` of ``size``, with ``settings`` of its source; what --data sets goes before them."""
     kind: Any = SOURCES[name]
-    made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else 256, **settings)
+    made = kind.at(size.folder(name).absolute(), image_size=36 if size.quick else pixels, **settings)
     for key, _, value in (setting.partition("=") for setting in size.elsewhere.get(name, ())[1:]):
         made = override(made, key, value)
     made = with_paths(made, lambda path: str(Path(path).absolute()))

@@ -20,6 +20,9 @@ from studies.reproduce import measures
 from studies.reproduce.experiments.records import MODEL, Cells, films_of_strangers, on_data, source
 from studies.reproduce.table import DEMO, SMALLEST, Size, Study
 
+PIXELS = 224
+"""The paper pads and scales to what the model sees, and crops nothing."""
+
 FOUR = ("chexpert", "mimic_cxr", "nih_cxr14", "candid_ptx")
 COMPETITION = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion")
 """CheXpert's five classes, which the paper tells apart."""
@@ -54,7 +57,8 @@ def _four_data_sets(size: Size, seed: int) -> Experiment:
     """
     paper, findings = presets.get("pms-fm-paper"), tuple(PROMPTS)  # CANDID's only label is among these
     sites = tuple(
-        (f"site-{number}-{name}", source(size, name, labels=findings)) for number, name in enumerate(FOUR, start=1)
+        (f"site-{number}-{name}", source(size, name, PIXELS, labels=findings))
+        for number, name in enumerate(FOUR, start=1)
     )
     templates = tuple(prompts(name, 3, seed=100) for name in findings)
     selector: Any = paper.extra
@@ -121,7 +125,7 @@ ZERO_SHOT = Study(
 def external(size: Size) -> measures.ElsewhereTold:
     """Two collections of no site, two classes each; the demo's are films of other people."""
     if not size.demo:
-        rsna, covid = source(size, "rsna"), source(size, "covid_radiography")
+        rsna, covid = source(size, "rsna", PIXELS), source(size, "covid_radiography", PIXELS)
         return measures.ElsewhereTold(
             (("RSNA", rsna, ("Pneumonia", "No Finding")), ("COVID", covid, ("COVID-19", "No Finding")))
         )
