@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -364,6 +364,47 @@ def test_the_papers_size_is_the_papers(tmp_path: Path) -> None:
     assert one.model.pretrained
     assert {Path(cell.data.path).parent for cell in cells.values()} == {tmp_path}  # type: ignore[attr-defined]
     assert (cells["feddra-2-sites"].partition.sites, cells["fedavg-beta-5"].partition.beta) == (2, 5.0)
+
+
+SCHEDULE = {"local_steps", "weighting", "server_rounds", "sites_per_round", "aligner_steps", "dro_fraction", "classes"}
+"""What the tables of a paper share, whatever the method (docs/methods.md, 4.4, 6.4, 8.4)."""
+TABLES = {
+    "FedDRA": {"align_steps", "mu", "rho"},
+    "FedRGB": {"alpha", "avg_aligner", "contrastive_guidance", "rho"},
+    "CreamFL": {"aggregation", "inter", "intra"},
+    "CARMFL": {"alpha"},
+    "MFedAvg": {"private", "public"},
+    "FedIoT": {"alpha"},
+    "SelectorConfig": {"embeddings", "enhanced", "fusion", "templates"},
+}
+"""What a row of a table is about."""
+SECTION_9 = {
+    ("FedFed", "share", True), ("FedFed", "distil_steps", 2900), ("NTXentConfig", "temperature", 0.1),
+    ("NTXentConfig", "predictor", True), ("BCEConfig", "blank", "zeros"), ("BCEConfig", "uncertain", "zeros"),
+    ("CreamFLTaskConfig", "label_spaces", "own"),
+}  # fmt: skip
+"""The papers' values that are not the defaults; of a distiller's step nothing is printed."""
+
+
+def test_no_cell_at_the_papers_size_has_a_demos_setting(papers_data: Path) -> None:
+    """Methods, objectives and selectors are those of section 9; all of a table train alike: steps, rate, schedule.
+
+    Representations excepted: FedIoT averages models, so its epochs are steps of a mean site.
+    """
+    strange = set()
+    for study in (alignment.RECALL, alignment.RETINA, representations.RECALL, unlike_sites.EXTERNAL,
+                  missing_modalities.MACRO_AUC_UNLIKE):  # fmt: skip
+        cells = study.experiments(Size(PAPER, papers_data), 0)
+        assert len({replace(cell.training, batch_size=2) for cell in cells.values()}) == 1, study.name
+        steps = {cell.training.local_epochs or cell.method.local_steps for cell in cells.values()}
+        assert len(steps) == 1 or study == representations.RECALL, study.name
+        for part in (getattr(cell, name) for cell in cells.values() for name in ("method", "objective", "extra")):
+            kind = type(part).__name__
+            plain = [one for one in fields(part) if "follows" not in one.metadata] if is_dataclass(part) else []
+            for one in plain:
+                if one.name not in SCHEDULE | TABLES.get(kind, set()) and getattr(part, one.name) != one.default:
+                    strange.add((kind, one.name, getattr(part, one.name)))
+    assert strange <= SECTION_9
 
 
 def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path) -> None:

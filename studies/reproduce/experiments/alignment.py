@@ -30,6 +30,7 @@ from studies.reproduce.experiments.records import (
     SITES,
     Cells,
     Given,
+    baseline,
     counted,
     dealt,
     films_for_heads,
@@ -106,7 +107,7 @@ def alignment(size: Size, seed: int) -> Mapping[str, Experiment]:
     fewer: dict[str, Any] = {"fedldawa": {"plain_rounds": base.rounds.rounds // 3}} if size.demo else {}
     cells = compared(size, base, LOCAL[size.name], CHEST)
     for name in ("fedmoon", "fedldawa", "fedema", "fedu", "fedx", "fedmae"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         method = replace(preset.method, local_steps=LOCAL[size.name], weighting="uniform", **fewer.get(name, {}))
         cells[name] = replace(base, method=method, objective=preset.objective)
     prototypes = 16 if size.quick else 500
@@ -249,7 +250,7 @@ def retina(size: Size, seed: int) -> Mapping[str, Experiment]:
         base, local, of_feddra = _eyes(size, seed), 1 if size.quick else 20, EYES
     cells = compared(size, base, local, of_feddra)
     for name in ("fedmae", "fedx", "fedu"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         method = replace(preset.method, local_steps=local, weighting="uniform")
         cells[name] = replace(base, method=method, objective=preset.objective)
     return cells

@@ -17,7 +17,7 @@ from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
-from studies.reproduce.experiments.records import MODEL, Cells, films_of_strangers, on_data, source
+from studies.reproduce.experiments.records import MODEL, Cells, baseline, films_of_strangers, on_data, source
 from studies.reproduce.table import DEMO, SMALLEST, Size, Study
 
 PIXELS = 224
@@ -42,7 +42,7 @@ def unlike_sites(size: Size, seed: int) -> Mapping[str, Experiment]:
     for name in ("fedprox", "fedmoon"):
         cells[name] = replace(plain, method=replace(presets.get(name).method, local_steps=local))
     for name in ("fedsm", "fedfed"):
-        preset = presets.get(name)
+        preset = baseline(size, name)
         few: dict[str, Any] = {"distil_phases": 1, "distil_steps": 2} if name == "fedfed" and size.quick else {}
         cells[name] = replace(base, method=replace(preset.method, local_steps=local, **few), extra=preset.extra)
     mgca = MGCAConfig(prototypes=16 if size.quick else 500)
