@@ -570,6 +570,42 @@ def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers
 
 
 @pytest.mark.slow(seconds=60)
+def test_mimic_in_its_two_downloads_with_a_report_that_the_search_dislikes_runs_by_one_command(
+    papers_data: Path, tmp_path: Path
+) -> None:
+    """Films and tables in mimic-cxr-jpg/2.0.0, reports in mimic-cxr/2.0.0; a date in one is refused unless accepted."""
+    films, reports = (tmp_path / "mimic_cxr" / name for name in ("mimic-cxr-jpg/2.0.0", "mimic-cxr/2.0.0"))
+    shutil.copytree(papers_data / "mimic_cxr", films)
+    texts = sorted(films.rglob("*.txt"))
+    for text in texts:
+        moved = reports / text.relative_to(films)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        text.rename(moved)
+    first = reports / texts[0].relative_to(films)
+    first.write_text(first.read_text() + "Compared with the film of 3/14/2012.\n")
+    words = [
+        "feddra:3",
+        "--root",
+        str(tmp_path),
+        "--smallest",
+        "--seeds",
+        "0",
+        "--jobs",
+        "1",
+        "--runs",
+        str(tmp_path / "runs"),
+    ]
+    with pytest.raises(Exception, match="date in 1"):
+        ask(*words)
+    said = ask(*words, "--accept-phi-kind", "date").output
+    assert "Heads are not measured, as --root has no folder rsna, covidx." in said
+    values = figures_of(tmp_path / "runs" / "feddra-3-paper-smallest.csv")
+    assert [row["column"] for row in values if not row["ours"]] == [
+        row["column"] for row in values if "s.)" in row["column"]
+    ]
+
+
+@pytest.mark.slow(seconds=60)
 def test_a_killed_table_goes_on_with_the_same_figures(ran: Ran, tmp_path: Path) -> None:
     """SIGKILL after the first cell, with one under way; what it then shows is what an undisturbed one shows."""
     from support.provisioned import processes, until
