@@ -405,6 +405,8 @@ def test_no_cell_at_the_papers_size_has_a_demos_setting(papers_data: Path) -> No
                 if one.name not in SCHEDULE | TABLES.get(kind, set()) and getattr(part, one.name) != one.default:
                     strange.add((kind, one.name, getattr(part, one.name)))
     assert strange <= SECTION_9
+    eyes: Any = alignment.RETINA.experiments(Size(PAPER, papers_data), 0).values()
+    assert {cell.model.in_channels for cell in eyes} == {3}, "photographs are in colour"
 
 
 def test_retrieval_outside_leaves_out_whom_the_run_was_trained_on(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.cell_table import Figures
 from fedvlp.run.experiment import Experiment, Partition
+from fedvlp.run.fitting import fitted
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.ledger import seeded
 from studies.reproduce import measures
@@ -260,15 +261,15 @@ def _eyes(size: Size, seed: int) -> Experiment:
     """MESSIDOR and BRSET, a site each, with the schedule of the retina (spec 4.4). Captions of the grades are texts."""
     paper = presets.get("feddra-paper")
     training = replace(paper.training, batch_size=100, lr=1e-5)
-    data = SiteSources(tuple((name, source(size, name)) for name in ("messidor", "brset")))
+    data = SiteSources(tuple((name, source(size, name, colour=True)) for name in ("messidor", "brset")))
     rounds = replace(paper.rounds, rounds=20)
-    return on_data(size, replace(paper, data=data, training=training, rounds=rounds), seed)
+    return fitted(on_data(size, replace(paper, data=data, training=training, rounds=rounds), seed))
 
 
 def retina_heads(size: Size) -> measures.Alignment:
     """Two findings, at three shares of the training records."""
     names = ("DR", "macular edema")
-    records: Any = source(size, "mbrset") if not size.demo else None
+    records: Any = source(size, "mbrset", colour=True) if not size.demo else None
     solved: dict[str, Any] = {"solver": LBFGS} if size.demo else {"steps": most_steps(size)}
     findings = EYE_FINDINGS
     if size.demo:
@@ -287,7 +288,6 @@ RETINA = Study(
     retina,
     retina_heads,
     sources=("messidor", "brset", "mbrset"),
-    differs="Photographs are read in grey.",
     stands_in=(
         "Drawn chest films of two sites stand in for MESSIDOR and BRSET, captions that grade two of their findings for "
         "those of diabetic retinopathy and macular edema: the procedure, and nothing about eyes."
