@@ -82,8 +82,8 @@ def _small_ensemble(size: Size, experiment: Experiment) -> Experiment:
 NO_PIE = (
     "AdamW for AdamP, one rate at all sites, no PIE attention, no GloVe vectors; photographs are cropped at random, "
     "and not resized at random, mirrored or erased in part as in the released code. FedAvg and FedIoT average models, "
-    "so their sites have the server's; they take as many steps as five epochs of a mean site with pairs. They train all "
-    "sites in every round, also where the others train ten of 35, as in the paper."
+    "so their sites have the server's; they take as many steps as five epochs of a mean site with pairs. They train "
+    "all sites in every round, also where the others train ten of 35, as in the paper."
 )
 RECALL = Study(
     "representations",
