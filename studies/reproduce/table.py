@@ -11,8 +11,8 @@ from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from studies.reproduce.printed import Printed, tables
 
-UNPRINTED = "not in our sources"
-"""In place of a value that docs/methods.md does not state."""
+UNPRINTED = "not printed"
+"""In place of a value that the paper does not print."""
 
 DEMO, SMALLEST, PAPER = "demo", "smallest", "paper"
 """Sizes: minutes a cell, seconds a cell (on either's records), and the paper's own on its own data."""

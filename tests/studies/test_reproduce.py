@@ -556,7 +556,7 @@ def papers_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("car-mfl:f5", ()),
         ("creamfl:1", ("creamfl",)),
         ("creamfl:2", ("fediot", "creamfl")),
-        ("creamfl:f4", ("CreamFL, many public",)),
+        ("creamfl:f4", ("CreamFL, a quarter as wide", "FedIoT, ResNet-34")),
     ],
 )
 def test_a_table_runs_on_the_papers_data(key: str, rows: tuple[str, ...], papers_data: Path, tmp_path: Path) -> None:
