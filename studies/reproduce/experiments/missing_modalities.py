@@ -157,8 +157,8 @@ def _fewer(size: Size, experiment: Experiment, percent: int) -> Experiment:
 
 DRAWN_ANEW = (
     "Films are cropped at random where the released code mirrors and turns them, as a film has a side. "
-    "The authors' lists of patients are not among our sources: patients of MIMIC's training split are drawn anew with "
-    "each seed, and its validation and test splits choose the round and judge."
+    "The authors' partitions are positions in their own file of annotations, and name no patient: patients of MIMIC's "
+    "training split are drawn anew with each seed, and its validation and test splits choose the round and judge."
 )
 MACRO_AUC = Study(
     "missing-modalities",
