@@ -51,7 +51,7 @@ def retrieved(folder: RunFolder) -> list[tuple[np.ndarray, list[tuple[str, bool]
     rows = cohort.rows("test", site)[: len(image)]
     order = (image @ text.T).argsort(dim=1, descending=True)  # [n, n]
     found = []
-    for query, row in enumerate(rows):
+    for query in range(len(rows)):
         ranked = order[query].tolist()
         if ranked.index(query) < 2:
             reports = [(cohort.reports[rows[other]], other == query) for other in ranked[:REPORTS]]
