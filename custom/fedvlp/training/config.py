@@ -28,6 +28,15 @@ class DeviceError(SiteError, RuntimeError):
     """The device that the settings ask for is not there."""
 
 
+def take_gpu(worker: int) -> None:
+    """Gives this process, number ``worker`` of several on this machine, one of the visible GPUs, in turn.
+
+    Under torchrun and in their children every process has its own already.
+    """
+    if (count := torch.cuda.device_count()) and "LOCAL_RANK" not in os.environ:
+        os.environ["LOCAL_RANK"] = str(worker % count)
+
+
 @dataclass(frozen=True)
 class Training:
     """How a site trains, whatever the method: spec 2.1 (AdamW; by default no schedule, a fresh optimiser in a phase).
@@ -124,7 +133,7 @@ class Training:
         return AdamW(parameters, lr=self.lr * scale, betas=betas, weight_decay=self.weight_decay, fused=True)
 
     def torch_device(self) -> torch.device:
-        """The device of this process: under torchrun, each has the GPU of its local rank. Raises DeviceError."""
+        """The device of this process: of several, each has the GPU of its local rank. Raises DeviceError."""
         if self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
         if not torch.cuda.is_available():
