@@ -63,8 +63,9 @@ class Training:
     micro_batch: int = 0  # rows that go through the towers at a time, for batches larger than memory; 0 = all
     accumulation: str = "cached"  # of micro-batches: cached (gradient caching: loss and negatives of the whole batch,
     #                               exactly, for a second forward pass) | plain (each has its own loss and negatives)
-    cache_features: bool = False  # frozen towers (model.adapters=lora, adapter_rank=0) see each record once, cropped at
-    #                               the centre, and not at every step (training/frozen_features.py)
+    cache_features: bool = False  # towers that do not change see each record once, cropped at the centre, and not at
+    #                               every step: frozen ones (model.adapters=lora, adapter_rank=0), and received ones
+    #                               under FedDRA, FedRGB and FedMOON (training/frozen_features.py)
     gather_negatives: bool = False  # over several processes: False: each has its own loss and negatives, as in the
     #                                 papers' code; True: those of the whole batch, exactly
     device: str = "cpu"  # cpu | cuda | auto
