@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support.cases import cases
-from support.toy import ADAMW, SGD, Fuse, Pairs, Toy, World, clone, forked, pairs, same_bytes, small, three_sites
+from support.toy import ADAMW, Fuse, Pairs, Toy, World, clone, forked, pairs, same_bytes, small, three_sites
 from torch import Tensor
 
 from fedvlp.core.client import Client
@@ -30,6 +30,7 @@ from fedvlp.federation import frames
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool, answer, headed, joined
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import METHODS, FedAvg, MFedAvg
+from fedvlp.training.config import Training
 from fedvlp.training.loop import Aborted
 
 SMALL = {name: small(kind) for name, kind in METHODS.items() if name != "centralized"}
@@ -101,6 +102,32 @@ def test_a_site_is_built_once_and_belongs_to_one_worker() -> None:
     assert first == second
     assert first["a"] == first["c"] != first["b"]
     assert rounds[1]["c"].num_samples == 2  # type: ignore[union-attr]
+
+
+def test_workers_share_the_visible_gpus_in_turn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ten sites on eight pretended GPUs; a worker that is replaced has the GPU of the one before it."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    sites = tuple(f"site-{number}" for number in range(10))
+
+    class Where:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, message: Broadcast) -> Update:
+            with (tmp_path / self.name).open("a") as file:
+                file.write(f"{Training(device='cuda').torch_device()}\n")
+            if self.name == "site-3" and message.round == 0:
+                os._exit(1)
+            return Update(self.name, message.round, message.phase, 1)
+
+    with WorkerPool(Where, sites, 10) as exchange:  # type: ignore[arg-type]
+        for number in range(2):
+            dict(exchange(dict.fromkeys(sites, Broadcast(number, "train", {}))))
+    used = {site: (tmp_path / site).read_text().split() for site in sites}
+    assert used == {site: 2 * [f"cuda:{number % 8}"] for number, site in enumerate(sites)}
+    assert "LOCAL_RANK" not in os.environ, "this process is none of the workers"
 
 
 def test_workers_answer_in_site_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,29 +473,6 @@ def test_workers_end_when_the_engine_is_killed(tmp_path: Path) -> None:
     assert os.read(read, 1) == b""
     signal.alarm(0)
     os.close(read)
-
-
-@dataclass(frozen=True)
-class NaNAt(Method):
-    """Site b turns its weights into NaN in round 1, after a finite loss."""
-
-    def after_step(self, client: Client, message: Broadcast) -> None:
-        if client.name == "b" and message.round == 1:
-            with torch.no_grad():
-                client.model.text_head.bias.fill_(float("nan"))
-
-
-def test_a_nan_update_is_dropped_and_named_and_the_others_decide() -> None:
-    method = NaNAt(local_steps=1)
-    seen = World(method, training=SGD).run()
-    assert seen.history[1]["dropped"] == {"b": "text_head.bias has 4 value(s) that are NaN or infinite"}
-    updates = {}
-    before = World(method, rounds=Rounds(rounds=1, evaluate_every=0)).run().state
-    for site in "ac":
-        updates[site] = clone(World(method).site(site).handle(Broadcast(1, "train", before)).state)
-    for name, tensor in seen.state.items():
-        by_hand = (8 * updates["a"][name].double() + 16 * updates["c"][name].double()) / 24
-        assert torch.allclose(tensor.double(), by_hand, rtol=0, atol=1e-7), name
 
 
 def test_all_batches_of_a_step_are_the_sites_own() -> None:

@@ -357,6 +357,10 @@ class Published:
         """
         return self.screen(most, building).prepare()
 
+    def undecoded(self) -> Cohort:
+        """The records without their images, as for counts. Raises ValueError as ``listing`` does."""
+        return self._prepare(replace(self.listing(), files=None), None, SERIAL, {})[0]
+
     def screen(self, most: int | None = None, building: Building = SERIAL) -> Screened:
         """The reports, searched, before any image is decoded. Raises ValueError as ``prepare`` does."""
         listing = self._present()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedvlp.data.report_text import is_missing
-from fedvlp.data.sources.published import read_rows, refuse_absent, require_items
+from fedvlp.data.sources.published import Photographs, read_rows, refuse_absent, require_items
 from fedvlp.data.sources.tabular import Film, TabularSource
 
 NAMES = ("Diabetic Retinopathy", "Macular Edema")
@@ -71,7 +71,7 @@ def caption(retinopathy: str, edema: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetinaSource(TabularSource):
+class RetinaSource(TabularSource, Photographs):
     """Base class of collections without published splits: they are drawn, 70/15/15 by patient (spec 10.2)."""
 
     labels: tuple[str, ...] | str = NAMES  # the cohort's labels, in order; names other than these are nan
