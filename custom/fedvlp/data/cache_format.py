@@ -13,10 +13,10 @@ import numpy as np
 
 FORMAT = "fedvlp-image-cache-2"
 SHARD_BYTES = 2**30  # of pixels in one array file, at most
-Decode = Callable[[Any], "np.ndarray | str"]
-"""Decodes one item to uint8 [S, S] or [S, S, 3], or to the reason (a str) why it cannot. Picklable: other processes
+Decode = Callable[[Any], "tuple[np.ndarray, str] | np.ndarray | str"]
+"""Decodes one item to uint8 [S, S] or [S, S, 3], alone or with how its file stores it; or to the reason why it cannot.
 
-call it too.
+Picklable: other processes call it too.
 """
 
 
