@@ -14,6 +14,8 @@ import torch
 from nvflare.app_opt.pt.lazy_tensor_dict import LazyTensorDict
 from nvflare.app_opt.pt.tensor_downloader import DiskTensorConsumer, TensorConsumer
 from nvflare.fuel.f3.streaming.download_service import ProduceRC
+from nvflare.fuel.utils.fobs.datum import DatumManager
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -291,3 +293,22 @@ print(held, resident() - before)
     held, left = map(int, done.stdout.split())
     assert held > 60 << 20
     assert left < 0.6 * held
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: b"no file of tensors"},
+        {EncKey.TYPE: EncType.REF, EncKey.DATA: "an item that nobody announced"},
+        {EncKey.TYPE: "of another kind", EncKey.DATA: b"x"},
+        {},
+        b"no form at all",
+    ],
+    ids=["garbage", "unannounced", "kind", "empty", "bytes"],
+)
+def test_tensors_that_cannot_be_read_cost_their_site_the_phase_and_not_the_server_its_job(sent: Any) -> None:
+    read = PieceDecomposer(at_server=True).recompose(sent, DatumManager())
+    with pytest.raises(UndeliveredError):
+        read.materialize()
+    with pytest.raises(Exception):  # noqa: B017, PT011  (FLARE's, of any kind)
+        PieceDecomposer().recompose(sent, DatumManager())

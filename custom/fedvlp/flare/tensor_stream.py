@@ -77,15 +77,25 @@ class PieceDecomposer(TensorDecomposer):
     def to_downloadable(self, items: dict[str, Tensor], max_chunk_size: int, fobs_ctx: dict[str, Any]) -> Downloadable:
         return TensorDownloadable(in_pieces(items), max_chunk_size)
 
+    def recompose(self, data: Any, manager: Any = None) -> Any:
+        try:
+            return super().recompose(data, manager)
+        except Exception as raised:
+            return self._undelivered(raised)
+
     def download(self, *args: Any, cell: Any, fobs_ctx: Any = None, **options: Any) -> tuple[str, Any]:
         try:
             error, tensors = self._fetched(*args, cell=RetryingCell(cell), fobs_ctx=fobs_ctx, **options)
-        except Exception as raised:  # what a site sends may be wrong in any way
-            if not self._at_server:
-                raise
-            logger.warning("an update could not be fetched: %s", type(raised).__name__)
-            return "", Undelivered()
+        except Exception as raised:
+            return "", self._undelivered(raised)
         return ("", Undelivered()) if error and self._at_server else (error, tensors)
+
+    def _undelivered(self, raised: Exception) -> Undelivered:
+        """What stands for a site's tensors that are wrong in any way. At a site raises ``raised`` again."""
+        if not self._at_server:
+            raise raised
+        logger.warning("an update could not be fetched: %s", type(raised).__name__)
+        return Undelivered()
 
     def _fetched(self, *args: Any, fobs_ctx: Any, **options: Any) -> tuple[str, Any]:
         """FLARE's error and the tensors, whole."""
