@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,6 @@ from typer.testing import CliRunner
 from fedvlp import __version__
 from fedvlp.cli import app, stopping
 from fedvlp.cli.runs import WITH_RESUME
-from fedvlp.data.partition import read_assignment
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
 SMALL = [
@@ -79,7 +79,7 @@ def test_simulate_leaves_a_complete_run_folder(tmp_path: Path) -> None:
         "checkpoints", "evaluation", "model", "run_status.json", "tb", "writer.lock",
     }  # fmt: skip
     assert {entry.name for entry in run.iterdir()} == expected
-    assert len(set(read_assignment(run / "partition.json").tolist())) == 2
+    assert len(set(json.loads((run / "partition.json").read_text())["assignment"])) == 2
 
 
 @pytest.mark.slow(seconds=12)
