@@ -15,7 +15,7 @@ from fedvlp.methods.ensemble import MODEL
 from fedvlp.methods.math.contrast import representations
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.folder import RunFolder
 
 HELD_OUT = ("val", "test")

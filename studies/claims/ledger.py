@@ -18,7 +18,7 @@ from fedvlp.evaluation.zero_shot import GLOBAL, SELECTED
 from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import summary

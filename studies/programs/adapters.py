@@ -42,8 +42,7 @@ from fedvlp.federation.codec import Wire
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
-from fedvlp.run.cell_results import spent
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder

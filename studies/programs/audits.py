@@ -30,7 +30,7 @@ from fedvlp.evaluation.intervals import over_seeds
 from fedvlp.run import audit as audits
 from fedvlp.run import presets
 from fedvlp.run.audit import Audit
-from fedvlp.run.audit_representations import SENT
+from fedvlp.run.audit_updates import SENT
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.simulate import simulate

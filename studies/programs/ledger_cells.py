@@ -17,8 +17,7 @@ from common import say
 
 from fedvlp.cli.overrides import seeds_of
 from fedvlp.evaluation.intervals import over_seeds
-from fedvlp.run.cell_results import CellResults
-from fedvlp.run.cell_table import Figures, NotRunError, Table
+from fedvlp.run.cell_results import CellResults, Figures, NotRunError, Table
 from fedvlp.run.cells import measured
 from fedvlp.run.experiment import Experiment
 from studies.claims.scenario import Scenario, cells_of

@@ -32,7 +32,7 @@ import torch
 from common import interleaved, machine, rounded, say, table
 
 from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache_format import Building
+from fedvlp.data.cache_build import Building
 from fedvlp.data.images import film, films
 from fedvlp.data.radiograph import read_radiograph
 from fedvlp.data.transforms import train_batch

@@ -37,7 +37,7 @@ from fedvlp.evaluation.site_metrics import embed
 from fedvlp.evaluation.source_retrieval import EVERYTHING, WITHIN, recall_rows
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures, Table
+from fedvlp.run.cell_results import Figures, Table
 from fedvlp.run.cells import measured
 from fedvlp.run.compare import FinishedRun
 from fedvlp.run.experiment import Experiment

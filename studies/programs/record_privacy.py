@@ -35,8 +35,8 @@ from fedvlp.flare.privacy_budget import epsilon as of_releases
 from fedvlp.methods import FedAvg
 from fedvlp.models.initial import save_initial
 from fedvlp.run import presets
-from fedvlp.run.accountant import record_epsilon
 from fedvlp.run.assembly import Assembly
+from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.metrics import summary
 from fedvlp.training import dp_sgd

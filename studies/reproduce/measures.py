@@ -23,8 +23,7 @@ from fedvlp.evaluation.vqa import VQA, vqa
 from fedvlp.models.load import load_encoders
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_results import spent
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures, spent
 from fedvlp.run.evaluate import EVALUATIONS, Choices, last_server, models_at_sites, paired_sites
 from fedvlp.run.experiment import Source
 from fedvlp.run.folder import RunFolder

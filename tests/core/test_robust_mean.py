@@ -16,7 +16,7 @@ from support.toy import same_bytes
 
 import fedvlp.core.aggregation as aggregation
 import fedvlp.core.robust_mean as robust_mean
-from fedvlp.core import spool as spool_module
+from fedvlp.core import tensor_file as spool_module
 from fedvlp.core.aggregation import StreamingMean
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.robust_mean import Averaging, Mean, left_out

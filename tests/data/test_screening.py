@@ -15,7 +15,7 @@ from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import Screened, screen, screen_all
-from fedvlp.data.sources.joined import JoinedSource
+from fedvlp.data.sources.creamfl import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import CandidPTXSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
@@ -27,9 +27,8 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.dry_run import dry_run
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.patient_sites import PatientSites
 from fedvlp.run.simulate import simulate
-from fedvlp.run.site_sources import SiteSources
+from fedvlp.run.site_sources import PatientSites, SiteSources
 
 SIZE = 40
 NAMED = " Discussed with Dr. Ferreira."

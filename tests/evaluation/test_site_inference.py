@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.cases import cases
 
-from fedvlp.evaluation.audit.site_inference import told
+from fedvlp.evaluation.audit.one_update import told
 
 
 def cosines(apart: float) -> tuple[torch.Tensor, list[int]]:

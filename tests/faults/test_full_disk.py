@@ -211,7 +211,7 @@ def test_updates_that_wait_on_disk_have_no_room(
     tmp_path: Path, averaging: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large models' updates wait in the run's spool. Nothing half-written stays there, and the run resumes."""
-    monkeypatch.setattr("fedvlp.core.spool.PARK_BYTES", 0)
+    monkeypatch.setattr("fedvlp.core.tensor_file.PARK_BYTES", 0)
     whole = world(averaging=averaging).run()
 
     def body(disk: SmallDisk) -> None:

@@ -39,8 +39,8 @@ from fedvlp.run.assembly import Assembly
 from fedvlp.run.evaluate import EVALUATIONS, READ_BY, Choices, distort, last_server, trained_state
 from fedvlp.run.experiment import Experiment, Partition, Source
 from fedvlp.run.folder import RunFolder
+from fedvlp.run.model_use import decoded_size
 from fedvlp.run.simulate import simulate
-from fedvlp.run.trained import decoded_size
 from fedvlp.training.config import Training
 
 Image = pytest.importorskip("PIL.Image")

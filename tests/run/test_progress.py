@@ -22,8 +22,8 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.progress import Progress, phases_left
 from fedvlp.run.simulate import simulate
+from fedvlp.run.status_writer import Progress, phases_left
 
 MODEL = ModelConfig(image_size=32, head_hidden=16, embedding_dim=16, head_norm="layer")
 DATA = SyntheticCohort(sites=2, size=80, image_size=36)

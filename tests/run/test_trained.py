@@ -23,8 +23,8 @@ from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import NIHSource
 from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.deploy.named_data import NamedData
-from fedvlp.evaluation.prompts import PROMPTS
 from fedvlp.evaluation.site_metrics import embed
+from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg
 from fedvlp.models import DualEncoder, ModelConfig, MultimodalConfig

@@ -91,7 +91,7 @@ def _in_our_words(error: Exception) -> str | None:
         return str(error)
     from fedvlp.core.checkpoint import CheckpointError
     from fedvlp.federation.loop import QuorumLostError
-    from fedvlp.models.hub import NoWeightsError
+    from fedvlp.models.fetched import NoWeightsError
     from fedvlp.training.config import DeviceError
 
     ours = (CheckpointError, QuorumLostError, NoWeightsError, DeviceError)

@@ -13,7 +13,7 @@ from fedvlp.run.metrics import by_site
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from fedvlp.run.progress import Progress
+    from fedvlp.run.status_writer import Progress
 
 
 class RunBar:

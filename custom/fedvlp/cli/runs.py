@@ -422,7 +422,7 @@ def evaluate(
     from fedvlp.run.config import choose
     from fedvlp.run.evaluate import EVALUATIONS, Choices
     from fedvlp.run.folder import RunFolder
-    from fedvlp.run.trained import decoded_size
+    from fedvlp.run.model_use import decoded_size
 
     measure = choose("evaluation", what, "EVALUATIONS", EVALUATIONS)
     refuse_unread(what, given(context), settings or [])

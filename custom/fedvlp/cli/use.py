@@ -250,7 +250,7 @@ def _loaded(folder: Path, statistics: str | None, device: str) -> DualEncoder:
     """The model on the device. Raises ValueError for a folder without one, and a device that is not there."""
     import torch
 
-    from fedvlp.run.trained import load_model
+    from fedvlp.run.model_use import load_model
 
     if device not in DEVICES:
         raise ValueError(f"--device is {device!r}; choose {', '.join(DEVICES)}")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.change import BESIDE, BLOCK, EXACT_NUMEL, KINDS, Norms, change_norms, kind_of
-from fedvlp.core.spool import Spool
+from fedvlp.core.tensor_file import Spool
 from fedvlp.core.types import KEPT, TENSORS, Broadcast, Failure, LazyState, Reply, State, Update, total_size
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def bounded(
     Counts of samples above ``share`` of their sum are lowered (``capped_counts``).
 
     The medians and the sum are known when all updates have come; until then they wait in the folder ``spool``
-    (core/spool.py). A site in this process trains on in the tensors that it sent, so of those a copy waits.
+    (core/tensor_file.py). A site in this process trains on in the tensors that it sent, so of those a copy waits.
     """
     waiting = []
     for update in updates:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedvlp.core.aggregation import StreamingMean
-from fedvlp.core.spool import Spool
+from fedvlp.core.tensor_file import Spool
 from fedvlp.core.types import State
 from fedvlp.core.validate import require
 

@@ -17,8 +17,7 @@ from fedvlp.core.checkpoint import CheckpointError, load_tensors, save_tensors, 
 from fedvlp.core.history import Written
 from fedvlp.core.robust_mean import Averaging, Mean
 from fedvlp.core.snapshots import APART
-from fedvlp.core.spool import PARK_BYTES
-from fedvlp.core.tensor_file import TensorFile, write_tensors
+from fedvlp.core.tensor_file import PARK_BYTES, TensorFile, write_tensors
 from fedvlp.core.types import State
 
 if TYPE_CHECKING:

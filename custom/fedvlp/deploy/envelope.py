@@ -104,7 +104,7 @@ class Envelope:
     processes: int = 8  # that train together
     threads: int = 16  # of each of them
     hours: float = 24.0  # that one task may take
-    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/outgoing.py); 100: not measured
+    most_membership: float = 100.0  # area in percent, 50 to 100 (evaluation/audit/one_update.py); 100: not measured
     least_quorum: int = 0  # sites whose updates a round of a job must need; 0: any number
     memory_gb: float = 0.0  # that training may need, as estimated (run/footprint.py); 0: what the machine has
     image_size: int = 1024  # side of the largest images that a job may have decoded, pixels

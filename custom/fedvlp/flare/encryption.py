@@ -29,9 +29,9 @@ from torch import Tensor
 from fedvlp.core.aggregation import Aggregator
 from fedvlp.core.checkpoint import save_json, save_tensors
 from fedvlp.core.method import Method, Schedule, ServerHooks, overridden
+from fedvlp.core.optimizers import NONE
 from fedvlp.core.privacy import PrivacyError
 from fedvlp.core.robust_mean import MEAN
-from fedvlp.core.server_optimizer import NONE
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import EVALUATE, Broadcast, Expected, State, Update
 from fedvlp.core.validate import require

@@ -31,7 +31,7 @@ from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.initial import load_initial, made
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.models.side_by_side import may_gain
-from fedvlp.run.accountant import record_epsilon
+from fedvlp.run.cautions import record_epsilon
 from fedvlp.run.experiment import POOLED, Experiment
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.metrics import about

@@ -23,7 +23,7 @@ from fedvlp.evaluation import source_retrieval as sources
 from fedvlp.evaluation import vqa as answers
 from fedvlp.evaluation import zero_shot as zero
 from fedvlp.evaluation.downstream import never_said, refuse_repeated
-from fedvlp.evaluation.prompts import PROMPTS
+from fedvlp.evaluation.zero_shot import PROMPTS
 from fedvlp.models.load import load_encoders, load_model
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import POOLED, Source

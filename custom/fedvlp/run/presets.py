@@ -8,7 +8,7 @@ from typing import Any
 from fedvlp.core.method import Method
 from fedvlp.data.synthetic.cases import FINDINGS
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import prompts
+from fedvlp.evaluation.zero_shot import prompts
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import (
     CARMFL,

@@ -19,8 +19,15 @@ from fedvlp.core.types import State
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.intervals import Interval, area_of, bootstrap, macro
 from fedvlp.evaluation.output import write_csv
-from fedvlp.evaluation.prompts import prompts
-from fedvlp.evaluation.zero_shot import Embeddings, ZeroShot, class_scores, class_texts, test_images, test_labels
+from fedvlp.evaluation.zero_shot import (
+    Embeddings,
+    ZeroShot,
+    class_scores,
+    class_texts,
+    prompts,
+    test_images,
+    test_labels,
+)
 from fedvlp.run import measurements
 from fedvlp.run.compare import INITIAL, FinishedRun
 from fedvlp.run.evaluate import loader

@@ -16,7 +16,7 @@ from fedvlp.objectives.gloria import GLoRIAConfig
 from fedvlp.objectives.mgca import MGCAConfig
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition
 from fedvlp.run.site_sources import SiteSources
 from studies.claims.ledger import seeded

@@ -16,7 +16,7 @@ from fedvlp.data.synthetic.cohort import SyntheticCohort
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import presets
-from fedvlp.run.cell_table import Figures
+from fedvlp.run.cell_results import Figures
 from fedvlp.run.config import override
 from fedvlp.run.experiment import Experiment
 from fedvlp.run.paths import with_paths

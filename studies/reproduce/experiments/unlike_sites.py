@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedvlp.data.synthetic.cohort import SyntheticCohort
-from fedvlp.evaluation.prompts import PROMPTS, prompts
+from fedvlp.evaluation.zero_shot import PROMPTS, prompts
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.selector import SelectorConfig
 from fedvlp.objectives.medclip import MedCLIPConfig

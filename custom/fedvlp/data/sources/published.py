@@ -22,7 +22,7 @@ import numpy as np
 
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.burned_in import HEADER
-from fedvlp.data.cache_format import SERIAL, Building
+from fedvlp.data.cache_build import SERIAL, Building
 from fedvlp.data.cohort import Cohort, Rows, digest
 from fedvlp.data.images import films, unsearched
 from fedvlp.data.masks import Box, BoxMasks

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from fedvlp.data.image_names import ImageNames
+from fedvlp.data.images import ImageNames
 from fedvlp.data.kept import searched
 from fedvlp.data.labels import CHEXPERT, NIH, PADCHEST, VINDR, Terms, findings_in, names_of
 from fedvlp.data.masks import Box
