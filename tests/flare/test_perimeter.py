@@ -642,14 +642,17 @@ def told(session: Session, job_id: str) -> str:
 @system
 def test_what_an_operator_needs_still_works(here: Hospitals) -> None:
     before = {name: len(refusals(here, name)) for name in ("localhost", *PAIR)}
+    until(lambda: joined(here) >= set(PAIR), "both sites have joined")
     restarted = here.parent("site-2").pid
     session = opened(here)
     try:
-        for command in (*CONSOLE, "restart client site-2"):
+        for command in CONSOLE:
             said = json.dumps(session.api.do_command(command), default=str)
-            assert ("site-1" in said) or not command.endswith(("client", "site-1")), said
+            assert ("site-1" in said) or not command.endswith("site-1"), said
             assert not any(word in said.lower() for word in ("timeout", "error_runtime", "not_authorized")), said
         assert "site-1" in str(session.report_resources("client"))
+        # the server counts a job of another test that was aborted as running for some seconds more
+        until(lambda: "still jobs running" not in str(session.api.do_command("restart client site-2")), "no job runs")
     finally:
         session.close()
     until(lambda: here.parent("site-2").pid != restarted, "site-2 has started again")
