@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parent))
 from support.simulator import REPEATED
 
 from fedvlp.data.cohort import Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 if "LOCALE" in os.environ:  # as a program that reads the person's settings: an unknown one is an error
     locale.setlocale(locale.LC_ALL, os.environ["LOCALE"])

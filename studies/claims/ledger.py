@@ -10,7 +10,7 @@ from fedvlp.core.client import Client
 from fedvlp.core.types import MODALITIES
 from fedvlp.data.loader import SiteData
 from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.classification import auc, predict

@@ -42,7 +42,7 @@ from fedvlp.core.device import moved, to_host
 from fedvlp.core.types import Broadcast
 from fedvlp.data import loader
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.retrieval import ranks
 from fedvlp.methods import FedAvg
 from fedvlp.methods.math.contrast import inter_contrast

@@ -374,7 +374,7 @@ def recorded(rounds: int, quick: bool) -> list[Any]:
     sys.path.append(str(Path(__file__).parents[2] / "tests"))
     from support import pretend_device, pretend_streams
 
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.run import presets
     from fedvlp.run.folder import RunFolder

@@ -29,7 +29,7 @@ from scipy.stats import binomtest
 
 from fedvlp.data.deid import spans
 from fedvlp.data.sources.openi import OpenISource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 
 FIRST = ("Anna", "James", "María", "Wei", "Fatima", "Jean-Luc", "Olga", "Thomas", "Aisha", "Élise")
 LAST = ("Ferreira", "Smith", "O'Neill", "Nowak", "García", "van der Berg", "McAllister", "Øster", "Patel", "Li")

@@ -35,7 +35,7 @@ from fedvlp.core import norm_statistics
 from fedvlp.core.client import Client
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
-from fedvlp.data.synthetic.cohort import COHORTS
+from fedvlp.data.synthetic.drawn_cohort import COHORTS
 from fedvlp.evaluation import metric_names
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.run.assembly import Assembly

@@ -55,7 +55,7 @@ WEIGHTS = ("model.safetensors", "FL_global_model.pt")
 
 def experiment(size: Size) -> Any:
     """The workload as fedvlp describes it."""
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.federation.loop import Rounds
     from fedvlp.models.dual_encoder import ModelConfig
     from fedvlp.run.experiment import Experiment

@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedvlp.core.client import Client
 from fedvlp.core.types import Batch, Broadcast
 from fedvlp.data.loader import SiteData
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.methods import FedAvg
 from fedvlp.models.dual_encoder import DualEncoder, ModelConfig
 from fedvlp.models.tiny import HashTokenizer

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fedvlp import __version__
 from fedvlp.cli import app, stopping
-from fedvlp.cli.runs import WITH_RESUME
+from fedvlp.cli.run_commands import WITH_RESUME
 
 FEDVLP = Path(sys.executable).parent / "fedvlp"
 SMALL = [

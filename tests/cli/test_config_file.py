@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedvlp.cli.config_file import ConfigFile, read
-from fedvlp.cli.overrides import configured
-from fedvlp.cli.runs import asked_for
+from fedvlp.cli.overrides import ConfigFile, configured, read
+from fedvlp.cli.run_commands import asked_for
 from fedvlp.run import presets
 from fedvlp.run.config import to_config
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedvlp.cli import main
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.run import presets
 from fedvlp.run.config import override

@@ -21,7 +21,7 @@ from fedvlp.data.cohort import PUBLIC, Cohort, digest
 from fedvlp.data.partition import write_assignment
 from fedvlp.data.record_ids import NAME, RecordKeyError, as_written, hidden, key_in, own_folder
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.run import presets
 from fedvlp.run.experiment import Partition

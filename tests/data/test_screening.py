@@ -15,10 +15,10 @@ from fedvlp.data import images
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.deid import PHIError
 from fedvlp.data.screening import Screened, screen, screen_all
-from fedvlp.data.sources.creamfl import JoinedSource
+from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.sources.tabular import CandidPTXSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.prepare import prepared
 from fedvlp.deploy.site_config import OwnData

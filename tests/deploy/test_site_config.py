@@ -11,7 +11,7 @@ import pytest
 
 from fedvlp.data.sources import SOURCES
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.deploy.named_data import NamedData, SiteConfigError
 from fedvlp.deploy.site_config import OwnData, SiteConfig, accept, accepts_phi_risk, at_site, own_source

@@ -19,7 +19,7 @@ from fedvlp.core.client import Client, named_state
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Batch, State, VLOutput
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import (
     GLOBAL,
     NAMED,

@@ -23,7 +23,7 @@ from support.toy import Toy, World, same_bytes, small, three_sites
 from fedvlp.core.checkpoint import CheckpointError
 from fedvlp.core.server_state import Server
 from fedvlp.core.types import Broadcast, Failure, FailureKind, Reply
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.exchange import SequentialExchange, WorkerPool
 from fedvlp.federation.loop import Rounds
 from fedvlp.federation.site import failure

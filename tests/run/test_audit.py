@@ -17,7 +17,7 @@ from fedvlp.cli import app
 from fedvlp.core.metric_names import RECORD_EPSILON, SITE_EPSILON
 from fedvlp.core.server_state import Server
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import distortion
 from fedvlp.evaluation.audit.canaries import PLANTED, UNSEEN
 from fedvlp.federation.loop import Rounds

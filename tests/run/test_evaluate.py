@@ -22,7 +22,7 @@ from fedvlp.core.client import TARGET
 from fedvlp.core.method import Method
 from fedvlp.data.cohort import Cohort
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.evaluation import intervals
 from fedvlp.evaluation.linear_probe import LinearProbe

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 from support.cases import cases
 
-from fedvlp.cli.progress_bar import RunBar
+from fedvlp.cli.tables import RunBar
 from fedvlp.core.types import Broadcast, Failure, FailureKind
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import FedAvg, FedDRA
 from fedvlp.models.dual_encoder import ModelConfig

@@ -15,7 +15,7 @@ from support.plugins import PULLED, forget, fresh, pulled
 from typer.testing import CliRunner
 
 from fedvlp.data.sources.table import TableSource
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.files import write
 from fedvlp.methods import FedAvg, Local
 from fedvlp.models.dual_encoder import ModelConfig

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.sources import SOURCES
-from fedvlp.data.sources.creamfl import FOLDERS
+from fedvlp.data.sources.creamfl_collections import FOLDERS
 from fedvlp.evaluation import metric_names as names
 from fedvlp.report import html
 from fedvlp.run.cell_results import Table, spent

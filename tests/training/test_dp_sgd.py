@@ -18,7 +18,7 @@ from torch import Tensor
 from fedvlp.core.client import Client
 from fedvlp.core.metric_names import RECORD_EPSILON, loss_term
 from fedvlp.core.types import Broadcast
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.federation.site import Site
 from fedvlp.federation.site_memory import SiteMemory
 from fedvlp.methods import SCAFFOLD, FedAvg, FedDRA, FedProx, FedRGB

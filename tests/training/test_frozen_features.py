@@ -12,7 +12,7 @@ from support.towers import frozen_batch_norm
 
 from fedvlp.core.types import IMAGE_TOKENS, TEXT_TOKENS
 from fedvlp.data import loader
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.methods import FedDRA, FedFed
 from fedvlp.models.dual_encoder import ModelConfig
 from fedvlp.objectives import MedCLIPConfig, MGCAConfig, NTXentConfig

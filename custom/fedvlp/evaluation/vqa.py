@@ -29,8 +29,7 @@ from torch.nn import functional as F
 
 from fedvlp.core.seeds import seed as seed_of
 from fedvlp.core.seeds import seeded
-from fedvlp.data.cohort import Cohort
-from fedvlp.data.questions import Question
+from fedvlp.data.cohort import Cohort, Question
 from fedvlp.data.transforms import eval_batch
 from fedvlp.evaluation.downstream import (
     Records,

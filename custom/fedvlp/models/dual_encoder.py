@@ -250,7 +250,9 @@ class DualEncoder(Usable, nn.Module):
         self._adapt(seed)
         self.preprocessing: dict[str, Any] = {}  # how films and phrases are prepared, as config.json says it
         self.prompts: dict[str, tuple[str, ...]] = {}  # the model's own classes for zero-shot: sentences of each
-        self.start: dict[str, Any] = {}  # of a model of another library (models/start.py): what it is, its temperature
+        self.start: dict[
+            str, Any
+        ] = {}  # of a model of another library (models/other_libraries.py): what it is, its temperature
         self.frozen_statistics: tuple[str, ...] = ()  # modules whose running statistics its run left as they were
 
     def _adapt(self, seed: int) -> None:

@@ -17,11 +17,10 @@ from fedvlp.core.server_state import Server
 from fedvlp.core.types import State
 from fedvlp.data.cohort import PUBLIC, SPLITS, Cohort, NoRecordsError, digest
 from fedvlp.data.deid import Accepted, refuse_phi
-from fedvlp.data.kept import kept_tokens
 from fedvlp.data.loader import SiteData
 from fedvlp.data.partition import dirichlet_partition, published_columns
 from fedvlp.data.report_imputation import retrieve_reports
-from fedvlp.data.screening import Summary, screen
+from fedvlp.data.screening import Summary, kept_tokens, screen
 from fedvlp.evaluation.classification import Classification
 from fedvlp.evaluation.site_metrics import Retrieval
 from fedvlp.federation.server_trainer import ServerTrainer

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedvlp.data.cohort import PUBLIC, Cohort
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.models.multimodal import MultimodalConfig
 from fedvlp.run import presets
 from fedvlp.run.experiment import Experiment

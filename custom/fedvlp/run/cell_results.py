@@ -25,7 +25,7 @@ import fedvlp
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.metric_names import BYTES_DOWN, BYTES_UP
 from fedvlp.data.cohort import digest
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.data.synthetic.latent import LatentCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.models.initial import parse
@@ -33,10 +33,10 @@ from fedvlp.run import plugins
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.config import described, fingerprint, from_config, to_config
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import with_paths
 from fedvlp.run.folder import RunFolder
 from fedvlp.run.lock import only_writer
 from fedvlp.run.metrics import Record, overall
-from fedvlp.run.paths import with_paths
 from fedvlp.run.pretrain import machine
 from fedvlp.run.simulate import noted_cohort
 

@@ -15,7 +15,7 @@ from fedvlp.data.preprocessing import Preprocessing
 from fedvlp.data.report_text import AS_WRITTEN, CLEANED
 from fedvlp.data.sources.table import TableSource
 from fedvlp.data.synthetic.cases import LABEL_SETS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import PROMPTS, prompts
 from fedvlp.models import load
 from fedvlp.models.dual_encoder import DualEncoder

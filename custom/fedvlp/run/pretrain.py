@@ -29,8 +29,8 @@ from fedvlp.models.initial import SHIPPED, load_initial, made, parse, pinned, sa
 from fedvlp.run import presets
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
+from fedvlp.run.fitting import absolute, is_path
 from fedvlp.run.folder import RunFolder
-from fedvlp.run.paths import absolute, is_path
 
 COMMAND = "command.txt"
 """What a run's folder has beside a run's usual files: the command that the towers are made with."""

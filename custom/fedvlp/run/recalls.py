@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation import metric_names as names
 from fedvlp.evaluation.intervals import Bootstrap, Interval, of_draws, of_worst
 from fedvlp.evaluation.output import write_csv

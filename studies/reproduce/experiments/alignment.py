@@ -9,7 +9,7 @@ from typing import Any
 from fedvlp.core.method import Method
 from fedvlp.data.sources.retina import NAMES as EYE_FINDINGS
 from fedvlp.data.synthetic.cases import FINDINGS
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.linear_probe import LBFGS
 from fedvlp.methods import Centralized, FedAvg, FedDRA, FedRGB, Local
 from fedvlp.objectives.gloria import GLoRIAConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedvlp.data.cohort import PUBLIC
 from fedvlp.data.labels import CHEXPERT
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.run import presets
 from fedvlp.run.cell_results import Figures
 from fedvlp.run.experiment import Experiment, Partition

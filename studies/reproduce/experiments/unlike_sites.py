@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedvlp.data.synthetic.cohort import SyntheticCohort
+from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
 from fedvlp.evaluation.zero_shot import PROMPTS, prompts
 from fedvlp.methods import Centralized, FedAvg
 from fedvlp.models.selector import SelectorConfig

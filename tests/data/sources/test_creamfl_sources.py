@@ -19,11 +19,11 @@ from fedvlp.data.sources.captions_and_classes import (
     CocoCaptionsSource,
     Flickr30kSource,
 )
-from fedvlp.data.sources.creamfl import JoinedSource
+from fedvlp.data.sources.creamfl_collections import JoinedSource
 from fedvlp.federation.loop import Rounds
 from fedvlp.methods import CreamFL
 from fedvlp.models.dual_encoder import ModelConfig
-from fedvlp.objectives.creamfl import CreamFLTaskConfig
+from fedvlp.objectives.creamfl_tasks import CreamFLTaskConfig
 from fedvlp.run.assembly import Assembly
 from fedvlp.run.experiment import Experiment
 from fedvlp.training.config import Training

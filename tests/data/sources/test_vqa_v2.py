@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.published import vqa_v2
 
-from fedvlp.data.questions import Question
+from fedvlp.data.cohort import Question
 from fedvlp.data.sources.captions_and_classes import CocoCaptionsSource
 from fedvlp.data.sources.questions_of_people import VQAv2Source
 

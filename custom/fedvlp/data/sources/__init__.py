@@ -2,7 +2,7 @@
 
 from fedvlp.data.sources.captions_and_classes import AGNewsSource, Cifar100Source, CocoCaptionsSource, Flickr30kSource
 from fedvlp.data.sources.chest_imagenome import ChestImaGenomeSource
-from fedvlp.data.sources.creamfl import CreamFLSource
+from fedvlp.data.sources.creamfl_collections import CreamFLSource
 from fedvlp.data.sources.mimic_cxr import MIMICSource
 from fedvlp.data.sources.openi import OpenISource
 from fedvlp.data.sources.published import Published

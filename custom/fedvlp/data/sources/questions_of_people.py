@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedvlp.data.cohort import Question
 from fedvlp.data.deid import scan
-from fedvlp.data.questions import Question
 from fedvlp.data.report_text import clean_report
 from fedvlp.data.sources.published import Listing, Photographs, Published, require_items
 from fedvlp.data.sources.table import BELOW_ROOT

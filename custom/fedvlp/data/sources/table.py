@@ -19,12 +19,11 @@ from fedvlp.data.cache import ImageCache
 from fedvlp.data.cache_build import SERIAL, Building
 from fedvlp.data.cohort import Cohort, digest
 from fedvlp.data.images import MISSING, NO_NAME, OUTSIDE, SEVERAL, ImageNames, films, unsearched
-from fedvlp.data.kept import searched
 from fedvlp.data.labels import ONE_CLASS, findings_in, separator_of
 from fedvlp.data.masks import read_masks
 from fedvlp.data.record_ids import mangled, normalised, one_number
 from fedvlp.data.report_text import is_rtf, plain
-from fedvlp.data.screening import Screened
+from fedvlp.data.screening import Screened, searched
 from fedvlp.data.sentences import SentenceTable, read_sentence_table
 from fedvlp.data.subgroups import AGE, VIEW, table_of
 from fedvlp.data.table_files import as_csv

@@ -14,7 +14,7 @@ import typer
 
 from fedvlp.cli import known
 from fedvlp.cli.overrides import DATA, Plugins, Setting, Start, configured, use_plugins
-from fedvlp.cli.use import printable
+from fedvlp.cli.use_commands import printable
 
 if TYPE_CHECKING:
     from fedvlp.run.experiment import Experiment
@@ -110,7 +110,7 @@ def jobs_export(
 
 def _refuse_sites_without_records(experiment: Experiment, at: list[str]) -> None:
     """Raises ValueError where the records are the built-in cohort's and ``--at`` names a site that has none of them."""
-    from fedvlp.data.synthetic.cohort import SyntheticCohort
+    from fedvlp.data.synthetic.drawn_cohort import SyntheticCohort
     from fedvlp.run.assembly import Assembly
 
     if not at or not isinstance(experiment.data, SyntheticCohort):

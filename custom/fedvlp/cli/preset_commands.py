@@ -60,8 +60,7 @@ def settings(
 
     from fedvlp.cli.tables import plain_table
     from fedvlp.run.config import nearest
-    from fedvlp.run.presets import get
-    from fedvlp.run.settings import settings_of
+    from fedvlp.run.presets import get, settings_of
 
     every = settings_of(overridden(get(preset), changes))
     chosen = [setting for setting in every if setting.key.startswith(only)]

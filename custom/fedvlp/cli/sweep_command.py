@@ -63,7 +63,7 @@ def sweep(
     from fedvlp.cli.tables import plain_table
     from fedvlp.run import sweep as of
     from fedvlp.run.cell_results import origin
-    from fedvlp.run.paths import absolute
+    from fedvlp.run.fitting import absolute
 
     console = Console(markup=False, highlight=False)
     values = of.grid_of(grid or [])

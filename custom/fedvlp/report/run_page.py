@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedvlp.core.checkpoint import save_text
 from fedvlp.core.norm_statistics import AVERAGED
-from fedvlp.report import classifier, figures, html, opening, records, retrieval, sections
+from fedvlp.report import classifier, figures, html, opening, records, retrieval_section, sections
 from fedvlp.report.html import ABSENT, text
 from fedvlp.report.run import Run
 from fedvlp.run import plugins
@@ -68,7 +68,7 @@ def _normalisation(run: Run) -> str:
 
 SECTIONS: dict[str, Callable[[Run], str]] = {
     "": head,
-    "Retrieval": retrieval.section,
+    "Retrieval": retrieval_section.section,
     "Films and the reports that they find": records.section,
     "Zero-shot by finding and site": sections.zero_shot,
     "Sites": sections.sites,

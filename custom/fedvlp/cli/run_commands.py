@@ -121,8 +121,7 @@ def show_run(experiment: Any, folder: RunFolder, workers: int, accept: Accepted,
     """Runs ``experiment``, or goes on with it, and shows it; ``again``: options that are to be typed again to go on."""
     from rich.console import Console
 
-    from fedvlp.cli.progress_bar import RunBar
-    from fedvlp.cli.tables import progress_line, show_beside, summary_tables
+    from fedvlp.cli.tables import RunBar, progress_line, show_beside, summary_tables
     from fedvlp.core.validate import printable
     from fedvlp.run.metrics import summary
     from fedvlp.run.simulate import simulate as run
@@ -175,7 +174,7 @@ def asked_for(
     start: str | None = None,
 ) -> Any:
     """The experiment of ``simulate``'s options; what they say goes before what the file of ``--config`` says."""
-    from fedvlp.cli.config_file import ConfigFile, read
+    from fedvlp.cli.overrides import ConfigFile, read
 
     file = read(config) if config else ConfigFile()
     if file.data and site:
@@ -237,7 +236,7 @@ def tell_dry_run(experiment: Any, workers: int, accept: Accepted) -> None:
 
 def write_report(folder: Any, intervals: bool = False, films: bool = False) -> Path:
     """Writes the run's report page and returns its path; measured with ``intervals``, or where few records are."""
-    from fedvlp.report.page import write
+    from fedvlp.report.run_page import write
     from fedvlp.run import beside
 
     (beside.measure if intervals else beside.measure_unasked)(folder)
@@ -369,21 +368,21 @@ def compare(
 
     from fedvlp.cli import tables
     from fedvlp.core.validate import printable
-    from fedvlp.report import comparison
+    from fedvlp.report import comparison_page
     from fedvlp.run.compare import compare as measured
     from fedvlp.run.folder import RunFolder
 
     use_plugins(plugins)
     folders = [RunFolder(run) for run in runs]
     compared = measured(folders, k)
-    for title, columns, rows in comparison.tables(compared):
+    for title, columns, rows in comparison_page.tables(compared):
         if markdown:
             print(tables.markdown(title, columns, rows), end="\n\n")
         else:
             Console().print(tables.plain_table(title, columns, rows))
-    print(printable(comparison.verdict(compared)))
+    print(printable(comparison_page.verdict(compared)))
     if html is not None:
-        print(f"page {comparison.write(compared, folders, html)}")
+        print(f"page {comparison_page.write(compared, folders, html)}")
 
 
 @app.command()

@@ -4,17 +4,58 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 
 import numpy as np
 
-from fedvlp.data.cohort import Cohort, digest
-from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS, Cases, draw_cases, more_labels
+from fedvlp.data.cohort import Cohort, Question, digest
+from fedvlp.data.synthetic.cases import FINDINGS, LABEL_SETS, SEVERITIES, SIDES, Cases, draw_cases, more_labels
 from fedvlp.data.synthetic.film import Renderer
-from fedvlp.data.synthetic.questions import FilmQuestions
-from fedvlp.data.synthetic.reports import write_captions, write_reports
-from fedvlp.data.synthetic.sentences import WrittenSentences
+from fedvlp.data.synthetic.reports import WrittenSentences, write_captions, write_reports
+
+# Questions about the films of the built-in cohort: which finding, on which side, how severe. The film is the truth.
+#
+# A finding that is drawn faintly and hedged in the report (label -1) is not asked about. The wording is the same at
+# every site, so only the image tells two films apart.
+
+FINDING, NAME, SIDE, SEVERITY = "finding", "name", "side", "severity"
+"""Kinds of questions: is it there, which one is it, where, how much."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilmQuestions:
+    """Reader of the questions about the films of a cohort."""
+
+    cases: Cases
+
+    def __call__(self, rows: np.ndarray) -> list[tuple[Question, ...]]:
+        """The questions about each of the ``rows`` [n]."""
+        return [tuple(_about(self.cases, row)) for row in rows.tolist()]
+
+
+def _about(cases: Cases, row: int) -> Iterator[Question]:
+    """All questions about one film: of every certain finding whether it is there, of those there the side and severity.
+
+    Where all findings are certain and exactly one is there, also which one.
+    """
+    certain = cases.labels[row] != -1
+    for finding in np.flatnonzero(certain).tolist():
+        name, present = FINDINGS[finding].lower(), bool(cases.present[row, finding])
+        yield _question(f"Is {name} seen?", "yes" if present else "no", FINDING)
+        if present:
+            side, severity = cases.side[row, finding], cases.severity[row, finding]
+            yield _question(f"On which side is the {name}?", SIDES[side], SIDE)
+            yield _question(f"How severe is the {name}?", SEVERITIES[severity], SEVERITY)
+    there = np.flatnonzero(cases.present[row]).tolist()
+    if certain.all() and len(there) == 1:
+        yield _question("What is the finding?", FINDINGS[there[0]].lower(), NAME)
+
+
+def _question(text: str, answer: str, kind: str) -> Question:
+    return Question(text, (answer,), answer, kind)
+
 
 VERSION = 1  # raise it whenever a pixel or a word of an unchanged specification changes
 ADDED = (
